@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,7 +62,7 @@ class OriginCheck:
         self._asked = asked
         self._has_keys = has_keys
         self._checks_host = bool(asked.hosts) or not has_keys
-        self._is_own = {"": True}  # HTTP/1.0 has no host, and browsers always send one
+        self._names_us = lru_cache(_MOST_REMEMBERED)(partial(_names, asked))
         self._rules = self.around(_nowhere)
 
     def around(self, app: ASGIApp) -> CORSMiddleware:
@@ -101,18 +102,12 @@ class OriginCheck:
             "server with --cors-origin ORIGIN to let it"
         )
 
-    def _names_us(self, host: str) -> bool:
-        known = self._is_own.get(host)
-        if known is None:
-            if len(self._is_own) > _MOST_REMEMBERED:
-                self._is_own = {"": True}
-            known = self._is_own[host] = _is_name_of(_name(host), self._asked)
-        return known
 
-
-def _is_name_of(name: str, asked: Origins) -> bool:
-    if name in (asked.listens.lower(), "localhost") or name.endswith(".localhost"):
-        return True
+def _names(asked: Origins, host: str) -> bool:
+    """Whether ``host``, perhaps with a port, names this server."""
+    name = _name(host)
+    if name in ("", asked.listens.lower(), "localhost") or name.endswith(".localhost"):
+        return True  # HTTP/1.0 has no host, and browsers always send one
     for allowed in map(str.lower, asked.hosts):
         if allowed in ("*", name) or (allowed.startswith("*.") and name.endswith(allowed[1:])):
             return True

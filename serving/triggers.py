@@ -16,8 +16,7 @@ from agentrt.errors import ConfigError, ToolUnavailableError
 from agentrt.interrupts.events import Event, Subscription
 from agentrt.program import Program
 from agentrt.runtime.run import RunState
-from agentrt.serving.programs.bodies import RunRequest
-from agentrt.serving.programs.runs import ProgramRuns, ServedRun
+from agentrt.serving.programs.runs import ProgramRuns, RunRequest, ServedRun
 from agentrt.serving.server import Api, Served, ServedProgram, Server
 from agentrt.serving.tenants import BusyError
 

@@ -13,7 +13,6 @@ from agentrt.serving.programs.errors import OpenAIRoute
 from agentrt.serving.programs.run_routes import add_runs
 from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.programs.sessions import add_sessions
-from agentrt.serving.programs.tasks import Tasks
 from agentrt.serving.server import Server
 
 _LONGEST_PAUSE_S = 1.0
@@ -22,10 +21,10 @@ _LONGEST_PAUSE_S = 1.0
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
     """Sessions and program runs over ``server``. At its end all clients' programs end."""
-    tasks, runs = Tasks(), ProgramRuns(server)
+    runs = ProgramRuns(server)
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
     add_sessions(router, server)
-    answer = add_runs(router, server, runs, tasks)
+    answer = add_runs(router, server, runs)
     pause_s = min(_LONGEST_PAUSE_S, server.bounds.idle_s / 4, server.bounds.silent_idle_s / 4)
 
     async def sweep() -> None:
@@ -40,7 +39,6 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
             async with server.background.doing("sweep of programs", sweep, pause_s):
                 yield router
         finally:
-            await tasks.close()
             await runs.close()
             server.programs.end_all()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as joined
 from uuid import uuid4
@@ -83,16 +82,11 @@ class Entry:
 
 @dataclass(slots=True)
 class _TenantPrograms:
-    """One tenant's programs: all, those with names, and those that are idle, the longest first."""
+    """One tenant's programs, and those of them that have names."""
 
     all: set[ClientProgram] = field(default_factory=set)
     named: dict[str, ClientProgram] = field(default_factory=dict)
-    idle: OrderedDict[ClientProgram, None] = field(default_factory=OrderedDict)
-    silent_idle: OrderedDict[ClientProgram, None] = field(default_factory=OrderedDict)
     conversations: Conversations[ChatEnd] = field(default_factory=Conversations)
-
-    def waits(self, program: ClientProgram) -> OrderedDict[ClientProgram, None]:
-        return self.silent_idle if program.name is None else self.idle
 
 
 class ClientPrograms:
@@ -134,7 +128,6 @@ class ClientPrograms:
         self._end_gaps(program, list(program.gaps) if end is None else [end.scope])
         entry = Entry(program, self._after(program, claim, end), claim.node, claim.call, hashes)
         program.open += 1
-        own.waits(program).pop(program, None)
         return entry
 
     def leave(self, entry: Entry, replies: Sequence[bytes] = (), tools: Sequence[str] = ()) -> None:
@@ -162,10 +155,8 @@ class ClientPrograms:
         # Of replies that are alike, the first is left there: its tools are what the program is in.
         for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
             self._leave_end(own, program, at, scope)
-        if not program.open:
-            own.waits(program)[program] = None
-            if not (program.is_session or len(program.run.dag)):
-                self._end(program)
+        if not (program.open or program.is_session or len(program.run.dag)):
+            self._end(program)
 
     def _leave_end(
         self, own: _TenantPrograms, program: ClientProgram, at: bytes, scope: Scope
@@ -204,10 +195,9 @@ class ClientPrograms:
         """The program to end for a new one. One that nobody named nobody misses; else that which
         was silent the longest, if it was as long as one without a name may be.
         """
-        named = next(iter(own.idle), None)
-        if named is not None and self._runtime.now() - named.heard < self._silent_idle_s:
-            named = None
-        return next(iter(own.silent_idle), named)
+        since = self._runtime.now() - self._silent_idle_s
+        idle = [one for one in own.all if not one.open and (one.name is None or one.heard <= since)]
+        return min(idle, key=lambda one: (one.name is not None, one.heard), default=None)
 
     def _check(self, program: ClientProgram) -> None:
         if program.deadline_at is not None and self._runtime.now() >= program.deadline_at:
@@ -250,7 +240,6 @@ class ClientPrograms:
         named = Claim(name, claim.type, claim.session, deadline_s=claim.deadline_s)
         program = self._open(tenant, own, named)
         program.is_session = True
-        own.idle[program] = None
         return program
 
     def named(self, tenant: str) -> list[ClientProgram]:
@@ -277,23 +266,16 @@ class ClientPrograms:
     def sweep(self, *, all_idle: bool = False) -> int:
         """End the programs that were not heard of for long, or all that are idle; how many."""
         now = math.inf if all_idle else self._runtime.now()
-        stale = [one for own in self._tenants.values() for one in self._stale(own, now)]
+        every = [one for own in self._tenants.values() for one in own.all]
+        stale = [one for one in every if not one.open and now - one.heard >= self._idle_of(one)]
         for program in stale:
             self._end(program)
         for tenant in [name for name, own in self._tenants.items() if not own.all]:
             del self._tenants[tenant]
         return len(stale)
 
-    def _stale(self, own: _TenantPrograms, now: float) -> Iterator[ClientProgram]:
-        waits = (
-            (own.idle, self._idle_s),
-            (own.silent_idle, self._silent_idle_s),
-        )
-        for idle, most in waits:
-            for program in idle:
-                if now - program.heard < most:
-                    break
-                yield program
+    def _idle_of(self, program: ClientProgram) -> float:
+        return self._silent_idle_s if program.name is None else self._idle_s
 
     def end_all(self) -> None:
         """The server closes."""
@@ -303,7 +285,6 @@ class ClientPrograms:
 
     def _end(self, program: ClientProgram) -> None:
         own = self._tenants[program.tenant]
-        own.waits(program).pop(program, None)
         if program.name is not None:
             own.named.pop(program.name, None)
         for at, end in program.left:

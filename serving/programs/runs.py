@@ -6,12 +6,14 @@ import asyncio
 import functools
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from agentrt.interrupts.questions import Question
 from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run
-from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.errors import ApiError
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import Server
@@ -22,6 +24,25 @@ _KEPT = 1000
 _KEPT_S = 3600.0
 _AHEAD = 1024
 """Events that may wait for a slow reader; beyond, it misses nodes but not the result."""
+
+
+Label = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]([\x20-\x7e]{0,126}[\x21-\x7e])?$")]
+
+
+class Strict(BaseModel):
+    """Unknown fields are errors, as are numbers that are none."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class RunRequest(Strict):
+    """``POST /v1/programs/{name}/runs``: ``deadline`` is in seconds from now."""
+
+    input: Any = None
+    stream: bool = False
+    wait: bool = True
+    session: Label | None = None
+    deadline: float | None = Field(None, gt=0, le=7 * 24 * 3600)
 
 
 @dataclass(slots=True, eq=False)

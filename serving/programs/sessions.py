@@ -5,16 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.programs.bodies import SessionRequest
 from agentrt.serving.programs.client_programs import ClientProgram
 from agentrt.serving.programs.identity import Claim
+from agentrt.serving.programs.runs import Label, Strict
 from agentrt.serving.server import Server
 
 _LISTED = 1000
+
+
+class SessionRequest(Strict):
+    """``POST /v1/sessions``: ``deadline`` is in seconds from now."""
+
+    type: Label | None = None
+    session: Label | None = None
+    deadline: float | None = Field(None, gt=0, le=7 * 24 * 3600)
 
 
 def add_sessions(router: APIRouter, server: Server) -> None:

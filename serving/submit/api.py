@@ -16,12 +16,10 @@ from starlette.responses import Response
 from agentrt.program import Context, Program
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.programs.bodies import Label, RunRequest
 from agentrt.serving.programs.errors import ApiError
 from agentrt.serving.programs.run_routes import RunAnswer
-from agentrt.serving.programs.runs import ProgramRuns
+from agentrt.serving.programs.runs import Label, ProgramRuns, RunRequest
 from agentrt.serving.server import Server
-from agentrt.serving.submit.limits import ProgramLimits
 from agentrt.serving.submit.sandbox import Sandbox
 from agentrt.serving.tenants import BusyError, Limits
 
@@ -89,15 +87,9 @@ def _ended(run: Run, live: Counter[str], tenant: str) -> None:
 
 
 def _program(sandbox: Sandbox, body: SubmitRequest, limits: Limits, tenant: str) -> Program:
-    bounds = ProgramLimits(
-        memory_mib=limits.submitted_memory_mib,
-        seconds=limits.submitted_seconds,
-        calls=limits.submitted_calls,
-        tokens=limits.submitted_tokens,
-    )
     given = () if body.input is None else (body.input,)
 
     async def submitted(ctx: Context, input: Any = None) -> Any:
-        return await sandbox.run(body.source, ctx, given, bounds, tenant)
+        return await sandbox.run(body.source, ctx, given, limits, tenant)
 
     return Program(submitted, body.name)

@@ -18,9 +18,11 @@ from pydantic_monty import (
 
 from agentrt.errors import AgentrtError, UsageError
 from agentrt.serving.submit.host import HostCalls
-from agentrt.serving.submit.limits import ProgramLimits
 from agentrt.serving.submit.workers import Workers
+from agentrt.serving.tenants import Limits
 
+TURN_S = 0.5
+"""For so long a program may compute without a call."""
 _MIB = 1 << 20
 _MOST_ASKED, _LONGEST_S = 32, 0.05
 """Calls that a program asks for in one turn, and how long it goes on asking."""
@@ -33,7 +35,7 @@ class Steps:
     those of a program of the server's own.
     """
 
-    def __init__(self, workers: Workers, host: HostCalls, limits: ProgramLimits) -> None:
+    def __init__(self, workers: Workers, host: HostCalls, limits: Limits) -> None:
         self._workers = workers
         self._host = host
         self._limits = limits
@@ -111,10 +113,11 @@ class Steps:
     def _resources(self) -> ResourceLimits:
         limits = self._limits
         return ResourceLimits(
-            max_memory=limits.memory_mib * _MIB,
-            max_turn_duration_secs=limits.turn_s,
-            max_feed_duration_secs=float(limits.seconds),
-            max_suspensions=3 * limits.calls,  # each is asked for, waited for, and answered
+            max_memory=limits.submitted_memory_mib * _MIB,
+            max_turn_duration_secs=TURN_S,
+            max_feed_duration_secs=float(limits.submitted_seconds),
+            max_suspensions=3
+            * limits.submitted_calls,  # each is asked for, waited for, and answered
             max_recursion_depth=200,
         )
 
