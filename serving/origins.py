@@ -1,8 +1,8 @@
 """Which web pages may call the server, and by which names it may be called.
 
 A browser shows pages of strangers, and lets each send requests to this machine. Without keys
-nothing else tells such a page from the user: requests that name a foreign host (DNS rebinding),
-or come from a page of a foreign origin, are refused. With keys a page needs one.
+nothing else distinguishes such a page from the user. So requests that name a foreign host (DNS
+rebinding), or come from a page of a foreign origin, are refused. With keys a page needs one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Origins:
 
 
 class OriginCheck:
-    """Refuses strangers' pages, and tells browsers whose pages may read answers: those of
-    ``asked``, and without keys those of this machine.
+    """Refuses pages of strangers. Those of ``asked``, and without keys those of this machine, may
+    read answers.
     """
 
     def __init__(self, asked: Origins, *, has_keys: bool) -> None:

@@ -1,4 +1,4 @@
-"""One call of a tool is one run. It tells how far it is, and takes its questions to the client.
+"""One call of a tool is one run. It reports its progress, and takes its questions to the client.
 
 A client of the protocol of 2026-07-28 cannot be asked in the middle of a call: the call ends with
 the question, and goes on with the request that has the answer. Its run waits meanwhile.
@@ -119,7 +119,7 @@ class Calls:
                 self._answer(call, question_id, response)
         if not call.is_declined:
             for asked in call.one.questions.values():  # still open: it is asked again
-                call.one.tell(asked)
+                call.one.publish(asked)
         return call
 
     async def _followed(

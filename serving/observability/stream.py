@@ -69,7 +69,7 @@ class Feed:
         return self.tenant is None or run.row.tenant == self.tenant
 
     async def events(self, reader: Reader) -> AsyncIterator[ServerSentEvent]:
-        """What ``reader`` is told."""
+        """The events for ``reader``."""
         view = await self.poller.fresh(_VIEW_S)
         try:
             with self.log.registry.lock:

@@ -28,7 +28,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
     pause_s = min(_LONGEST_PAUSE_S, server.bounds.idle_s / 4, server.bounds.silent_idle_s / 4)
 
     async def sweep() -> None:
-        """End what was not heard of for long; while the server drains, what nobody is in."""
+        """End programs without a request for long; while the server drains, all idle ones."""
         server.programs.sweep(all_idle=server.draining)
         runs.sweep()
 

@@ -43,7 +43,7 @@ class ClientProgram:
     gaps: dict[Scope, list[tuple[Scope, Node]]] = field(default_factory=dict)
     is_session: bool = False
     open: int = 0
-    heard: float = 0.0
+    seen_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +139,7 @@ class ClientPrograms:
         """
         program = entry.program
         program.open -= 1
-        program.heard = self._runtime.now()
+        program.seen_at = self._runtime.now()
         if program.run.ended_at is not None:
             return  # it was ended meanwhile, and its tenant may be forgotten
         own = self._tenants[program.tenant]
@@ -185,7 +185,7 @@ class ClientPrograms:
         )
         now = self._runtime.now()
         deadline = None if claim.deadline_s is None else now + claim.deadline_s
-        program = ClientProgram(run, tenant, claim.program, deadline, heard=now)
+        program = ClientProgram(run, tenant, claim.program, deadline, seen_at=now)
         own.all.add(program)
         if program.name is not None:
             own.named[program.name] = program
@@ -196,8 +196,10 @@ class ClientPrograms:
         was silent the longest, if it was as long as one without a name may be.
         """
         since = self._runtime.now() - self._silent_idle_s
-        idle = [one for one in own.all if not one.open and (one.name is None or one.heard <= since)]
-        return min(idle, key=lambda one: (one.name is not None, one.heard), default=None)
+        idle = [
+            one for one in own.all if not one.open and (one.name is None or one.seen_at <= since)
+        ]
+        return min(idle, key=lambda one: (one.name is not None, one.seen_at), default=None)
 
     def _check(self, program: ClientProgram) -> None:
         if program.deadline_at is not None and self._runtime.now() >= program.deadline_at:
@@ -264,10 +266,10 @@ class ClientPrograms:
     # -- ends --------------------------------------------------------------------------
 
     def sweep(self, *, all_idle: bool = False) -> int:
-        """End the programs that were not heard of for long, or all that are idle; how many."""
+        """End the programs without a request for long, or all idle ones; returns how many."""
         now = math.inf if all_idle else self._runtime.now()
         every = [one for own in self._tenants.values() for one in own.all]
-        stale = [one for one in every if not one.open and now - one.heard >= self._idle_of(one)]
+        stale = [one for one in every if not one.open and now - one.seen_at >= self._idle_of(one)]
         for program in stale:
             self._end(program)
         for tenant in [name for name, own in self._tenants.items() if not own.all]:

@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's API: whoever made the mistake is told which field, and why."""
+"""Errors in the shape of OpenAI's API: they name the field at fault, and say why."""
 
 from __future__ import annotations
 

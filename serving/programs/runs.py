@@ -62,8 +62,8 @@ class ServedRun:
         self.watchers.add(box)
         return box
 
-    def tell(self, what: Event | Asked) -> None:
-        """Tell all who watch. Who is slow misses some, but not the end."""
+    def publish(self, what: Event | Asked) -> None:
+        """Put an event into all watchers' queues. A slow one misses some, but not the end."""
         for box in self.watchers:
             if not box.full() or isinstance(what, ProgramEnded):
                 if box.full():
@@ -146,7 +146,7 @@ class ProgramRuns:
         if one.watchers and isinstance(event, NodeStarted | NodeChanged | NodeEnded):
             # The node itself will have gone on by the time that somebody reads this.
             event = replace(event, node=event.node.copy())
-        one.tell(event)
+        one.publish(event)
 
     def _asked(self, question: Question) -> None:
         one = self._runs.get(question.program_id)
@@ -156,4 +156,4 @@ class ProgramRuns:
         one.questions.pop(asked.id, None)
         if asked.state == "open":
             one.questions[asked.id] = asked
-        one.tell(asked)
+        one.publish(asked)

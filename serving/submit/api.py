@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrt.program import Context, Program
-from agentrt.runtime.run import Run, RunState
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.errors import ApiError
 from agentrt.serving.programs.run_routes import RunAnswer
@@ -26,7 +24,6 @@ from agentrt.serving.tenants import BusyError, Limits
 _MOST_SOURCE = 64 * 1024
 _DEADLINE_S = 3600.0
 _RETRY_S = 1.0
-_FAILED_S = 1.0
 
 
 class SubmitRequest(RunRequest):
@@ -64,26 +61,16 @@ async def submissions(
             one = runs.start(_program(sandbox, body, limits, tenant), tenant, body)
             live[tenant] += 1
             assert one.run.task is not None
-            one.run.task.add_done_callback(lambda task: _ended(one.run, live, tenant))
+            one.run.task.add_done_callback(lambda task: _ended(live, tenant))
             return await answer(request, one, body)
 
         yield
 
 
-def _ended(run: Run, live: Counter[str], tenant: str) -> None:
-    """One less is live; one that failed counts a while longer, so that others are not kept busy
-    by what fails and is sent again.
-    """
-
-    def less() -> None:
-        live[tenant] -= 1
-        if not live[tenant]:
-            del live[tenant]
-
-    if run.state is RunState.FAILED:
-        asyncio.get_running_loop().call_later(_FAILED_S, less)
-    else:
-        less()
+def _ended(live: Counter[str], tenant: str) -> None:
+    live[tenant] -= 1
+    if not live[tenant]:
+        del live[tenant]
 
 
 def _program(sandbox: Sandbox, body: SubmitRequest, limits: Limits, tenant: str) -> Program:

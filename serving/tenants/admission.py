@@ -23,7 +23,7 @@ from agentrt.serving.tenants.limits import Tenants
 
 _BATCH = 16
 _OUTPUT_WEIGHT = 2.0
-"""An output token costs so much more than a prompt's (as in VTC's evaluation)."""
+"""An output token costs so many prompt tokens (as in VTC's evaluation)."""
 _EXPECTED_OUTPUT = 128
 
 
@@ -62,7 +62,7 @@ class AdmissionController(ForwardingExecutor):
 
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._isolate:
-            # A client's own salt tells its calls apart, inside what is its tenant's.
+            # A client's own salt separates its calls further, within its tenant's.
             salts = filter(None, (call.identity.tenant, call.spec.cache_salt))
             call = replace(call, spec=replace(call.spec, cache_salt="/".join(salts)))
         limits = self._tenants.limits(call.identity.tenant)
