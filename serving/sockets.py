@@ -76,7 +76,7 @@ def _take_key(scope: Scope) -> None:
 async def _refuse(
     refusal: Response, scope: Scope, receive: Receive, send: Send, *, is_page: bool
 ) -> None:
-    """Refuse a handshake. A page cannot read the response: one whose origin may be here gets a close code."""
+    """Refuse a handshake. A page cannot read the response; one of a known origin gets a code."""
     if not is_page or refusal.status_code == HTTPStatus.FORBIDDEN:
         await refusal(scope, receive, send)
         return

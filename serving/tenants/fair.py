@@ -155,7 +155,7 @@ class FairQueue:
         return self._inside < _but_kept(self.slots // BATCHES if one.inside > least else self.slots)
 
     def _is_recent(self, one: _Tenant) -> bool:
-        """Whether a tenant is expected to call. It makes no difference where there is room for all."""
+        """Whether a tenant is expected to call. Where there is room for all, nobody asks."""
         return not one.is_idle or (self.slots is not None and self._now - one.called_at < RECENT_S)
 
     def _counter(self, name: str) -> tuple[float, str]:

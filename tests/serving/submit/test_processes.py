@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("pydantic_monty")
 
-from agentrt.serving.tenants import Limits
 from tests.serving.local import open_server
-from tests.serving.submit.sources import CALLS, ENDLESS, SPINS, processes, send
+from tests.serving.submit.sources import CALLS, SPINS, processes, send
 from tests.serving.tenants.plain_keys import PlainKeys
 
 
@@ -20,12 +19,6 @@ async def test_a_program_without_an_end_is_stopped_and_leaves_no_process() -> No
         assert (await send(local, CALLS))["state"] == "done"
     assert run["error"]["message"] == "the program computed for 0.5 s without a call"
     assert not processes()
-
-
-async def test_a_program_that_goes_on_calling_is_stopped_at_its_limit() -> None:
-    async with open_server(submit=True, limits=Limits(submitted_calls=20)) as local:
-        run = await send(local, ENDLESS)
-    assert run["error"]["message"] == "line 4: the program made more than 20 calls"
 
 
 async def test_a_tenants_programs_use_a_process_again_and_find_nothing_in_it() -> None:
