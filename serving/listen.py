@@ -7,6 +7,7 @@ import contextlib
 import resource
 import socket
 import ssl
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,19 @@ class Listener:
             await server.serve(sockets=[self._socket])
         except OSError as error:
             raise _port_error(self.host, self.port, error) from error
+
+    @contextlib.asynccontextmanager
+    async def serving(self, app: Any, bounds: Bounds) -> AsyncIterator[None]:
+        """Serve ``app`` while the block runs, and free the port after it. Raises what serving
+        failed with.
+        """
+        with contextlib.closing(self):
+            task = asyncio.create_task(self.serve(app, bounds))
+            try:
+                yield
+            finally:
+                self.stop()
+                await task
 
     async def drain(self, server: Server, timeout_s: float) -> None:
         """Take nothing new, wait at most ``timeout_s`` for what is under way, and stop."""

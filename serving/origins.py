@@ -106,8 +106,10 @@ class OriginCheck:
 def _names(asked: Origins, host: str) -> bool:
     """Whether ``host``, perhaps with a port, names this server."""
     name = _name(host)
-    if name in ("", asked.listens.lower(), "localhost") or name.endswith(".localhost"):
-        return True  # HTTP/1.0 has no host, and browsers always send one
+    if not host:  # as in HTTP/1.0: browsers always send one
+        return True
+    if name in (asked.listens.lower(), "localhost") or name.endswith(".localhost"):
+        return True
     for allowed in map(str.lower, asked.hosts):
         if allowed in ("*", name) or (allowed.startswith("*.") and name.endswith(allowed[1:])):
             return True

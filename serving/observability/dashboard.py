@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -30,12 +29,11 @@ async def dashboard(runtime: Runtime, port: int = 0) -> AsyncIterator[str]:
         ) from error
     server = Server(runtime, models=(runtime.executor.info.model,))
     with contextlib.closing(listener):
-        async with opened_app(server, [questions, api]) as app:
-            task = asyncio.create_task(listener.serve(app, server.bounds), name="dashboard")
+        async with (
+            opened_app(server, [questions, api]) as app,
+            listener.serving(app, server.bounds),
+        ):
             try:
                 yield f"{listener.url}/dashboard"
             finally:
                 server.draining = True
-                listener.stop()
-                await asyncio.wait([task])
-                task.result()  # raises what the server failed with

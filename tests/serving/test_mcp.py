@@ -125,16 +125,11 @@ async def serving(keys: KeyCheck | None = None, **limits: Any) -> AsyncIterator[
         bounds = Bounds(body_bytes=10_000)
         server = Server(runtime, ("m",), served, tenants=tenants, keys=keys, bounds=bounds)
         listener = Listener("127.0.0.1", 0)
-        async with opened_app(server, [questions, served_mcp.api]) as app:
-            listening = asyncio.create_task(listener.serve(app, server.bounds))
-            try:
-                local = Local(server, runtime, listener.url)
-                await local.until(lambda: listener.is_serving or listening.done())
-                yield local
-            finally:
-                listener.stop()
-                await listening
-                listener.close()
+        async with (
+            opened_app(server, [questions, served_mcp.api]) as app,
+            listener.serving(app, server.bounds),
+        ):
+            yield Local(server, runtime, listener.url)
         assert not runtime.runs
 
 

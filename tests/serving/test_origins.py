@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -182,17 +181,12 @@ async def serving(
     async with Runtime(ScriptedExecutor()) as runtime:
         server = Server(runtime, ("scripted",), keys=keys, origins=Origins(**asked))
         listener = Listener("127.0.0.1", 0)
-        async with opened_app(server, [programs, observability]) as app:
-            task = asyncio.create_task(listener.serve(app, server.bounds))
-            try:
-                while not listener.is_serving:
-                    await asyncio.sleep(0)
-                async with httpx.AsyncClient(base_url=listener.url, timeout=60) as client:
-                    yield server, client
-            finally:
-                listener.stop()
-                await task
-                listener.close()
+        async with (
+            opened_app(server, [programs, observability]) as app,
+            listener.serving(app, server.bounds),
+            httpx.AsyncClient(base_url=listener.url, timeout=60) as client,
+        ):
+            yield server, client
 
 
 async def test_what_a_stranger_is_answered() -> None:
