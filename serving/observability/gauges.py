@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -44,7 +44,7 @@ def gauges(
         (*labels.of(run.row.tenant, run.type), str(status_of(run, view, now, str).state))
         for run in runs
     )
-    yield _gauge("programs", "Live programs.", ("tenant", "type", "state"), programs)
+    yield _gauge("programs", "Live programs.", ("tenant", "type", "state"), programs.items())
     levels = {
         (replica, "none" if level is None else f"Q{level + 1}"): counts
         for (replica, level), counts in queue_levels(view, sees).items()
@@ -54,9 +54,9 @@ def gauges(
         (1, "queued_calls", "Calls in a queue."),
     ):
         counts = {place: both[index] for place, both in levels.items()}
-        yield _gauge(name, text, ("replica", "level"), counts)
+        yield _gauge(name, text, ("replica", "level"), counts.items())
     states = {(r.name, state): r.state == state for r in view.replicas for state in _REPLICA_STATES}
-    yield _gauge("replica_state", "1 at its state.", ("replica", "state"), states)
+    yield _gauge("replica_state", "1 at its state.", ("replica", "state"), states.items())
     for kind, name, text, value in _OF_REPLICA:
         metric = kind(f"agentrt_{name}", text, labels=("replica",))
         for replica in view.replicas:
@@ -65,9 +65,9 @@ def gauges(
 
 
 def _gauge(
-    name: str, text: str, labels: Sequence[str], values: Mapping[tuple[str, ...], float]
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
 ) -> Metric:
     metric = GaugeMetricFamily(f"agentrt_{name}", text, labels=labels)
-    for place, value in values.items():
+    for place, value in values:
         metric.add_metric(place, value)
     return metric

@@ -10,7 +10,7 @@ import gc
 import threading
 import time
 import types
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,11 +49,10 @@ class Watchdog:
 
 
 @types.coroutine
-def _timed(
-    work: Coroutine[Any, Any, None], took: Callable[[float], None]
-) -> Generator[Any, Any, None]:
+def _timed(work: Awaitable[None], took: Callable[[float], None]) -> Generator[Any, Any, None]:
     """Await ``work``; ``took`` gets the CPU time of each of its steps."""
-    step, given = work.send, None
+    steps = work.__await__()
+    step, given = steps.send, None
     while True:
         began = _cpu_s()
         try:
@@ -62,11 +61,11 @@ def _timed(
             return
         finally:
             took(_cpu_s() - began)
-        step, given = work.send, None
+        step, given = steps.send, None
         try:
             given = yield awaited
         except BaseException as error:
-            step, given = work.throw, error
+            step, given = steps.throw, error
 
 
 @asynccontextmanager
