@@ -16,7 +16,7 @@ from agentrt.serving.submit.checks import (
     checked,
     token_limit,
 )
-from agentrt.serving.submit.contexts import HeldContexts
+from agentrt.serving.submit.contexts import ContextTable
 from agentrt.serving.submit.limits import TokenBudget
 
 _DEFAULT_TOKENS = 256
@@ -30,7 +30,7 @@ class HostCalls:
     def __init__(self, ctx: Context, tokens: TokenBudget) -> None:
         self._ctx = ctx
         self._tokens = tokens
-        self._contexts = HeldContexts(ctx, tokens)
+        self._contexts = ContextTable(ctx, tokens)
         self._known: Mapping[str, Callable[..., Any]] = {
             "llm": self._llm,
             "human": self._human,

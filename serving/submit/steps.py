@@ -57,7 +57,7 @@ class Steps:
             if left:
                 await asyncio.wait(left)
             if (session := self._session) is not None:
-                await self._workers.apart(lambda: self._workers.leave_here(session))
+                await self._workers.in_thread(lambda: self._workers.leave_here(session))
 
     async def _turn(self, go_on: Callable[[], Any]) -> Any:
         """Let it compute, and start the calls that it has asked for."""

@@ -13,7 +13,7 @@ from pydantic_monty import Monty, MontySession, ResourceLimits
 from agentrt.serving.tenants.limits import Bucket
 
 T = TypeVar("T")
-Apart = Callable[[Callable[[], T]], Awaitable[T]]
+InThread = Callable[[Callable[[], T]], Awaitable[T]]
 """Calls something in a thread."""
 
 LINGER_S = 30.0
@@ -39,8 +39,8 @@ class TenantTurns:
         self._lock = asyncio.Lock()
         self.share = Bucket(_BURST_S, _SHARE * (os.cpu_count() or 1), clock())
 
-    async def take(self, apart: Apart[T], function: Callable[[], T]) -> T:
-        """Call ``function`` by ``apart`` when it is this tenant's turn."""
+    async def take(self, in_thread: InThread[T], function: Callable[[], T]) -> T:
+        """Call ``function`` by ``in_thread`` when it is this tenant's turn."""
         async with self._lock:
             await asyncio.sleep(self.share.wait_s(0.0, self._clock()))
             took = 0.0
@@ -54,7 +54,7 @@ class TenantTurns:
                     took = self._clock() - began
 
             try:
-                return await apart(timed)  # what the event loop is late by is nobody's computing
+                return await in_thread(timed)  # the time in the loop's queue does not count
             finally:
                 self.share.take(took, self._clock())
 
@@ -81,9 +81,9 @@ class Workers:
 
     async def turn(self, function: Callable[[], T]) -> T:
         """Call ``function`` in a thread when it is the tenant's turn."""
-        return await self._turns.take(self.apart, function)
+        return await self._turns.take(self.in_thread, function)
 
-    async def apart(self, function: Callable[[], T]) -> T:
+    async def in_thread(self, function: Callable[[], T]) -> T:
         """Call it in a thread. Who is cancelled waits for its end: it is in a session."""
         call = asyncio.get_running_loop().run_in_executor(self._threads, function)
         try:
@@ -113,4 +113,4 @@ class Workers:
             self.closing.cancel()
         if self._open:
             self._open = False
-            await self.apart(lambda: self._pool.__exit__(None, None, None))
+            await self.in_thread(lambda: self._pool.__exit__(None, None, None))
