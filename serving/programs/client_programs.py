@@ -1,4 +1,4 @@
-"""The programs of clients: whose code runs elsewhere, and of which only the calls come here."""
+"""Programs of clients: their code runs elsewhere, and only their calls come here."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MOST_CALLS = 10_000
 class ClientProgram:
     """A client's program. ``name`` is what its client calls it; a silent one has none.
 
-    ``frontier`` is where it stands if nobody says what came before what; ``ends`` are the nodes
-    of calls by their client's names for them. ``left`` is what it left in conversations, each with
-    its hash, and ``gaps`` are the tools that run now after the call in a
-    scope, each in one of its own. A session is ended by its client.
+    ``frontier`` has the nodes that a new call comes after if its client does not name them.
+    ``ends`` are the nodes of calls, by their client's names. ``left`` are its entries in the
+    tenant's conversations, with their hashes. ``gaps`` are the tools that run now: by the scope of
+    the call that asked for them, a scope and a node for each. Only its client ends a session.
     """
 
     run: Run
@@ -48,7 +48,7 @@ class ClientProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatEnd:
-    """Where a chat stands: in a client's program, after what ended last in ``scope``."""
+    """Where a chat ends: in a program, after the last node of ``scope``."""
 
     program: ClientProgram
     scope: Scope
@@ -56,8 +56,8 @@ class ChatEnd:
 
 @dataclass(slots=True)
 class Entry:
-    """One request of a client's program, entered: its calls come ``after`` these nodes, and each
-    after the request's own that had ended before it.
+    """One request of a client's program. Its calls come ``after`` these nodes, and after the
+    request's own calls that ended before.
     """
 
     program: ClientProgram
@@ -133,9 +133,9 @@ class ClientPrograms:
     def leave(self, entry: Entry, replies: Sequence[bytes] = (), tools: Sequence[str] = ()) -> None:
         """The request is over; ``replies`` are the hashes of its chat with each reply.
 
-        ``tools`` are the names of those that the first reply calls: until the chat goes on, the
-        program is in them. A client that names its calls says by itself what lies between them.
-        A program of which no call came to be is over.
+        ``tools`` are the names of those that the first reply calls: they run until the chat goes
+        on. A client that names its calls names what lies between them, too. A program without
+        a single call ends.
         """
         program = entry.program
         program.open -= 1
@@ -152,7 +152,7 @@ class ClientPrograms:
             self._begin_gap(program, entry.scopes[0], tools)
         if entry.hashes and entry.scopes:
             self._leave_end(own, program, entry.hashes[-1], entry.scopes[0])
-        # Of replies that are alike, the first is left there: its tools are what the program is in.
+        # Of equal replies the first is kept, since its tools are those that run.
         for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
             self._leave_end(own, program, at, scope)
         if not (program.open or program.is_session or len(program.run.dag)):
@@ -192,8 +192,8 @@ class ClientPrograms:
         return program
 
     def _dispensable(self, own: _TenantPrograms) -> ClientProgram | None:
-        """The program to end for a new one. One that nobody named nobody misses; else that which
-        was silent the longest, if it was as long as one without a name may be.
+        """The idle program to end for a new one. Those without a name come first; one with a name
+        must have been idle for as long as they may be.
         """
         since = self._runtime.now() - self._silent_idle_s
         idle = [
@@ -212,7 +212,7 @@ class ClientPrograms:
             )
 
     def _after(self, program: ClientProgram, claim: Claim, end: ChatEnd | None) -> Frontier:
-        """What had to end before a call: as it says, as its chat shows, or all that has ended."""
+        """The nodes that a call comes after: those it names, its chat's end, or all that ended."""
         if claim.parents is not None:
             known = [program.ends[name] for name in claim.parents if name in program.ends]
             if known or not claim.parents:

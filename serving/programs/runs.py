@@ -23,7 +23,7 @@ _KEPT = 1000
 """Ended runs whose results can still be asked for."""
 _KEPT_S = 3600.0
 _AHEAD = 1024
-"""Events that may wait for a slow reader; beyond, it misses nodes but not the result."""
+"""Events that are kept for a slow reader. It misses nodes beyond that, but not the result."""
 
 
 Label = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]([\x20-\x7e]{0,126}[\x21-\x7e])?$")]

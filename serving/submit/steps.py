@@ -1,4 +1,4 @@
-"""A submitted program's turns: it computes until it waits for what it called."""
+"""A submitted program's turns: in each it computes until it waits for its calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TURN_S = 0.5
 """For so long a program may compute without a call."""
 _MIB = 1 << 20
 _MOST_ASKED, _LONGEST_S = 32, 0.05
-"""Calls that a program asks for in one turn, and how long it goes on asking."""
+"""The most calls that a program asks for in one turn, and the most seconds of the turn."""
 
 
 class Steps:
@@ -68,7 +68,7 @@ class Steps:
         return at
 
     async def _next(self, at: Any) -> Callable[[], Any]:
-        """How it goes on from where it stopped."""
+        """What continues the program from where it stopped."""
         if isinstance(at, FutureSnapshot):
             answers = await _settled(self._calls, at.pending_call_ids)
             return lambda: at.resume(answers)
@@ -88,7 +88,7 @@ class Steps:
         )
 
     def _computed(self, at: Any) -> Any:
-        """Where it waits, or has to be answered by the loop's thread."""
+        """Run until it waits, or needs an answer from the event loop's thread."""
         began = time.monotonic()
         while not isinstance(at, MontyComplete | FutureSnapshot):
             if _wants(at, "_do") or self._paused(began):

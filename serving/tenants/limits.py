@@ -29,9 +29,9 @@ class Limits:
     refused. ``programs`` are its live ones: of clients, served ones, and LangGraph runs, so many
     of each. The rates are per minute: ``requests`` start work, ``http_requests`` are all; tokens
     are those that were computed, of prompts and outputs, and are charged when a call ends.
-    ``submitted`` are live programs that were sent as
-    source; the names that begin with it are what each of these may use. ``threads``,
-    ``assistants``, ``crons`` and ``store_mib`` are what a tenant may have in the database.
+    ``submitted`` are live programs that were sent as source, and ``submitted_…`` what each of
+    them may use. ``threads``, ``assistants``, ``crons`` and ``store_mib`` are what a tenant may
+    have in the database.
     """
 
     weight: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] = 1.0
