@@ -22,11 +22,10 @@ from starlette.types import Receive, Scope, Send
 
 from agentrt.graph import Node
 from agentrt.runtime.run import Run, RunState
-from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.engines import EngineView, SnapshotPoller
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.readers import Reader, TooManyReadersError, TooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
-from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.server import Server
 
 K = TypeVar("K")

@@ -73,7 +73,7 @@ class Steps:
             answers = await _settled(self._calls, at.pending_call_ids)
             return lambda: at.resume(answers)
         if at.function_name == "_do":
-            done = _done(self._host, at.args)
+            done = _outcome(lambda: self._host.do(*at.args))
             return lambda: at.resume(done)
         return lambda: at
 
@@ -129,19 +129,12 @@ def _wants(at: Any, name: str) -> bool:
 async def _settled(calls: dict[int, asyncio.Task[Any]], waited: list[int]) -> dict[int, Any]:
     """The answers of those calls that ended first."""
     await asyncio.wait([calls[one] for one in waited], return_when=asyncio.FIRST_COMPLETED)
-    return {one: _answer(calls.pop(one)) for one in waited if calls[one].done()}
+    return {one: _outcome(calls.pop(one).result) for one in waited if calls[one].done()}
 
 
-def _answer(task: asyncio.Task[Any]) -> Any:
+def _outcome(result: Callable[[], Any]) -> Any:
     try:
-        return {"return_value": task.result()}
-    except Exception as error:
-        return _raised(error)
-
-
-def _done(host: HostCalls, args: Any) -> Any:
-    try:
-        return {"return_value": host.do(*args)}
+        return {"return_value": result()}
     except Exception as error:
         return _raised(error)
 
