@@ -58,7 +58,7 @@ test-needs: $(INSTALLED)
 test-differential: $(INSTALLED) ## Compare with vLLM's own server once more, with a larger model (7 minutes)
 	DIFFERENTIAL_MODEL=embedded $(BIN)/pytest tests/engine/test_differential.py
 
-# URL: LangGraph's own server, fresh; docs/langgraph-differences.md.
+# URL: LangGraph's own server, fresh; docs/langgraph-reference.md.
 record-reference: $(INSTALLED)
 	$(BIN)/python -m tests.serving.langgraph.corpus $(URL)
 

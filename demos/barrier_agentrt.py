@@ -3,7 +3,7 @@
     agentrt run demos/barrier_agentrt.py --input "how tea came to Europe"
 
 There is no graph to declare and no superstep: branches are coroutines, and `gather` joins them.
-`barrier_langgraph.py` is the same agent in LangGraph; `docs/barrier.md` compares them.
+`barrier_langgraph.py` is the same agent in LangGraph; `docs/langgraph.md` compares them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 LangGraph runs its nodes in supersteps: `read` needs only `search`, but starts after `survey` as
 well, which began together with `search`. `barrier_agentrt.py` is the same agent without that;
-`docs/barrier.md` compares them.
+`docs/langgraph.md` compares them.
 """
 
 from __future__ import annotations

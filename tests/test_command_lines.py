@@ -1,4 +1,4 @@
-"""Each command line that README.md and docs/*.md show is understood; nothing is run."""
+"""Each command line that README.md and docs show is understood; nothing is run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ import pytest
 from agentrt.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "results").glob("*.md")),
+]
 SHOWN = re.compile(r"^(?:```(?:sh|bash)\n(.*?)^```$|    (agentrt .*)$)", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"`(agentrt (?:bench|simulate) [^`…]+)`")
 """In a sentence or a table; one that ends with dots is not whole."""
+UNINSTALLED = re.compile(r"`python -m benchmarks (\w+)")
 
 
 def command_lines() -> Iterator[str]:
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
+        text = page.read_text(encoding="utf-8").replace("\\\n", "")
         shown = "\n".join("".join(parts) for parts in SHOWN.findall(text))
         for line in [*shown.splitlines(), *NAMED.findall(text)]:
             if line.startswith("agentrt ") and "--help" not in line:
@@ -45,6 +50,20 @@ def test_a_command_line_is_understood(
         assert command is not None
         context = command.make_context(name, words, parent=context)
         words = [*context._protected_args, *context.args]
+
+
+def test_the_benchmarks_of_a_checkout_are_there() -> None:
+    """In their own folder, or among those of ``agentrt``."""
+    there = set[str]()
+    for name in ("bench", "simulate"):
+        group = app.get_command(click.Context(app), name)
+        assert isinstance(group, click.Group)
+        there |= {*group.list_commands(click.Context(group))}
+    for file in (ROOT / "benchmarks").glob("**/*.py"):
+        there |= {*re.findall(r"\w+", file.read_text("utf-8"))}
+    named = {name for page in PAGES for name in UNINSTALLED.findall(page.read_text("utf-8"))}
+    assert len(named - {"NAME"}) > 5
+    assert named - {"NAME"} - there == set()
 
 
 def test_the_pages_show_many() -> None:

@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
-GRAPH, CONFIG = blocks("python")
+GRAPH, CONFIG, _ = blocks("python")
 
 
 @pytest.fixture

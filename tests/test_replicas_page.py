@@ -1,4 +1,4 @@
-"""What docs/replicas.md and docs/ray.md show works: replicas are made, commands are understood."""
+"""What docs/replicas.md shows works: replicas are made, commands are understood."""
 
 from __future__ import annotations
 
@@ -7,40 +7,32 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from agentrt.cli.engines import each_engine, read_fleet
 from agentrt.cli.run import run
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.chaos import chaos
 from agentrt.testing.scripted import ScriptedExecutor
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE = (DOCS / "replicas.md").read_text("utf-8")
-BOTH = [PAGE, *((DOCS / name).read_text("utf-8") for name in ("ray.md", "results/chaos.md"))]
-COMMANDS = [line for page in BOTH for line in re.findall(r"^    agentrt (.+)$", page, re.MULTILINE)]
-KNOWN: dict[str, click.Command] = {"run": run, "bench chaos": chaos}
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "replicas.md").read_text("utf-8")
+COMMANDS = re.findall(r"^    agentrt run (.+)$", PAGE, re.MULTILINE)
 
 
-def parsed(line: str) -> tuple[str, dict[str, Any]]:
-    name = next(name for name in KNOWN if line.startswith(f"{name} "))
-    context = KNOWN[name].make_context(name, shlex.split(line.removeprefix(name)))
-    return name, context.params
+def parsed(line: str) -> dict[str, Any]:
+    return run.make_context("run", shlex.split(line)).params
 
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_is_understood(line: str) -> None:
-    name, options = parsed(line)
-    if name == "run":
-        fleet = read_fleet(options)
-        assert fleet.size == len(each_engine(EngineOptions(options["model"]), fleet)) > 1
+    options = parsed(line)
+    fleet = read_fleet(options)
+    assert fleet.size == len(each_engine(EngineOptions(options["model"]), fleet)) > 1
 
 
 def test_engines_of_two_models() -> None:
     [line] = [line for line in COMMANDS if "--replica '" in line]
-    _, options = parsed(line)
+    options = parsed(line)
     engines = each_engine(EngineOptions(options["model"], flags=("-tp", "1")), read_fleet(options))
     big, small = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"
     assert [engine.model for engine in engines] == [big, big, small, small, small]

@@ -19,7 +19,7 @@ Examples:
 
 \b
 SIGTERM or Ctrl-C finishes the calls that run and takes nothing new; a second
-one stops at once. docs/mqtt-protocol.md is for workers of another kind.
+one stops at once. docs/mqtt.md is for workers of another kind.
 """
 _worker = grouped("Worker")
 

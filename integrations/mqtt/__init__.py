@@ -3,7 +3,7 @@
 `tools` has the transport that a runtime calls tools with, `worker` the other side, which offers
 functions as tools, `asking` how those ask humans, `events` what programs wait for, `questions`
 what they ask humans. `broker` says how a broker is reached, `connection` keeps the connection up,
-`topics` and `messages` are the protocol of docs/mqtt-protocol.md.
+`topics` and `messages` are the protocol of docs/mqtt.md.
 """
 
 from __future__ import annotations

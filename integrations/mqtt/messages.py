@@ -1,4 +1,4 @@
-"""The messages of docs/mqtt-protocol.md: JSON objects of bounded size, checked, never unpickled."""
+"""The messages of docs/mqtt.md: JSON objects of bounded size, checked, never unpickled."""
 
 from __future__ import annotations
 

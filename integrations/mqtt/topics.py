@@ -1,4 +1,4 @@
-"""The topics of docs/mqtt-protocol.md, below a prefix that may differ by tenant."""
+"""The topics of docs/mqtt.md, below a prefix that may differ by tenant."""
 
 from __future__ import annotations
 

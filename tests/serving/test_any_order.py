@@ -39,7 +39,7 @@ EXAMPLES = max(5, int(os.environ.get("AGENTRT_EXAMPLES", "100")) // 40)
 REQUESTS = 30
 TENANTS = ("ann", "eve")
 REFUSED = (400, 404, 409, 422, 429, 503, 507)
-"""How a request may be refused; docs/limits.md names the last two."""
+"""How a request may be refused; docs/tenants.md names the last two."""
 GRAPHS = ("steps", "ask", "gate")
 STRATEGIES = ("reject", "enqueue", "interrupt", "rollback")
 

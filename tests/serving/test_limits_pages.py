@@ -1,4 +1,4 @@
-"""The numbers in the tables of limits of docs/limits.md and docs/tenants.md are the code's."""
+"""The numbers in the tables of docs/tenants.md are the code's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LIMITS = {
     "prompts of more than 32,000 characters": [long_prompts.LONG, 1],
     "chats of more than 64 messages": [long_prompts.MANY, 1],
     "choices of one request": [1],
-    "a tenant's calls in the engine": [1, fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
+    "a tenant's calls in the engine": [fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
     "schemas that are read at once": [1],
     "compiling one grammar": [compiling.SLOW_S, compiling.LONGEST_S],
     "what a grammar takes of the engine's steps": [masks.MOST_S, masks.MOST_S],
@@ -97,10 +97,10 @@ def numbers(text: str) -> list[float]:
 @pytest.mark.parametrize(
     ("page", "head", "limits"),
     [
-        ("limits.md", "| what | limit |", LIMITS),
+        ("tenants.md", "| what | limit |", LIMITS),
         ("tenants.md", "| what | bound |", TENANTS),
     ],
-    ids=["security", "tenants"],
+    ids=["a client", "a request"],
 )
 def test_a_limit_on_the_page_is_the_codes(
     page: str, head: str, limits: dict[str, list[float]]

@@ -44,7 +44,7 @@ _ELSEWHERE = ("jobs", "runs", "as_json", "plot")
 _EPILOG = """\b
 Examples:
   agentrt bench paper --quick --seeds 3             # minutes
-  agentrt bench paper --runs runs.jsonl --plot docs/results/paper.png > docs/results/paper.md
+  agentrt bench paper --runs runs.jsonl --plot paper.png > paper.md
   agentrt bench paper --workload sessions.jsonl --scale 0.2 --loads 1,2,4
 
 \b

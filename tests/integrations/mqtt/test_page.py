@@ -1,4 +1,4 @@
-"""What docs/mqtt*.md say: schemas, a worker, rules for Mosquitto, commands."""
+"""What docs/mqtt.md says: schemas, a worker, rules for Mosquitto, commands."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.processes import ROOT, workers
 from tests.integrations.mqtt.side import calling, until
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGE = "".join(page.read_text("utf-8") for page in sorted(DOCS.glob("mqtt*.md")))
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "mqtt.md").read_text("utf-8")
 MESSAGES = {
     "announcement": Announcement,
     "call": Request,

@@ -303,11 +303,11 @@ def test_help_imports_nothing_heavy() -> None:
     assert run("simulate", "sweep", "--help").stdout.splitlines()[-1] == "heavy:"
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("line", re.findall(r"^agentrt (simulate .*)$", PAGE, re.MULTILINE))
-def test_what_the_readme_shows_is_understood(
+def test_what_the_page_shows_is_understood(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to the runs, which would take a while."""

@@ -15,12 +15,12 @@ from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.versions.merge import REQUESTS
 
 NOT_HERE = ("feedback_keys", "langsmith_tracer", "query")
-"""Fields of these clients that are refused by their names: docs/langgraph-api.md."""
+"""Fields of these clients that are refused by their names: docs/langgraph-reference.md."""
 KNOWN = [json.loads(line) for line in REQUESTS.read_text().splitlines()]
 PAST = [{"updates": [{"values": {"steps": ["was"]}, "as_node": "first"}]}]
 
 
-PAGE = Path(__file__).parents[3] / "docs/langgraph-api.md"
+PAGE = Path(__file__).parents[3] / "docs/langgraph-reference.md"
 
 
 async def _names(http: httpx.AsyncClient, text: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The differences from the reference that are meant to be: what, and why.
 
-`docs/langgraph-differences.md` shows them. A place is the request, where in the answer, what is
+`docs/langgraph-reference.md` shows them. A place is the request, where in the answer, what is
 there, and what is here; ``*`` stands for anything.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tests.serving.langgraph.corpus.differences import Difference
 
-PAGE = Path(__file__).parents[4] / "docs/langgraph-differences.md"
+PAGE = Path(__file__).parents[4] / "docs/langgraph-reference.md"
 Place = tuple[str, str, str, str]
 
 
@@ -59,7 +59,7 @@ ALLOWED = (
     Allowed("better", "`POST /ok`: 404, where other paths say 405", "405",
             1, (("* POST /ok", "status", "404", "405"),)),
     # -- taken here -------------------------------------------------------------------------
-    Allowed("better", "an assistant is named by its id alone", "by its graph's name, too",
+    Allowed("better", "an assistant is named by its id only", "also by its graph's name",
             4, (("* GET /assistants/*", "status", "422", "200"),
                 ("* POST /runs/crons/search", "status", "422", "200"))),
     Allowed("better", "`context` and `configurable` together are refused", "both have an effect",
@@ -67,26 +67,26 @@ ALLOWED = (
     Allowed("better", "a search that finds nothing, or by metadata: 404 or 422", "a list",
             3, (("assistants_* POST *", "status", "404", "200"),
                 ("states_past POST */history", "status", "422", "200"))),
-    Allowed("better", "the server in memory has no `keep_latest`", "the past goes",
+    Allowed("better", "the in-memory server has no `keep_latest`", "the history is deleted",
             2, (("* POST /threads/prune", "status", "422", "200"),
                 ("threads_pruned POST */history", "body", "*", "*"))),
     Allowed("better", "a run or a state that is not there: 200", "404",
             6, (("* GET /threads/{id}/*", "status", "200", "404"),
                 ("* POST /threads/{id}/state/checkpoint", "status", "200", "404"))),
-    Allowed("better", "`select` of a state has no effect", "only what was asked for",
+    Allowed("better", "`select` of a state has no effect", "only the selected keys",
             36, _each(_SELECTING, ("body.*", "body[].*"), "*", "absent")),
     # -- assistants -------------------------------------------------------------------------
-    Allowed("better", "to make a version the latest leaves the last one's graph and context",
-            "they are of that version",
+    Allowed("better", "making a version the latest keeps the previous one's graph and context",
+            "they are that version's",
             8, _each(("assistants_changed *", "js_assistants *"), _VERSIONED)),
     # -- runs -------------------------------------------------------------------------------
-    Allowed("better", "the stream of a run without a thread has a `Location` that leads nowhere",
-            "it can be joined, and clients look at how it ended",
+    Allowed("better", "the `Location` of the stream of a run without a thread does not exist",
+            "it can be joined, and shows how the run ended",
             66, (("* POST /runs/stream", "*location", '"/runs/*', '"/threads/*'),
                  ("* GET /threads/{id}/runs/{id}", "request", "not asked", "asked"))),
     Allowed("better", "a run without a thread streams no checkpoints", "they are streamed",
             4, (("* POST /runs/stream", "events", "*", "*checkpoint*"),)),
-    Allowed("better", "`checkpoints` say where they are in their `config` alone",
+    Allowed("better", "`checkpoints` have their place in their `config` only",
             "as in the history: `checkpoint`, `parent_checkpoint`",
             10, _each(("streams_of_several *",), _IN_STREAM, "absent")),
     Allowed("better", "the server's internals are in the `config` of a checkpoint", "they are not",
@@ -94,33 +94,33 @@ ALLOWED = (
     Allowed("better", "`thread_id` in a batch has no effect", "the run is in that thread",
             9, (*_each(("runs_in_batches *",), _MOVED),
                 ("* POST /runs/batch", "body[].metadata.graph_id", "absent", "*"))),
-    Allowed("better", "a thread, and its runs, are of its first run's graph", "of their own run's",
+    Allowed("better", "a thread and its runs have the graph of its first run", "of their own run",
             8, _each(("runs_after_others *",), _OWN_GRAPH)),
-    Allowed("better", "a run that waits ends without the values that are known", "with them",
+    Allowed("better", "a waiting run ends without the known values", "with them",
             2, (("interrupts_of_several POST *", "body.steps", "*", '["in"*'),)),
-    Allowed("better", "an answer where nothing was asked fails in a new thread",
-            "the graph begins, as by LangGraph itself",
+    Allowed("better", "an answer without a question fails in a new thread",
+            "the graph starts, as in LangGraph",
             4, (("interrupts_commanded POST *", "body.__error__", "*TypeError*", "absent"),
                 ("interrupts_commanded POST *", "body.steps", "absent", "*"))),
     Allowed("better", "`command` has no effect beside `input`", "422: give one",
             1, (("interrupts_commanded POST *", "body.steps", "*last\"]", "*last\"]"),)),
     Allowed("better", "", "`cancel_reason`: why a run was stopped",
             82, (("*", "*cancel_reason", "absent", "*"),)),
-    Allowed("better", "to join a stream with two modes gives nothing", "the events of both",
+    Allowed("better", "joining a stream with two modes gives nothing", "the events of both",
             1, (("js_streams GET *stream?*", "events", "[]", "*"),)),
     # -- threads and states -----------------------------------------------------------------
-    Allowed("better", "a copy has no values, status and interrupts until its first run", "it has",
+    Allowed("better", "a copy has no values, status or interrupts until its first run", "it has",
             8, (("threads_copied *", "body.values", "absent", "{*"),
                 ("js_threads POST */copy", "body.values", "absent", "{*"),
                 *_each(("threads_copied *",), ("body.interrupts.<>",)),
                 ("threads_copied *", "body.interrupts", "absent", '{"*'),
                 ("threads_copied *", "body.status", '"idle"', '"interrupted"'))),
-    Allowed("better", "keys of a thread without a value are left out, which clients' types promise",
+    Allowed("better", "keys of a thread without a value are missing; clients' types promise them",
             "they are null or empty",
             170, (("*", "body*.error", "absent", "null"),
                   ("*", "body*.interrupts", "absent", "{}"),
                   ("*", "body*.values", "absent", "null"))),
-    Allowed("better", "an interrupt has its `response_schema` in a stream, and not in a state",
+    Allowed("better", "an interrupt has its `response_schema` in a stream, but not in a state",
             "in both; it may be null",
             32, (("*", "*response_schema", "absent", "null"),)),
     Allowed("better", "`metadata` and `checkpoint` of a thread without a state are null",
@@ -129,22 +129,22 @@ ALLOWED = (
                 ("* GET */state?*", "body.checkpoint", "null", '{"checkpoint_id": null*'))),
     Allowed("better", "a run that was rolled back leaves an error in its thread", "nothing",
             1, (("runs_cancelled GET *", "body.error", "*UserRollback*", "null"),)),
-    Allowed("better", "a state's metadata repeat its place, and have a `user_id` where nobody is",
-            "what LangGraph's own checkpointers keep; the place is in `checkpoint`",
+    Allowed("better", "a state's metadata repeat its place, and have a `user_id` without a user",
+            "the metadata of LangGraph's checkpointers; the place is in `checkpoint`",
             98, (*_each(("*",), [f"*metadata.{one}" for one in _INNER], "*", "absent"),
                  ("*", "*metadata.user_id", '""', "absent"),
                  ("*", "*metadata.checkpoint_id", "*", "absent"))),
-    Allowed("better", "a task's `checkpoint` is null where its state is shown", "it is there, too",
+    Allowed("better", "a task's `checkpoint` is null if its state is shown", "it is given",
             1, (("states_inside GET *", "body.tasks[].checkpoint", "null", "{*"),)),
     Allowed("better", "a checkpoint by its id has no `checkpoint_ns`", "it has",
             2, (("*states* GET *", "body.checkpoint.checkpoint_ns", "absent", '""'),)),
     # -- the rest ---------------------------------------------------------------------------
-    Allowed("better", "the store in memory lists the oldest first",
-            "the last changed, as LangGraph's stores in databases do",
+    Allowed("better", "the in-memory store lists the oldest first",
+            "the last changed first, as LangGraph's database stores do",
             18, _each(("store_searched *",), _ITEM)),
-    Allowed("better", "errors of the store may be bare texts", "`detail`, as everywhere",
+    Allowed("better", "errors of the store may be plain texts", "`detail`, as everywhere",
             3, (("store_items *", "body", '"<>"', '{"detail"*'),)),
-    Allowed("different", "`/info` and `/ok` are of that server", "of this one",
+    Allowed("different", "`/info` and `/ok` describe that server", "this server",
             9, _each(("server_itself GET /info", "server_itself GET /ok"), ("body.*",))),
 )  # fmt: skip
 
