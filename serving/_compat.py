@@ -69,7 +69,7 @@ class SocketProtocol(ReaderTimeout, WebSocketsSansIOProtocol):
     """A WebSocket."""
 
     async def send(self, message: Any) -> None:
-        """uvicorn logs an error for each handshake that is answered otherwise, if not told."""
+        """uvicorn would log an error for each handshake that is refused with a response."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from agentrt import tracking
 
 STUBBORN = 3
-"""A server with work that failed so often in a row is not ready."""
+"""The server is not ready while some work has failed so many times in a row."""
 _FIRST_REST_S = 1.0
 _LONGEST_REST_S = 60.0
 _LONGEST_TEXT = 500
 _STEADY_S = 30.0
-"""What has gone on for so long without an error has recovered."""
+"""Work without an error for so many seconds has recovered."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class _Fault:
 
 
 class Background:
-    """The tasks of one server. ``rest_s`` is how long one rests after its first error; after each
-    further one twice as long, up to a minute.
+    """The tasks of one server. A task waits ``rest_s`` seconds after its first error, and twice as
+    long after each further one, up to a minute.
     """
 
     def __init__(self, rest_s: float = _FIRST_REST_S) -> None:
@@ -86,7 +86,7 @@ class Background:
         rest_s = min(_LONGEST_REST_S, self._rest_s * 2.0 ** (count - 1))
         first_line = str(error).strip().partition("\n")[0]
         text = f"{type(error).__name__}: {first_line}"[:_LONGEST_TEXT]
-        if count & (count - 1) == 0:  # ever more rarely; what follows is most likely the same
+        if count & (count - 1) == 0:  # failures 1, 2, 4, 8 and so on: most are the same
             _log.warning(
                 "background task %s failed, for the %d. time in a row, and is tried again: %s",
                 *(name, count, text),

@@ -1,13 +1,13 @@
-"""A request's body as it comes: bounded in bytes, and in what its JSON holds before it is read."""
+"""Reads a request's body whole. Its bytes and the values in its JSON are bounded: both are checked
+as it comes, before anything is parsed.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
-from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
-
-from agentrt.serving.tenants.loop import LONG, pause
 
 MOST_VALUES = 512 * 1024
 """Values in the JSON of a body. Parsing so many takes some 50 ms, in which the server does nothing
@@ -19,12 +19,28 @@ MOST_OBJECTS_SEARCHED = 1024
 """The same in a search, whose filter is bounded further."""
 MOST_VALUES_OF_AGENTS = 20 * 1024
 """The values in a message to an agent (A2A), which the protocol's types take 2 µs each to read."""
+LONG = 64 * 1024
+"""Bytes of a body that is parsed apart from others."""
 _AGENTS = "/a2a/"
 _SEARCHES = ("/search", "/count")
 _SEARCH_BYTES = 128 * 1024
 """Filters are short, and lists of ids have an end."""
 _MARKS = b'",[{'
 _NO_MARKS = bytes(set(range(256)) - set(_MARKS))
+
+
+async def pause() -> None:
+    """Let other requests go on between two pieces of work for this one."""
+    await asyncio.sleep(0)
+
+
+class TooLargeError(Exception):
+    """The body is larger than the server takes. The message says in what, and what to do."""
+
+    def __init__(self, fault: str) -> None:
+        # The connection stays open, and the rest is read and dropped until the request times
+        # out: closing it would reset it, and the client would never see this answer.
+        super().__init__(f"the request's body {fault}; send less")
 
 
 class JSONCount:
@@ -47,82 +63,58 @@ class JSONCount:
         self.values += len(outside)
 
 
-class BoundedBody:
-    """The body of a request at ``path``, of ``most_bytes``; `receive` raises `TooLargeError`.
-
-    ``size`` is what was read of it.
+async def read_body(
+    receive: Receive, path: str, headers: Mapping[bytes, bytes], most_bytes: int
+) -> Receive:
+    """Read the body of a request at ``path``; the result gives it as one message, and then what
+    ``receive`` gives. Raises `TooLargeError`.
     """
+    body = _Body(path, headers, most_bytes)
+    body.check_size(int(headers.get(b"content-length", b"0")))
+    while (message := await receive()).get("more_body", False):
+        body.add(message["body"])
+        await pause()
+    body.add(message.get("body", b""))
+    if message["type"] == "http.request":
+        message = {"type": "http.request", "body": b"".join(body.pieces), "more_body": False}
+    return _given(message, receive)
 
-    def __init__(
-        self,
-        receive: Receive,
-        path: str,
-        headers: Mapping[bytes, bytes],
-        most_bytes: int,
-    ) -> None:
-        self._receive = receive
-        searches = path.endswith(_SEARCHES)
-        self._most_bytes = min(most_bytes, _SEARCH_BYTES) if searches else most_bytes
+
+class _Body:
+    """A body as it comes, within the bounds of its path."""
+
+    def __init__(self, path: str, headers: Mapping[bytes, bytes], most_bytes: int) -> None:
+        is_search = path.endswith(_SEARCHES)
+        self._most_bytes = min(most_bytes, _SEARCH_BYTES) if is_search else most_bytes
         self._most_values = MOST_VALUES_OF_AGENTS if path.startswith(_AGENTS) else MOST_VALUES
-        self._most_objects = MOST_OBJECTS_SEARCHED if searches else MOST_OBJECTS
-        is_form = headers.get(b"content-type", b"").startswith(b"multipart/")
-        self._json = None if is_form else JSONCount()
-        self.size = 0
-        self._read: Message | None = None
-        self._declared = headers.get(b"content-length", b"0")
-        self._is_open = b"transfer-encoding" in headers
+        self._most_objects = MOST_OBJECTS_SEARCHED if is_search else MOST_OBJECTS
+        self._is_form = headers.get(b"content-type", b"").startswith(b"multipart/")
+        self._count = JSONCount()
+        self._size = 0
+        self.pieces: list[bytes] = []
 
-    @property
-    def is_large(self) -> bool:
-        """Whether it is to be read with `read`, as far as is known before."""
-        return self._is_open or self._declares(min(LONG, self._most_bytes))
+    def check_size(self, size: int) -> None:
+        if size > self._most_bytes:
+            raise TooLargeError(f"is larger than {self._most_bytes} bytes")
 
-    def _declares(self, size: int) -> bool:
-        """Whether the headers announce more than so many bytes, or nothing that makes sense."""
-        return not self._declared.isdigit() or int(self._declared[:20]) > size
-
-    async def read(self) -> None:
-        """Read it to its end, for `receive` to give it as a whole. Others go on between pieces."""
-        if self._declares(self._most_bytes):
-            raise self._too_long()
-        pieces = []
-        last = message = await self._next()
-        while message.get("more_body", False):
-            pieces.append(message["body"])
-            await pause()
-            last = message = await self._next()
-        if message["type"] == "http.request":
-            last = {**message, "body": b"".join([*pieces, message.get("body", b"")])}
-        self._read = last
-
-    async def receive(self) -> Message:
-        """The next message, as an ASGI application gets it."""
-        message, self._read = self._read, None
-        return await self._next() if message is None else message
-
-    async def _next(self) -> Message:
-        message = await self._receive()
-        piece = message.get("body", b"")
-        self.size += len(piece)
-        if self.size > self._most_bytes:
-            raise self._too_long()
-        if self._json is not None:
-            self._json.feed(piece)
-            if self._json.values > self._most_values:
-                raise TooLargeError(f"has more than {self._most_values} values")
-            if self._json.objects > self._most_objects:
-                raise TooLargeError(f"has more than {self._most_objects} objects and lists")
-        return message
-
-    def _too_long(self) -> TooLargeError:
-        return TooLargeError(f"is larger than {self._most_bytes} bytes")
+    def add(self, piece: bytes) -> None:
+        self._size += len(piece)
+        self.check_size(self._size)
+        self.pieces.append(piece)
+        if self._is_form:
+            return
+        self._count.feed(piece)
+        if self._count.values > self._most_values:
+            raise TooLargeError(f"has more than {self._most_values} values")
+        if self._count.objects > self._most_objects:
+            raise TooLargeError(f"has more than {self._most_objects} objects and lists")
 
 
-class TooLargeError(HTTPException):
-    """The body is larger than the server takes; ``fault`` says in what."""
+def _given(first: Message, receive: Receive) -> Receive:
+    messages = iter((first,))
 
-    def __init__(self, fault: str) -> None:
-        message = f"the request's body {fault}; send less"
-        # The connection stays open, and the rest is read and dropped until the request times
-        # out: closing it would reset it, and the client would never see this answer.
-        super().__init__(413, message)
+    async def given() -> Message:
+        message = next(messages, None)
+        return await receive() if message is None else message
+
+    return given

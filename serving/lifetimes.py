@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.serving.settings import Settings, read_section
 
 Minutes = Annotated[float, Field(gt=0, le=100 * 365 * 24 * 60)]
-Kind = TypeVar("Kind", bound=BaseModel)
+Strategy = Literal["delete", "keep_latest"]
 
 
-class _Given(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Ttl(_Given):
+class Ttl(BaseModel):
     """After how many minutes without a change a thread is deleted, or loses its past."""
 
+    model_config = ConfigDict(extra="forbid")
+
     ttl: Minutes
-    strategy: Literal["delete", "keep_latest"] = "delete"
+    strategy: Strategy = "delete"
 
 
-class _Threads(_Given):
+class _Swept(Settings):
+    """``sweep_…`` changes nothing: all that is due is swept twice a minute."""
+
     default_ttl: Minutes | None = None
-    strategy: Literal["delete", "keep_latest"] = "delete"
-    # It is swept twice a minute, all that is due.
     sweep_interval_minutes: Minutes | None = None
     sweep_limit: int | None = None
 
 
-class _Items(_Given):
-    default_ttl: Minutes | None = None
+class _Threads(_Swept):
+    strategy: Strategy = "delete"
+
+
+class _Items(_Swept):
     refresh_on_read: bool = True
-    sweep_interval_minutes: Minutes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +54,11 @@ def read_lifetimes(projects: Sequence[Path]) -> Lifetimes:
 
     Raises `ConfigError` and `ProgramLoadError` for what cannot be.
     """
-    every = {path: found for path in projects if (found := _of(path)) != Lifetimes()}
-    if len(every) > 1:
-        names = ", ".join(map(str, every))
-        raise ConfigError(
-            f"one server takes checkpointer.ttl and store.ttl of one project: {names}"
-        )
-    return next(iter(every.values()), Lifetimes())
-
-
-def _of(project: Path) -> Lifetimes:
-    document = json.loads(project.read_text(encoding="utf-8"))
-    threads = _section(project, document, "checkpointer", _Threads)
-    items = _section(project, document, "store", _Items)
-    of_threads = None
-    if threads is not None and threads.default_ttl is not None:
-        of_threads = Ttl(ttl=threads.default_ttl, strategy=threads.strategy)
+    threads = read_section(projects, "checkpointer.ttl", _Threads)
+    items = read_section(projects, "store.ttl", _Items)
+    ttl = None
+    if threads is not None and threads[1].default_ttl is not None:
+        ttl = Ttl(ttl=threads[1].default_ttl, strategy=threads[1].strategy)
     if items is None:
-        return Lifetimes(of_threads)
-    return Lifetimes(of_threads, items.default_ttl, items.refresh_on_read)
-
-
-def _section(project: Path, document: Any, name: str, kind: type[Kind]) -> Kind | None:
-    outer = document.get(name) or {}
-    given = outer.get("ttl") if isinstance(outer, dict) else outer
-    try:
-        return kind.model_validate(given) if given else None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, (name, "ttl", *first["loc"])))
-        what = first["msg"].partition(" or instance of ")[0]
-        raise ProgramLoadError(f"{project}: {where}: {what}") from None
+        return Lifetimes(ttl)
+    return Lifetimes(ttl, items[1].default_ttl, items[1].refresh_on_read)

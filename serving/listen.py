@@ -7,6 +7,7 @@ import contextlib
 import resource
 import socket
 import ssl
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class Listener:
         self._socket = _bind(host, port)
         self.port = int(self._socket.getsockname()[1])
         self._server: EmbeddedServer | None = None
+        self._is_stopped = False
 
     @property
     def url(self) -> str:
@@ -96,10 +98,24 @@ class Listener:
             limit_concurrency=min(bounds.connections, _file_limit() - _SPARE_FILES),
         )
         server = self._server = EmbeddedServer(config)
+        server.should_exit = self._is_stopped
         try:
             await server.serve(sockets=[self._socket])
         except OSError as error:
             raise _port_error(self.host, self.port, error) from error
+
+    @contextlib.asynccontextmanager
+    async def serving(self, app: Any, bounds: Bounds) -> AsyncIterator[None]:
+        """Serve ``app`` while the block runs, and free the port after it. Raises what serving
+        failed with.
+        """
+        with contextlib.closing(self):
+            task = asyncio.create_task(self.serve(app, bounds))
+            try:
+                yield
+            finally:
+                self.stop()
+                await task
 
     async def drain(self, server: Server, timeout_s: float) -> None:
         """Take nothing new, wait at most ``timeout_s`` for what is under way, and stop."""
@@ -115,7 +131,8 @@ class Listener:
         return set() if self._server is None else self._server.requests()
 
     def stop(self) -> None:
-        """End `serve`."""
+        """End `serve`, also one that is yet to begin."""
+        self._is_stopped = True
         if self._server is not None:
             self._server.should_exit = True
 

@@ -5,8 +5,7 @@ Then its route.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Mapping
 from secrets import token_hex
 from urllib.parse import unquote
 
@@ -14,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrt.serving.bodies import BoundedBody, TooLargeError
+from agentrt.serving.bodies import TooLargeError, read_body
 from agentrt.serving.error_responses import error_response
 from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import Sockets
 from agentrt.serving.tenants import BusyError
-from agentrt.serving.tenants.loop import LONG, LoopShares
+from agentrt.serving.tenants.keys import TENANT_NAME
 
 DEFAULT_TENANT = "default"
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ok", "/dashboard", "/favicon.ico"})
@@ -28,7 +27,6 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ok", "/dashboard", "/favicon
 
 _OPEN_FOLDERS = ("/dashboard/", "/chat/")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MCP_PATH = "/mcp"
 _QUESTIONS = "/v1/questions/"
@@ -56,7 +54,6 @@ class Middleware:
         self._server = server
         self._origins = origins
         self._direct = direct
-        self._shares = LoopShares()
         self._sockets = Sockets(app, self._check, self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,26 +125,21 @@ class Middleware:
     async def _admit(
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
     ) -> None:
-        """Let the path's application answer, when its tenant's turn has come."""
+        """Read the body, and let the path's application answer."""
         path = scope["path"]
-        app = self._direct.get(path)
-        body = BoundedBody(receive, path, headers, self._server.bounds.body_bytes)
-        tenant = scope["state"]["tenant"]
-        answer: Callable[[], Awaitable[None]]
-        answer = partial(app or self._app, scope, body.receive, send)
-        if body.is_large:
-            try:
-                await self._shares.run(tenant, body.read, LONG)
-            except TooLargeError as error:
-                refusal = error_response(path, 413, error.detail, code="body_too_large")
-                answer = partial(refusal, scope, receive, send)
-        await self._shares.run(tenant, answer, body.size)
+        try:
+            whole = await read_body(receive, path, headers, self._server.bounds.body_bytes)
+        except TooLargeError as error:
+            refusal = error_response(path, 413, str(error), code="body_too_large")
+            await refusal(scope, receive, send)
+            return
+        await self._direct.get(path, self._app)(scope, whole, send)
 
     def _tenant(self, headers: dict[bytes, bytes], *, is_open: bool) -> str | None:
         """The tenant of the request's key; on a server without keys, the one that it names."""
         if self._server.keys is None:
             named = unquote(headers.get(b"x-agentrt-tenant", b"").decode("latin-1"))
-            return named if _NAME.fullmatch(named) else DEFAULT_TENANT
+            return named if TENANT_NAME.fullmatch(named) else DEFAULT_TENANT
         tenant = self._server.keys.tenant_of(_key(headers))
         return DEFAULT_TENANT if tenant is None and is_open else tenant
 

@@ -1,8 +1,8 @@
 """Which web pages may call the server, and by which names it may be called.
 
 A browser shows pages of strangers, and lets each send requests to this machine. Without keys
-nothing else tells such a page from the user: requests that name a foreign host (DNS rebinding),
-or come from a page of a foreign origin, are refused. With keys a page needs one.
+nothing else distinguishes such a page from the user. So requests that name a foreign host (DNS
+rebinding), or come from a page of a foreign origin, are refused. With keys a page needs one.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from pydantic import AfterValidator, Field
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.files import read_json
+from agentrt.errors import ConfigError
+from agentrt.serving.settings import Settings, read_section
 
 LOOPBACK = "127.0.0.1"
 _LOOPBACK_ORIGIN = r"https?://(localhost|[\w.-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
@@ -27,16 +29,6 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*\.?|\[?[0-9a-fA-F.]*(:[0-9a-fA-F.]*){2,}\]?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _MOST_REMEMBERED = 1024
-_TYPES: Mapping[str, Any] = {
-    "allow_origins": list,
-    "allow_methods": list,
-    "allow_headers": list,
-    "expose_headers": list,
-    "allow_credentials": bool,
-    "allow_origin_regex": str,
-    "max_age": int,
-}
-"""What ``http.cors`` of a langgraph.json may have."""
 _DEFAULTS: Mapping[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
@@ -62,15 +54,15 @@ class Origins:
 
 
 class OriginCheck:
-    """Refuses strangers' pages, and tells browsers whose pages may read answers: those of
-    ``asked``, and without keys those of this machine.
+    """Refuses pages of strangers. Those of ``asked``, and without keys those of this machine, may
+    read answers.
     """
 
     def __init__(self, asked: Origins, *, has_keys: bool) -> None:
         self._asked = asked
         self._has_keys = has_keys
         self._checks_host = bool(asked.hosts) or not has_keys
-        self._is_own = {"": True}  # HTTP/1.0 has no host, and browsers always send one
+        self._names_us = lru_cache(_MOST_REMEMBERED)(partial(_names, asked))
         self._rules = self.around(_nowhere)
 
     def around(self, app: ASGIApp) -> CORSMiddleware:
@@ -110,16 +102,12 @@ class OriginCheck:
             "server with --cors-origin ORIGIN to let it"
         )
 
-    def _names_us(self, host: str) -> bool:
-        known = self._is_own.get(host)
-        if known is None:
-            if len(self._is_own) > _MOST_REMEMBERED:
-                self._is_own = {"": True}
-            known = self._is_own[host] = _is_name_of(_name(host), self._asked)
-        return known
 
-
-def _is_name_of(name: str, asked: Origins) -> bool:
+def _names(asked: Origins, host: str) -> bool:
+    """Whether ``host``, perhaps with a port, names this server."""
+    name = _name(host)
+    if not host:  # as in HTTP/1.0: browsers always send one
+        return True
     if name in (asked.listens.lower(), "localhost") or name.endswith(".localhost"):
         return True
     for allowed in map(str.lower, asked.hosts):
@@ -185,27 +173,23 @@ def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
 
 def read_cors(projects: Sequence[Path]) -> Mapping[str, Any]:
     """``http.cors`` of the langgraph.json files. Raises `ProgramLoadError` for what cannot be."""
-    found = {path: section for path in projects if (section := _cors_of(path))}
-    if len(found) > 1:
-        names = ", ".join(map(str, found))
-        raise ConfigError(f"one server takes http.cors of one project: {names}")
-    return next(iter(found.values()), {})
+    found = read_section(projects, "http.cors", _Cors)
+    return {} if found is None else found[1].model_dump(exclude_unset=True)
 
 
-def _cors_of(project: Path) -> Mapping[str, Any]:
-    http = read_json(project).get("http") or {}
-    section = (http.get("cors") if isinstance(http, dict) else http) or {}
-    if not isinstance(section, dict):
-        raise ProgramLoadError(f'{project}: http.cors is an object, as {{"allow_origins": ["*"]}}')
-    for key, value in section.items():
-        if key not in _TYPES:
-            raise ProgramLoadError(f"{project}: http.cors has {', '.join(_TYPES)}, and no {key!r}")
-        kind = _TYPES[key]
-        if type(value) is not kind or (kind is list and not all(type(v) is str for v in value)):
-            what = "a list of texts" if kind is list else kind.__name__
-            raise ProgramLoadError(f"{project}: http.cors: {key} is {what}, not {value!r}")
+def _check_pattern(text: str) -> str:
     try:
-        re.compile(section.get("allow_origin_regex", ""))
+        re.compile(text)
     except re.error as error:
-        raise ProgramLoadError(f"{project}: http.cors: allow_origin_regex: {error}") from error
-    return section
+        raise ValueError(f"no regular expression: {error}") from error
+    return text
+
+
+class _Cors(Settings):
+    allow_origins: list[str] = Field(default_factory=list)
+    allow_methods: list[str] = Field(default_factory=list)
+    allow_headers: list[str] = Field(default_factory=list)
+    expose_headers: list[str] = Field(default_factory=list)
+    allow_credentials: bool = False
+    allow_origin_regex: Annotated[str, AfterValidator(_check_pattern)] = ""
+    max_age: int = 600

@@ -76,10 +76,6 @@ class KeyCheck(Protocol):
         """Whether this tenant operates the server, and may see all others."""
 
 
-def _default_tenants() -> Tenants:
-    return Tenants(time.monotonic)
-
-
 @dataclass(slots=True)
 class Server:
     """One server over one open runtime. ``models`` are the names of the models it serves.
@@ -103,7 +99,7 @@ class Server:
     draining: bool = False
     at_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
-    tenants: Tenants = field(default_factory=_default_tenants)
+    tenants: Tenants = field(default_factory=lambda: Tenants(time.monotonic))
     keys: KeyCheck | None = None
     bounds: Bounds = field(default_factory=Bounds)
     origins: Origins = field(default_factory=Origins)

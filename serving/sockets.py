@@ -61,7 +61,7 @@ class Sockets:
 
 
 def close_code(status: int) -> int:
-    """The code that tells LangGraph's clients of this HTTP status."""
+    """The close code that means this HTTP status to LangGraph's clients."""
     return 4000 + status
 
 
@@ -76,7 +76,7 @@ def _take_key(scope: Scope) -> None:
 async def _refuse(
     refusal: Response, scope: Scope, receive: Receive, send: Send, *, is_page: bool
 ) -> None:
-    """Refuse a handshake. A page cannot read how: one that may be here is told by a code."""
+    """Refuse a handshake. A page cannot read the response; one of a known origin gets a code."""
     if not is_page or refusal.status_code == HTTPStatus.FORBIDDEN:
         await refusal(scope, receive, send)
         return

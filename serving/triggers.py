@@ -16,8 +16,7 @@ from agentrt.errors import ConfigError, ToolUnavailableError
 from agentrt.interrupts.events import Event, Subscription
 from agentrt.program import Program
 from agentrt.runtime.run import RunState
-from agentrt.serving.programs.bodies import RunRequest
-from agentrt.serving.programs.runs import ProgramRuns, ServedRun
+from agentrt.serving.programs.runs import ProgramRuns, RunRequest, ServedRun
 from agentrt.serving.server import Api, Served, ServedProgram, Server
 from agentrt.serving.tenants import BusyError
 
@@ -36,13 +35,13 @@ class Trigger:
     tenant: str = "default"
 
 
-def api_with(triggers: Sequence[Trigger], tell: Callable[[str], None]) -> Api:
-    """An API without routes, which runs the triggers. ``tell`` gets lines for people."""
+def api_with(triggers: Sequence[Trigger], notice: Callable[[str], None]) -> Api:
+    """An API without routes, which runs the triggers. ``notice`` gets lines for people."""
 
     @asynccontextmanager
     async def api(server: Server) -> AsyncIterator[APIRouter]:
         runs = ProgramRuns(server)
-        firing = [Firing(one, server, runs, tell) for one in triggers]
+        firing = [Firing(one, server, runs, notice) for one in triggers]
         try:
             async with AsyncExitStack() as stack:
                 for one in firing:
@@ -61,11 +60,11 @@ class Firing:
     """One trigger at work."""
 
     def __init__(
-        self, trigger: Trigger, server: Server, runs: ProgramRuns, tell: Callable[[str], None]
+        self, trigger: Trigger, server: Server, runs: ProgramRuns, notice: Callable[[str], None]
     ) -> None:
         self.trigger = trigger
         self._program = program_of(trigger, server.served)
-        self._server, self._runs, self._tell = server, runs, tell
+        self._server, self._runs, self._notice = server, runs, notice
         self._events = server.runtime.events
         self._live: set[ServedRun] = set()
         self._refusals: set[asyncio.Task[None]] = set()
@@ -77,7 +76,7 @@ class Firing:
             while True:
                 event = await subscription.next()
                 if event.dropped:
-                    self._tell(f"on {self.trigger.topic}: {event.dropped} events were dropped")
+                    self._notice(f"on {self.trigger.topic}: {event.dropped} events were dropped")
                 self._take(event)
         finally:
             await subscription.close()
@@ -91,7 +90,7 @@ class Firing:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(ToolUnavailableError),
             wait=wait_exponential_jitter(max=_LONGEST_PAUSE_S),
-            before_sleep=lambda state: self._tell(
+            before_sleep=lambda state: self._notice(
                 f"on {self.trigger.topic}: {state.outcome and state.outcome.exception()}; trying on"
             ),
         )

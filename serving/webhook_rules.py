@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.serving.settings import Settings, read_section
 
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:]+")
 _VARIABLE = re.compile(r"\$\{\{\s*env\.(\w+)\s*\}\}")
@@ -96,11 +95,7 @@ def _is_public(ip: Address) -> bool:
 # -- what a user gives ---------------------------------------------------------------------
 
 
-class _Given(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Url(_Given):
+class _Url(Settings):
     allowed_domains: list[str] = Field(default_factory=list)
     require_https: bool = True
     allowed_ports: list[int] = Field(default_factory=list)
@@ -109,8 +104,8 @@ class _Url(_Given):
     disable_loopback: bool = True
 
 
-class _Webhooks(_Given):
-    url: _Url | None = None
+class _Webhooks(Settings):
+    url: _Url = Field(default_factory=lambda: _Url(require_https=False))
     headers: dict[str, str] = Field(default_factory=dict)
     env_prefix: str = "LG_WEBHOOK_"
 
@@ -121,30 +116,15 @@ def read_webhooks(hosts: Sequence[str], projects: Sequence[Path]) -> WebhookRule
     Raises `ConfigError` and `ProgramLoadError` for what cannot be.
     """
     named = [_host(one, f"--webhook-host {one!r}") for one in hosts]
-    found = {path: section for path in projects if (section := _section(path))}
-    if len(found) > 1:
-        names = ", ".join(map(str, found))
-        raise ConfigError(f"one server takes webhooks of one project: {names}")
-    if not found:
+    if (found := read_section(projects, "webhooks", _Webhooks)) is None:
         return WebhookRules(tuple(named))
-    [(path, section)] = found.items()
-    try:
-        given = _Webhooks.model_validate(section)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("webhooks", *first["loc"])))
-        what = first["msg"].partition(" or instance of ")[0]
-        raise ProgramLoadError(f"{path}: {where}: {what}") from None
-    url = given.url or _Url(require_https=False)
+    path, given = found
+    url = given.url
     named += [_host(one, f"{path}: webhooks: {one!r}") for one in url.allowed_domains]
     headers = {key: _filled(text, given.env_prefix, path) for key, text in given.headers.items()}
     return WebhookRules(
         tuple(named), url.require_https, tuple(url.allowed_ports), url.max_url_length, headers
     )
-
-
-def _section(project: Path) -> Any:
-    return json.loads(project.read_text(encoding="utf-8")).get("webhooks")
 
 
 def _host(given: str, where: str) -> str:

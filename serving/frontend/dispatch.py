@@ -18,6 +18,7 @@ from agentrt.executors.frontend import WORKS_FOR, Frontend
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm._compat.routes import FIELDS, ShortRoutes
 from agentrt.executors.vllm.frontend.models import ModelFrontends
+from agentrt.serving.bodies import pause
 from agentrt.serving.error_responses import in_form_of
 from agentrt.serving.frontend.bounds import check_bounds
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
@@ -28,7 +29,6 @@ from agentrt.serving.frontend.strict import KnownFields
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.errors import ApiError, describe, log_fault
 from agentrt.serving.server import Server
-from agentrt.serving.tenants.loop import pause
 
 _SHORT = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 _MODELS = "/v1/models"

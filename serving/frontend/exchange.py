@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.executors.frontend import calling
+from agentrt.serving.bodies import pause
 from agentrt.serving.frontend.answers import ENDS_CHOICE, ENDS_SPACED, Answer
 from agentrt.serving.frontend.bounds import calls_of
 from agentrt.serving.frontend.callers import RequestCaller
@@ -26,7 +27,6 @@ from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
 from agentrt.serving.programs.identity import CLAIMED, read_claim
 from agentrt.serving.server import Server
-from agentrt.serving.tenants.loop import pause
 
 _OK = 200
 _STREAM = b"text/event-stream"

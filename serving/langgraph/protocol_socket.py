@@ -18,8 +18,8 @@ import orjson
 from fastapi import WebSocket, WebSocketDisconnect
 from starlette.types import ASGIApp, Message, Scope
 
+from agentrt.serving.bodies import LONG
 from agentrt.serving.sockets import SUBPROTOCOL, close_code
-from agentrt.serving.tenants.loop import LONG
 
 _log = logging.getLogger(__name__)
 

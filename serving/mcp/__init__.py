@@ -1,8 +1,7 @@
 """The served programs and graphs as tools of an MCP server at ``/mcp``, by the official SDK.
 
-`offers` has what is offered, `calls` carries one call through as a run, `elicitation` takes a
-program's questions to the client, and `app` is the server itself. Heavy modules are imported when
-the API opens.
+`offers` has what is offered, `calls` carries one call through as a run and its questions to the
+client, and `app` is the server itself. Heavy modules are imported when the API opens.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         if scope["method"] not in ("POST", "DELETE"):
-            # A stream of its own has nothing to tell here, and would outlast all that runs.
+            # Nothing would be sent on a stream of its own, which would outlast all that runs.
             allowed = {"allow": "POST, DELETE"}
             answer = JSONResponse({"detail": "MCP is called with POST"}, 405, allowed)
             await answer(scope, receive, send)

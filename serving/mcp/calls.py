@@ -1,4 +1,4 @@
-"""One call of a tool is one run. It tells how far it is, and takes its questions to the client.
+"""One call of a tool is one run. It reports its progress, and takes its questions to the client.
 
 A client of the protocol of 2026-07-28 cannot be asked in the middle of a call: the call ends with
 the question, and goes on with the request that has the answer. Its run waits meanwhile.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,9 @@ from mcp.types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
+    ClientCapabilities,
     ElicitRequest,
+    ElicitRequestFormParams,
     ElicitResult,
     InputRequests,
     InputRequiredResult,
@@ -30,18 +33,17 @@ from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.runtime.events import Event, NodeEnded, ProgramEnded
 from agentrt.runtime.run import RunState
 from agentrt.serving.langgraph.responses import to_json
-from agentrt.serving.mcp.elicitation import answer_in, can_be_asked, params_of
 from agentrt.serving.mcp.offers import Offer
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.programs.bodies import RunRequest
-from agentrt.serving.programs.runs import ProgramRuns, ServedRun
-from agentrt.serving.programs.tasks import stop
+from agentrt.serving.programs.runs import ProgramRuns, RunRequest, ServedRun
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError
 
 Request = ServerRequestContext[Any, Any]
 _RUN = "io.agentrt/run"
+_ANSWER = "answer"
+_SIMPLE = ("string", "number", "integer", "boolean")
 
 
 @dataclass(slots=True, eq=False)
@@ -117,14 +119,14 @@ class Calls:
                 self._answer(call, question_id, response)
         if not call.is_declined:
             for asked in call.one.questions.values():  # still open: it is asked again
-                call.one.tell(asked)
+                call.one.publish(asked)
         return call
 
     async def _followed(
         self, request: Request, call: ServedCall
     ) -> CallToolResult | InputRequiredResult:
         """Until its end, or until the client is to be asked."""
-        asks = can_be_asked(request.session.client_capabilities)
+        asks = _can_be_asked(request.session.client_capabilities)
         while not isinstance(event := await call.events.get(), ProgramEnded):
             if isinstance(event, NodeEnded):
                 call.ended += 1
@@ -148,8 +150,9 @@ class Calls:
         call.one.watchers.discard(call.events)
         run.cancel()
         with anyio.CancelScope(shield=True):
-            if left := [*call.asking.values()]:
-                await stop(left)
+            for asking in call.asking.values():
+                asking.cancel()
+            await asyncio.gather(*call.asking.values(), return_exceptions=True)
             if run.task is not None:
                 await asyncio.wait([run.task])
 
@@ -161,7 +164,7 @@ class Calls:
         self._waiting[state] = call
         loop, idle_s = asyncio.get_running_loop(), self._server.bounds.idle_s
         call.expiry = loop.call_later(idle_s, self._expire, state)
-        asking: InputRequests = {question.id: ElicitRequest(params=params_of(question))}
+        asking: InputRequests = {question.id: ElicitRequest(params=_params_of(question))}
         return InputRequiredResult(input_requests=asking, request_state=state)
 
     def _expire(self, state: str) -> None:
@@ -178,7 +181,7 @@ class Calls:
 
     async def _elicit(self, request: Request, call: ServedCall, question: Asked) -> None:
         """Ask until the answer fits. A client that cannot be asked leaves it to others."""
-        params = params_of(question)
+        params = _params_of(question)
         while question.id in call.one.questions and not call.is_declined:
             try:
                 result = await request.session.elicit_form(
@@ -198,7 +201,7 @@ class Calls:
             call.one.run.cancel()
             return
         try:
-            self._questions.answer(question_id, answer_in(question, result))
+            self._questions.answer(question_id, _answer_in(question, result))
         except (ToolArgumentsError, QuestionClosedError):
             return  # it is asked again, if it is still open
 
@@ -236,3 +239,51 @@ def _text_of(value: Any) -> str:
 
 def _error(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True, _meta=meta)
+
+
+# -- questions ----------------------------------------------------------------------------
+# A form of MCP is an object of texts, numbers and choices. What is no such object is asked for
+# as one field, `_ANSWER`.
+
+
+def _can_be_asked(client: ClientCapabilities | None) -> bool:
+    """Whether the client takes forms. One that names no mode does."""
+    elicitation = None if client is None else client.elicitation
+    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
+
+
+def _params_of(question: Asked) -> ElicitRequestFormParams:
+    """The question for the client."""
+    form = _form_of(question.form.schema)
+    return ElicitRequestFormParams(message=question.text, requested_schema=form)
+
+
+def _answer_in(question: Asked, result: ElicitResult) -> Any:
+    """The answer to the question, as JSON."""
+    content = result.content or {}
+    if _is_form(question.form.schema):
+        return content
+    given = content.get(_ANSWER)
+    return question.form.parse(given) if isinstance(given, str) else given
+
+
+def _form_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    if schema is not None and _is_form(schema):
+        known = ("type", "properties", "required")
+        return {key: schema[key] for key in known if key in schema}
+    field: Mapping[str, Any] = schema if schema is not None and _is_field(schema) else {}
+    described = {"type": "string"} if not field else {"type": "string", **field}
+    return {"type": "object", "properties": {_ANSWER: described}, "required": [_ANSWER]}
+
+
+def _is_form(schema: Mapping[str, Any] | None) -> bool:
+    if schema is None or schema.get("type") != "object":
+        return False
+    fields = schema.get("properties", {})
+    return bool(fields) and all(map(_is_field, fields.values()))
+
+
+def _is_field(schema: Mapping[str, Any]) -> bool:
+    texts = schema.get("enum", [""])
+    is_choice = "enum" in schema and all(isinstance(one, str) for one in texts)
+    return is_choice or ("enum" not in schema and schema.get("type") in _SIMPLE)

@@ -15,9 +15,9 @@ __all__ = ["api"]
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
     """Follow the programs of the server's runtime until the block ends."""
+    from agentrt.serving.observability.engines import SnapshotPoller
     from agentrt.serving.observability.program_log import ProgramLog
     from agentrt.serving.observability.routes import Observability
-    from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 
     runtime = server.runtime
     log = ProgramLog(runtime.registry)

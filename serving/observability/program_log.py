@@ -17,7 +17,7 @@ from agentrt.runtime.events import (
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import Run
 from agentrt.serving.observability.engines import EngineCall, EngineView
-from agentrt.serving.observability.metrics import Counted, Metrics
+from agentrt.serving.observability.metrics import Metrics
 from agentrt.serving.observability.readers import Readers
 from agentrt.serving.observability.spans import Tracks
 
@@ -36,8 +36,6 @@ class ProgramLog:
         self.live: dict[str, Run] = {}
         self.ended: OrderedDict[str, Run] = OrderedDict()
         self._kept = kept
-        self._counted: dict[str, Counted] = {}
-        self._trailing: dict[str, Run] = {}
 
     def open(self) -> None:
         """Follow the registry from now on, including the programs that are live already."""
@@ -64,7 +62,7 @@ class ProgramLog:
             self.tracks.update(view, self._is_open)
 
     def _is_open(self, call: EngineCall) -> bool:
-        run = self.live.get(call.program_id) or self._trailing.get(call.program_id)
+        run = self.find(call.program_id)
         return run is not None and call.call_id in run.row.calls
 
     # -- events ------------------------------------------------------------------------
@@ -85,44 +83,30 @@ class ProgramLog:
 
     def _begin(self, run: Run) -> None:
         self.live[run.id] = run
-        self._counted[run.id] = Counted()
         self.readers.note(run, None)
 
     def _end(self, program_id: str) -> None:
         run = self.live.pop(program_id)
-        self.metrics.program_ended(run, self._counted[program_id])
-        if _is_busy(run):  # a foreign framework's program may end before its calls do
-            self._trailing[program_id] = run
-            self._bound_trailing()
-        else:
-            del self._counted[program_id]
+        self.metrics.program_ended(run)
         self.ended[program_id] = run
         while len(self.ended) > self._kept:
-            self.ended.popitem(last=False)
+            _, oldest = self.ended.popitem(last=False)
+            self.metrics.forget(oldest)
         self.readers.note(run, None)
         if len(self.readers):
             for node in run.dag.nodes():
                 if node.ended_at == run.ended_at:  # cancelled by its end
                     self.readers.note(run, node)
 
-    def _bound_trailing(self) -> None:
-        """Forget the oldest programs whose calls never ended."""
-        while len(self._trailing) > self._kept:
-            oldest = next(iter(self._trailing))
-            del self._trailing[oldest], self._counted[oldest]
-
     def _node_ended(self, event: NodeEnded) -> None:
-        run = self.live.get(event.program_id) or self._trailing.get(event.program_id)
-        if run is None:  # it ended long after its program
+        """A call or an interrupt is over. Those of a foreign framework's program may end after it,
+        and count while it is among the last that ended.
+        """
+        run = self.find(event.program_id)
+        if run is None:
             return
         node = event.node
-        self.metrics.node_ended(run, self._counted[run.id], node)
+        self.metrics.node_ended(run, node)
         if node.kind is NodeKind.CALL:
             self.tracks.end(call_id(run, node), run, node)
-        if run.id in self._trailing and not _is_busy(run):
-            del self._trailing[run.id], self._counted[run.id]
         self.readers.note(run, node)
-
-
-def _is_busy(run: Run) -> bool:
-    return bool(run.row.calls or run.row.tools or run.row.humans or run.row.events)

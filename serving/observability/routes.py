@@ -6,16 +6,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from agentrt.runtime.run import Run
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.observability.gauges import Gauges
-from agentrt.serving.observability.metrics import Fixed, TenantMetrics
+from agentrt.serving.observability.engines import SnapshotPoller
+from agentrt.serving.observability.gauges import gauges
+from agentrt.serving.observability.metrics import Collected, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
-from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.observability.status import Activity
 from agentrt.serving.observability.stream import EventStream, Feed
 from agentrt.serving.pages import Page
@@ -92,19 +91,14 @@ class Observability:
     async def metrics(self, tenant: VisibleTenant) -> Response:
         """Metrics for Prometheus, in its text format."""
         view = await self._poller.fresh(_VIEW_S)
-        metrics, present = self._log.metrics, CollectorRegistry()
-        with self._log.registry.lock:
-            render = Renderer(self._log, view, tenant)
-            runs = self._log.of(tenant)
-            present.register(Gauges(runs, view, render.now, render.sees, metrics.labels))
-            text = generate_latest(present)
-        counted = metrics.registry
-        if tenant is not None:
-            counted = CollectorRegistry()
-            counted.register(TenantMetrics(metrics.registry, tenant))
-        text += generate_latest(counted)
+        log, counted = self._log, self._log.metrics.registry.collect()
+        with log.registry.lock:
+            render = Renderer(log, view, tenant)
+            now = gauges(log.of(tenant), view, render.now, render.sees, log.metrics.labels)
+            found = [*now, *(counted if tenant is None else of_tenant(counted, tenant))]
         if tenant is None:
-            text += generate_latest(Fixed(await self._server.runtime.executor.metrics()))
+            found += await self._server.runtime.executor.metrics()
+        text = generate_latest(Collected(found))
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def programs(

@@ -14,7 +14,7 @@ from agentrt.serving.observability.engines import EngineCall, EngineView
 
 
 class Activity(StrEnum):
-    """What a program does, as people are told: its states in the process table and as a run.
+    """What a program does, in words for people: its states in the process table and as a run.
 
     It is waiting while all calls that it has open wait in queues. Between calls it runs code
     of its own, or is kept for a client that makes its calls.
@@ -34,7 +34,7 @@ class Activity(StrEnum):
 
 
 STALE_AFTER_S = 600.0
-"""A program with nothing open that was not heard of for so long counts as stale."""
+"""A program with nothing open, and no event for so long, counts as stale."""
 
 _MOST_CHARACTERS = 200
 

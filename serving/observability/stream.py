@@ -22,11 +22,10 @@ from starlette.types import Receive, Scope, Send
 
 from agentrt.graph import Node
 from agentrt.runtime.run import Run, RunState
-from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.engines import EngineView, SnapshotPoller
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.readers import Reader, TooManyReadersError, TooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
-from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.server import Server
 
 K = TypeVar("K")
@@ -69,7 +68,7 @@ class Feed:
         return self.tenant is None or run.row.tenant == self.tenant
 
     async def events(self, reader: Reader) -> AsyncIterator[ServerSentEvent]:
-        """What ``reader`` is told."""
+        """The events for ``reader``."""
         view = await self.poller.fresh(_VIEW_S)
         try:
             with self.log.registry.lock:

@@ -1,10 +1,9 @@
-"""The programs of clients: whose code runs elsewhere, and of which only the calls come here."""
+"""Programs of clients: their code runs elsewhere, and only their calls come here."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as joined
 from uuid import uuid4
@@ -28,10 +27,10 @@ MOST_CALLS = 10_000
 class ClientProgram:
     """A client's program. ``name`` is what its client calls it; a silent one has none.
 
-    ``frontier`` is where it stands if nobody says what came before what; ``ends`` are the nodes
-    of calls by their client's names for them. ``left`` is what it left in conversations, each with
-    its hash, and ``gaps`` are the tools that run now after the call in a
-    scope, each in one of its own. A session is ended by its client.
+    ``frontier`` has the nodes that a new call comes after if its client does not name them.
+    ``ends`` are the nodes of calls, by their client's names. ``left`` are its entries in the
+    tenant's conversations, with their hashes. ``gaps`` are the tools that run now: by the scope of
+    the call that asked for them, a scope and a node for each. Only its client ends a session.
     """
 
     run: Run
@@ -44,12 +43,12 @@ class ClientProgram:
     gaps: dict[Scope, list[tuple[Scope, Node]]] = field(default_factory=dict)
     is_session: bool = False
     open: int = 0
-    heard: float = 0.0
+    seen_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatEnd:
-    """Where a chat stands: in a client's program, after what ended last in ``scope``."""
+    """Where a chat ends: in a program, after the last node of ``scope``."""
 
     program: ClientProgram
     scope: Scope
@@ -57,8 +56,8 @@ class ChatEnd:
 
 @dataclass(slots=True)
 class Entry:
-    """One request of a client's program, entered: its calls come ``after`` these nodes, and each
-    after the request's own that had ended before it.
+    """One request of a client's program. Its calls come ``after`` these nodes, and after the
+    request's own calls that ended before.
     """
 
     program: ClientProgram
@@ -83,16 +82,11 @@ class Entry:
 
 @dataclass(slots=True)
 class _TenantPrograms:
-    """One tenant's programs: all, those with names, and those that are idle, the longest first."""
+    """One tenant's programs, and those of them that have names."""
 
     all: set[ClientProgram] = field(default_factory=set)
     named: dict[str, ClientProgram] = field(default_factory=dict)
-    idle: OrderedDict[ClientProgram, None] = field(default_factory=OrderedDict)
-    silent_idle: OrderedDict[ClientProgram, None] = field(default_factory=OrderedDict)
     conversations: Conversations[ChatEnd] = field(default_factory=Conversations)
-
-    def waits(self, program: ClientProgram) -> OrderedDict[ClientProgram, None]:
-        return self.silent_idle if program.name is None else self.idle
 
 
 class ClientPrograms:
@@ -134,19 +128,18 @@ class ClientPrograms:
         self._end_gaps(program, list(program.gaps) if end is None else [end.scope])
         entry = Entry(program, self._after(program, claim, end), claim.node, claim.call, hashes)
         program.open += 1
-        own.waits(program).pop(program, None)
         return entry
 
     def leave(self, entry: Entry, replies: Sequence[bytes] = (), tools: Sequence[str] = ()) -> None:
         """The request is over; ``replies`` are the hashes of its chat with each reply.
 
-        ``tools`` are the names of those that the first reply calls: until the chat goes on, the
-        program is in them. A client that names its calls says by itself what lies between them.
-        A program of which no call came to be is over.
+        ``tools`` are the names of those that the first reply calls: they run until the chat goes
+        on. A client that names its calls names what lies between them, too. A program without
+        a single call ends.
         """
         program = entry.program
         program.open -= 1
-        program.heard = self._runtime.now()
+        program.seen_at = self._runtime.now()
         if program.run.ended_at is not None:
             return  # it was ended meanwhile, and its tenant may be forgotten
         own = self._tenants[program.tenant]
@@ -159,13 +152,11 @@ class ClientPrograms:
             self._begin_gap(program, entry.scopes[0], tools)
         if entry.hashes and entry.scopes:
             self._leave_end(own, program, entry.hashes[-1], entry.scopes[0])
-        # Of replies that are alike, the first is left there: its tools are what the program is in.
+        # Of equal replies the first is kept, since its tools are those that run.
         for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
             self._leave_end(own, program, at, scope)
-        if not program.open:
-            own.waits(program)[program] = None
-            if not (program.is_session or len(program.run.dag)):
-                self._end(program)
+        if not (program.open or program.is_session or len(program.run.dag)):
+            self._end(program)
 
     def _leave_end(
         self, own: _TenantPrograms, program: ClientProgram, at: bytes, scope: Scope
@@ -194,20 +185,21 @@ class ClientPrograms:
         )
         now = self._runtime.now()
         deadline = None if claim.deadline_s is None else now + claim.deadline_s
-        program = ClientProgram(run, tenant, claim.program, deadline, heard=now)
+        program = ClientProgram(run, tenant, claim.program, deadline, seen_at=now)
         own.all.add(program)
         if program.name is not None:
             own.named[program.name] = program
         return program
 
     def _dispensable(self, own: _TenantPrograms) -> ClientProgram | None:
-        """The program to end for a new one. One that nobody named nobody misses; else that which
-        was silent the longest, if it was as long as one without a name may be.
+        """The idle program to end for a new one. Those without a name come first; one with a name
+        must have been idle for as long as they may be.
         """
-        named = next(iter(own.idle), None)
-        if named is not None and self._runtime.now() - named.heard < self._silent_idle_s:
-            named = None
-        return next(iter(own.silent_idle), named)
+        since = self._runtime.now() - self._silent_idle_s
+        idle = [
+            one for one in own.all if not one.open and (one.name is None or one.seen_at <= since)
+        ]
+        return min(idle, key=lambda one: (one.name is not None, one.seen_at), default=None)
 
     def _check(self, program: ClientProgram) -> None:
         if program.deadline_at is not None and self._runtime.now() >= program.deadline_at:
@@ -220,7 +212,7 @@ class ClientPrograms:
             )
 
     def _after(self, program: ClientProgram, claim: Claim, end: ChatEnd | None) -> Frontier:
-        """What had to end before a call: as it says, as its chat shows, or all that has ended."""
+        """The nodes that a call comes after: those it names, its chat's end, or all that ended."""
         if claim.parents is not None:
             known = [program.ends[name] for name in claim.parents if name in program.ends]
             if known or not claim.parents:
@@ -250,7 +242,6 @@ class ClientPrograms:
         named = Claim(name, claim.type, claim.session, deadline_s=claim.deadline_s)
         program = self._open(tenant, own, named)
         program.is_session = True
-        own.idle[program] = None
         return program
 
     def named(self, tenant: str) -> list[ClientProgram]:
@@ -275,25 +266,18 @@ class ClientPrograms:
     # -- ends --------------------------------------------------------------------------
 
     def sweep(self, *, all_idle: bool = False) -> int:
-        """End the programs that were not heard of for long, or all that are idle; how many."""
+        """End the programs without a request for long, or all idle ones; returns how many."""
         now = math.inf if all_idle else self._runtime.now()
-        stale = [one for own in self._tenants.values() for one in self._stale(own, now)]
+        every = [one for own in self._tenants.values() for one in own.all]
+        stale = [one for one in every if not one.open and now - one.seen_at >= self._idle_of(one)]
         for program in stale:
             self._end(program)
         for tenant in [name for name, own in self._tenants.items() if not own.all]:
             del self._tenants[tenant]
         return len(stale)
 
-    def _stale(self, own: _TenantPrograms, now: float) -> Iterator[ClientProgram]:
-        waits = (
-            (own.idle, self._idle_s),
-            (own.silent_idle, self._silent_idle_s),
-        )
-        for idle, most in waits:
-            for program in idle:
-                if now - program.heard < most:
-                    break
-                yield program
+    def _idle_of(self, program: ClientProgram) -> float:
+        return self._silent_idle_s if program.name is None else self._idle_s
 
     def end_all(self) -> None:
         """The server closes."""
@@ -303,7 +287,6 @@ class ClientPrograms:
 
     def _end(self, program: ClientProgram) -> None:
         own = self._tenants[program.tenant]
-        own.waits(program).pop(program, None)
         if program.name is not None:
             own.named.pop(program.name, None)
         for at, end in program.left:

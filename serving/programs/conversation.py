@@ -39,9 +39,9 @@ def _canonical(message: Mapping[str, Any]) -> bytes:
         [call["function"]["name"], _arguments(call["function"]["arguments"])]
         for call in message.get("tool_calls") or ()
     ]
-    told = json.dumps(calls, sort_keys=True) if calls else ""
-    # The lengths tell where each ends. A chat may be megabytes of text, which JSON would escape.
-    return f"{len(role)} {len(text)} {role}{text}{told}".encode("utf-8", "surrogatepass")
+    said = json.dumps(calls, sort_keys=True) if calls else ""
+    # The lengths say where each ends. A chat may be megabytes of text, which JSON would escape.
+    return f"{len(role)} {len(text)} {role}{text}{said}".encode("utf-8", "surrogatepass")
 
 
 def _arguments(given: Any) -> Any:

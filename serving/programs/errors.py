@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's API: whoever made the mistake is told which field, and why."""
+"""Errors in the shape of OpenAI's API: they name the field at fault, and say why."""
 
 from __future__ import annotations
 
@@ -48,6 +48,18 @@ class CalledOffError(AgentrtError):
 
     def __init__(self, program_id: str) -> None:
         super().__init__(f"the call was called off: its program {program_id} was ended")
+
+
+_STATUSES: Sequence[tuple[type[AgentrtError], int, str]] = (
+    (NotServedError, 404, "model_not_found"),
+    (PromptTooLongError, 400, "context_length_exceeded"),
+    (UsageError, 400, "invalid_request"),
+    (CallRejectedError, 400, "invalid_request"),
+    (CallTimeoutError, 408, "deadline_exceeded"),
+    (EngineDiedError, 503, "engine_died"),
+    (CalledOffError, 409, "cancelled"),
+)
+"""How errors are answered: the first that fits."""
 
 
 class OpenAIRoute(APIRoute):
@@ -103,28 +115,11 @@ def describe(error: BaseException) -> tuple[int, dict[str, object], dict[str, st
     if isinstance(error, BusyError):
         headers = {"retry-after": str(error.retry_after)}
         return 429, openai_error(429, str(error), code="rate_limit_exceeded"), headers
-    status, code = _of_ours(error)
+    found = ((status, code) for kind, status, code in _STATUSES if isinstance(error, kind))
+    status, code = next(found, (_INTERNAL, "internal_error"))
     message = str(error) if isinstance(error, AgentrtError) else "the server failed"
     param = "model" if isinstance(error, NotServedError) else None
     return status, openai_error(status, message, param=param, code=code), {}
-
-
-def _of_ours(error: BaseException) -> tuple[int, str]:
-    match error:
-        case NotServedError():
-            return 404, "model_not_found"
-        case PromptTooLongError():
-            return 400, "context_length_exceeded"
-        case UsageError() | CallRejectedError():
-            return 400, "invalid_request"
-        case CallTimeoutError():
-            return 408, "deadline_exceeded"
-        case EngineDiedError():
-            return 503, "engine_died"
-        case CalledOffError():
-            return 409, "cancelled"
-        case _:
-            return 500, "internal_error"
 
 
 def client_gone() -> Response:

@@ -56,15 +56,15 @@ def read_claim(headers: Mapping[str, str], session_id: str | None = None) -> Cla
     Raises `ApiError` for a header that cannot be, and names it.
     """
 
-    def read(name: str) -> str | None:
-        return _read(headers, f"{PREFIX}{name}")
+    def read(name: str, longest: int = _LONGEST) -> str | None:
+        return _read(headers, f"{PREFIX}{name}", longest)
 
     if _CLAIMS.isdisjoint(headers):
         return Claim(program=session_id)
     program = read("program") or _read(headers, PARENT_SESSION) or session_id
     return Claim(
         program=program or next(filter(None, (_read(headers, h) for h in SESSION_HEADERS)), None),
-        type=_type(read("type")),
+        type=read("type", _LONGEST_TYPE),
         session=read("session") or None,
         node=read("node") or "",
         call=read("call"),
@@ -73,20 +73,13 @@ def read_claim(headers: Mapping[str, str], session_id: str | None = None) -> Cla
     )
 
 
-def _read(headers: Mapping[str, str], name: str) -> str | None:
+def _read(headers: Mapping[str, str], name: str, longest: int = _LONGEST) -> str | None:
     given = headers.get(name)
     if not given:
         return None
     value = unquote(given)
-    if len(value) > _LONGEST or not _VISIBLE.fullmatch(value):
-        raise ApiError(400, f"header {name}: at most {_LONGEST} visible characters", param=name)
-    return value
-
-
-def _type(value: str | None) -> str | None:
-    if value is not None and len(value) > _LONGEST_TYPE:
-        name = f"{PREFIX}type"
-        raise ApiError(400, f"header {name}: at most {_LONGEST_TYPE} characters", param=name)
+    if len(value) > longest or not _VISIBLE.fullmatch(value):
+        raise ApiError(400, f"header {name}: at most {longest} visible characters", param=name)
     return value
 
 

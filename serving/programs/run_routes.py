@@ -6,10 +6,11 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
+from pydantic_core import to_jsonable_python
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,10 +20,8 @@ from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, P
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.errors import ApiError, client_gone
-from agentrt.serving.programs.runs import ProgramRuns, ServedRun
-from agentrt.serving.programs.tasks import ClientGoneError, Tasks
+from agentrt.serving.programs.runs import ProgramRuns, RunRequest, ServedRun
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import ServedProgram, Server
 from agentrt.serving.submit.limits import SubmittedProgramError
@@ -31,7 +30,7 @@ RunAnswer = Callable[[Request, ServedRun, RunRequest], Awaitable[Response]]
 """Answers the request that started a run, as its body asks."""
 
 
-def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks) -> RunAnswer:
+def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
     """Add the routes; what answers a request that has started a run."""
 
     async def answer(request: Request, one: ServedRun, body: RunRequest) -> Response:
@@ -39,9 +38,7 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns, tasks: Tasks)
             return EventSourceResponse(_events(one, one.watch()), sep="\n")
         if not body.wait:
             return JSONResponse(describe_run(one), 202)
-        try:
-            await tasks.unless_gone(request, _end_of(one.run))
-        except ClientGoneError:
+        if await _is_gone_before(request, one.run):
             one.run.cancel()
             return client_gone()
         return JSONResponse(describe_run(one))
@@ -116,6 +113,23 @@ async def _end_of(run: Run) -> None:
         await asyncio.wait([run.task])
 
 
+async def _is_gone_before(request: Request, run: Run) -> bool:
+    """Wait until the run has ended, or its client has gone: whether the client went first."""
+    assert run.task is not None
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait([run.task, gone], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+    return not run.task.done()
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def describe_run(one: ServedRun) -> dict[str, Any]:
     """A run for its client: its state, and its result or error once it has ended."""
     run = one.run
@@ -146,15 +160,11 @@ def _state(run: Run) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A result as JSON: dataclasses and pydantic models as objects, what is strange as text."""
-
-    def default(part: Any) -> Any:
-        if is_dataclass(part) and not isinstance(part, type):
-            return asdict(part)
-        return part.model_dump() if hasattr(part, "model_dump") else str(part)
-
+    """A result as JSON; what JSON has no form for as text."""
     try:
-        return json.loads(json.dumps(value, default=default, allow_nan=False, skipkeys=True))
+        plain = to_jsonable_python(value, fallback=str, inf_nan_mode="constants")
+        json.dumps(plain, allow_nan=False)
+        return plain
     except (ValueError, TypeError, RecursionError):  # it has NaN, or refers to itself
         return str(value)
 

@@ -6,12 +6,14 @@ import asyncio
 import functools
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from agentrt.interrupts.questions import Question
 from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run
-from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.errors import ApiError
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import Server
@@ -21,7 +23,26 @@ _KEPT = 1000
 """Ended runs whose results can still be asked for."""
 _KEPT_S = 3600.0
 _AHEAD = 1024
-"""Events that may wait for a slow reader; beyond, it misses nodes but not the result."""
+"""Events that are kept for a slow reader. It misses nodes beyond that, but not the result."""
+
+
+Label = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]([\x20-\x7e]{0,126}[\x21-\x7e])?$")]
+
+
+class Strict(BaseModel):
+    """Unknown fields are errors, as are numbers that are none."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class RunRequest(Strict):
+    """``POST /v1/programs/{name}/runs``: ``deadline`` is in seconds from now."""
+
+    input: Any = None
+    stream: bool = False
+    wait: bool = True
+    session: Label | None = None
+    deadline: float | None = Field(None, gt=0, le=7 * 24 * 3600)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +62,8 @@ class ServedRun:
         self.watchers.add(box)
         return box
 
-    def tell(self, what: Event | Asked) -> None:
-        """Tell all who watch. Who is slow misses some, but not the end."""
+    def publish(self, what: Event | Asked) -> None:
+        """Put an event into all watchers' queues. A slow one misses some, but not the end."""
         for box in self.watchers:
             if not box.full() or isinstance(what, ProgramEnded):
                 if box.full():
@@ -125,7 +146,7 @@ class ProgramRuns:
         if one.watchers and isinstance(event, NodeStarted | NodeChanged | NodeEnded):
             # The node itself will have gone on by the time that somebody reads this.
             event = replace(event, node=event.node.copy())
-        one.tell(event)
+        one.publish(event)
 
     def _asked(self, question: Question) -> None:
         one = self._runs.get(question.program_id)
@@ -135,4 +156,4 @@ class ProgramRuns:
         one.questions.pop(asked.id, None)
         if asked.state == "open":
             one.questions[asked.id] = asked
-        one.tell(asked)
+        one.publish(asked)

@@ -91,7 +91,7 @@ class QuestionSource(Protocol):
         """A question of this source that the viewer may see, open or closed."""
 
     async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
-        """Answer. What this returns is told to whoever answered.
+        """Answer. The response to the answer has what this returns.
 
         Raises `ToolArgumentsError` for an answer that does not fit, and `QuestionClosedError`.
         """
@@ -137,7 +137,7 @@ class ProgramQuestions:
 
 
 class ServerQuestions:
-    """All questions. ``changes`` counts what opened and closed, ``watchers`` are told of it.
+    """All questions. ``changes`` counts what opened and closed, ``watchers`` are called for each.
 
     The server's other APIs add their ``sources``, and say when there is a change.
     """

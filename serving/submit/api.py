@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,21 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrt.program import Context, Program
-from agentrt.runtime.run import Run, RunState
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.programs.bodies import Label, RunRequest
 from agentrt.serving.programs.errors import ApiError
 from agentrt.serving.programs.run_routes import RunAnswer
-from agentrt.serving.programs.runs import ProgramRuns
+from agentrt.serving.programs.runs import Label, ProgramRuns, RunRequest
 from agentrt.serving.server import Server
-from agentrt.serving.submit.limits import ProgramLimits
 from agentrt.serving.submit.sandbox import Sandbox
 from agentrt.serving.tenants import BusyError, Limits
 
 _MOST_SOURCE = 64 * 1024
 _DEADLINE_S = 3600.0
 _RETRY_S = 1.0
-_FAILED_S = 1.0
 
 
 class SubmitRequest(RunRequest):
@@ -66,38 +61,22 @@ async def submissions(
             one = runs.start(_program(sandbox, body, limits, tenant), tenant, body)
             live[tenant] += 1
             assert one.run.task is not None
-            one.run.task.add_done_callback(lambda task: _ended(one.run, live, tenant))
+            one.run.task.add_done_callback(lambda task: _ended(live, tenant))
             return await answer(request, one, body)
 
         yield
 
 
-def _ended(run: Run, live: Counter[str], tenant: str) -> None:
-    """One less is live; one that failed counts a while longer, so that others are not kept busy
-    by what fails and is sent again.
-    """
-
-    def less() -> None:
-        live[tenant] -= 1
-        if not live[tenant]:
-            del live[tenant]
-
-    if run.state is RunState.FAILED:
-        asyncio.get_running_loop().call_later(_FAILED_S, less)
-    else:
-        less()
+def _ended(live: Counter[str], tenant: str) -> None:
+    live[tenant] -= 1
+    if not live[tenant]:
+        del live[tenant]
 
 
 def _program(sandbox: Sandbox, body: SubmitRequest, limits: Limits, tenant: str) -> Program:
-    bounds = ProgramLimits(
-        memory_mib=limits.submitted_memory_mib,
-        seconds=limits.submitted_seconds,
-        calls=limits.submitted_calls,
-        tokens=limits.submitted_tokens,
-    )
     given = () if body.input is None else (body.input,)
 
     async def submitted(ctx: Context, input: Any = None) -> Any:
-        return await sandbox.run(body.source, ctx, given, bounds, tenant)
+        return await sandbox.run(body.source, ctx, given, limits, tenant)
 
     return Program(submitted, body.name)

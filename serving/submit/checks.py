@@ -1,4 +1,4 @@
-"""What a submitted program may say in a call, whatever the call."""
+"""Bounds on the arguments of a submitted program's calls."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ _DEEPEST = 16
 
 
 def check_size(value: Any) -> None:
-    """Refuse a call that says more than any model takes, without reading it all."""
+    """Refuse arguments that are larger than any model takes, without reading all of them."""
     left, parts = _MOST_SAID, [value]
     while parts:
         part = parts.pop()
         left -= len(part) if isinstance(part, str | bytes) else 8
         if left < 0:
-            raise ConfigError(f"a call of a submitted program may say {_MOST_SAID} bytes at most")
+            raise ConfigError(
+                f"the arguments of a submitted program's call may have {_MOST_SAID} bytes at most"
+            )
         if isinstance(part, Mapping):
             parts += part.keys()
             parts += part.values()

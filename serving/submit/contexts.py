@@ -20,7 +20,7 @@ _OPTIONS = (
 )
 
 
-class HeldContexts:
+class ContextTable:
     """A program's contexts by number."""
 
     def __init__(self, ctx: Context, tokens: TokenBudget) -> None:

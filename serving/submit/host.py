@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +16,11 @@ from agentrt.serving.submit.checks import (
     checked,
     token_limit,
 )
-from agentrt.serving.submit.contexts import HeldContexts
+from agentrt.serving.submit.contexts import ContextTable
 from agentrt.serving.submit.limits import TokenBudget
 
 _DEFAULT_TOKENS = 256
 _MOST_CHOICES = 128
-_REFUSED_S = 0.02
-"""A program that asks for what is refused, again and again, waits so long each time."""
 _HUMAN_OPTIONS = ("choices", "schema", "timeout", "default")
 
 
@@ -33,7 +30,7 @@ class HostCalls:
     def __init__(self, ctx: Context, tokens: TokenBudget) -> None:
         self._ctx = ctx
         self._tokens = tokens
-        self._contexts = HeldContexts(ctx, tokens)
+        self._contexts = ContextTable(ctx, tokens)
         self._known: Mapping[str, Callable[..., Any]] = {
             "llm": self._llm,
             "human": self._human,
@@ -42,14 +39,10 @@ class HostCalls:
 
     async def ask(self, what: str, target: int, args: Sequence[Any], options: Any) -> Any:
         """A call that takes time; its answer is plain data. Raises what the context raises."""
-        try:
-            if what not in self._known:
-                raise ConfigError(f"a submitted program cannot ask for {what!r}")
-            check_size([args, options])
-            return await self._known[what](target, *args, **options)
-        except Exception:
-            await asyncio.sleep(_REFUSED_S)
-            raise
+        if what not in self._known:
+            raise ConfigError(f"a submitted program cannot ask for {what!r}")
+        check_size([args, options])
+        return await self._known[what](target, *args, **options)
 
     def do(self, what: str, target: int, args: Sequence[Any]) -> Any:
         """A call that takes no time."""

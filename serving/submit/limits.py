@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agentrt.errors import AgentrtError
 
 
@@ -16,20 +14,6 @@ class SubmittedProgramError(AgentrtError):
         super().__init__(message if line is None else f"line {line}: {message}")
         self.line = line
         self.traceback = traceback
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramLimits:
-    """A program's heap has ``memory_mib``. It computes for ``seconds`` in all and ``turn_s``
-    without a call (its waiting is not counted), makes ``calls`` of all kinds, and uses ``tokens``:
-    those of outputs, and those of prompts that had to be computed.
-    """
-
-    memory_mib: int = 64
-    seconds: int = 10
-    turn_s: float = 0.5
-    calls: int = 1000
-    tokens: int = 100_000
 
 
 class TokenBudget:

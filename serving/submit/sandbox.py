@@ -19,9 +19,10 @@ from pydantic_monty import MontyCrashedError, MontyError, MontyRuntimeError, Mon
 
 from agentrt.program import Context
 from agentrt.serving.submit.host import HostCalls
-from agentrt.serving.submit.limits import ProgramLimits, SubmittedProgramError, TokenBudget
-from agentrt.serving.submit.steps import Steps
+from agentrt.serving.submit.limits import SubmittedProgramError, TokenBudget
+from agentrt.serving.submit.steps import TURN_S, Steps
 from agentrt.serving.submit.workers import LINGER_S, Workers
+from agentrt.serving.tenants import Limits
 
 _MOST_PROGRAMS = 1024
 _MOST_TURNS = 32
@@ -51,7 +52,7 @@ class Sandbox:
         self._threads.shutdown(wait=False)
 
     async def run(
-        self, source: str, ctx: Context, given: tuple[Any, ...], limits: ProgramLimits, tenant: str
+        self, source: str, ctx: Context, given: tuple[Any, ...], limits: Limits, tenant: str
     ) -> Any:
         """Run ``source``: its ``async def main(ctx, …)`` with what is ``given``.
 
@@ -59,7 +60,7 @@ class Sandbox:
         Raises `SubmittedProgramError` for what the program did wrong, and where it went over one
         of its ``limits``.
         """
-        host = HostCalls(ctx, TokenBudget(limits.tokens))
+        host = HostCalls(ctx, TokenBudget(limits.submitted_tokens))
         inputs = {"_given": given, "_program_id": ctx.program_id}
         try:
             async with self._free:
@@ -97,7 +98,7 @@ class Sandbox:
         closing.add_done_callback(self._closing.discard)
 
 
-def _fault(error: MontyError, limits: ProgramLimits, length: int) -> SubmittedProgramError:
+def _fault(error: MontyError, limits: Limits, length: int) -> SubmittedProgramError:
     """The program's own error, with the line of its source."""
     if not isinstance(error, MontyRuntimeError | MontySyntaxError):
         return SubmittedProgramError(str(error))
@@ -107,9 +108,9 @@ def _fault(error: MontyError, limits: ProgramLimits, length: int) -> SubmittedPr
     trace = error.display().replace(_SOURCE_FILE, "program.py")
     trace = trace.replace(_PRELUDE_FILE, "context.py")
     if "suspension limit" in message:
-        message = f"the program made more than {limits.calls} calls"
+        message = f"the program made more than {limits.submitted_calls} calls"
     elif "turn time limit" in message:
-        message = f"the program computed for {limits.turn_s:g} s without a call"
+        message = f"the program computed for {TURN_S:g} s without a call"
     elif "feed time limit" in message:
-        message = f"the program computed for {limits.seconds} s in all"
+        message = f"the program computed for {limits.submitted_seconds} s in all"
     return SubmittedProgramError(message, lines[-1] if lines else None, trace)

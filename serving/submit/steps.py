@@ -1,4 +1,4 @@
-"""A submitted program's turns: it computes until it waits for what it called."""
+"""A submitted program's turns: in each it computes until it waits for its calls."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from pydantic_monty import (
 
 from agentrt.errors import AgentrtError, UsageError
 from agentrt.serving.submit.host import HostCalls
-from agentrt.serving.submit.limits import ProgramLimits
-from agentrt.serving.submit.workers import ParkedProgram, Workers
+from agentrt.serving.submit.workers import Workers
+from agentrt.serving.tenants import Limits
 
+TURN_S = 0.5
+"""For so long a program may compute without a call."""
 _MIB = 1 << 20
 _MOST_ASKED, _LONGEST_S = 32, 0.05
-"""Calls that a program asks for in one turn, and how long it goes on asking."""
+"""The most calls that a program asks for in one turn, and the most seconds of the turn."""
 
 
 class Steps:
@@ -33,11 +35,10 @@ class Steps:
     those of a program of the server's own.
     """
 
-    def __init__(self, workers: Workers, host: HostCalls, limits: ProgramLimits) -> None:
+    def __init__(self, workers: Workers, host: HostCalls, limits: Limits) -> None:
         self._workers = workers
         self._host = host
         self._limits = limits
-        self._left = 3 * limits.calls  # a call is asked for, waited for, and answered
         self._session: MontySession | None = None
         self._asked: list[tuple[int, Any]] = []
         self._calls: dict[int, asyncio.Task[Any]] = {}
@@ -56,7 +57,7 @@ class Steps:
             if left:
                 await asyncio.wait(left)
             if (session := self._session) is not None:
-                await self._workers.apart(lambda: self._workers.leave_here(session))
+                await self._workers.in_thread(lambda: self._workers.leave_here(session))
 
     async def _turn(self, go_on: Callable[[], Any]) -> Any:
         """Let it compute, and start the calls that it has asked for."""
@@ -67,15 +68,12 @@ class Steps:
         return at
 
     async def _next(self, at: Any) -> Callable[[], Any]:
-        """How it goes on from where it stopped."""
-        if isinstance(at, ParkedProgram):
-            answers = await _settled(self._calls, at.pending_call_ids)
-            return lambda: self._loaded(at.state).resume(answers)
+        """What continues the program from where it stopped."""
         if isinstance(at, FutureSnapshot):
             answers = await _settled(self._calls, at.pending_call_ids)
             return lambda: at.resume(answers)
         if at.function_name == "_do":
-            done = _done(self._host, at.args)
+            done = _outcome(lambda: self._host.do(*at.args))
             return lambda: at.resume(done)
         return lambda: at
 
@@ -89,29 +87,13 @@ class Steps:
             code, inputs=dict(inputs), external_lookup=names, print_callback=CollectString()
         )
 
-    def _loaded(self, state: bytes) -> Any:
-        """A parked program in a process. It brings its limits, but for the one on its calls."""
-        self._session = session = self._workers.enter_here(self._resources())
-        return session.load_snapshot(state, print_callback=CollectString())
-
     def _computed(self, at: Any) -> Any:
-        """Where it waits, or has to be answered by the loop's thread."""
+        """Run until it waits, or needs an answer from the event loop's thread."""
         began = time.monotonic()
         while not isinstance(at, MontyComplete | FutureSnapshot):
             if _wants(at, "_do") or self._paused(began):
                 return at
-            self._left -= 1
             at = self._answered(at)
-        assert self._session is not None
-        if isinstance(at, FutureSnapshot):
-            self._left -= 1
-            parked = self._workers.parked_here(self._session, at)
-            if parked is None:
-                return at
-            at = parked
-        else:
-            self._workers.leave_here(self._session)
-        self._session = None
         return at
 
     def _paused(self, began: float) -> bool:
@@ -131,10 +113,11 @@ class Steps:
     def _resources(self) -> ResourceLimits:
         limits = self._limits
         return ResourceLimits(
-            max_memory=limits.memory_mib * _MIB,
-            max_turn_duration_secs=limits.turn_s,
-            max_feed_duration_secs=float(limits.seconds),
-            max_suspensions=max(1, self._left),
+            max_memory=limits.submitted_memory_mib * _MIB,
+            max_turn_duration_secs=TURN_S,
+            max_feed_duration_secs=float(limits.submitted_seconds),
+            max_suspensions=3
+            * limits.submitted_calls,  # each is asked for, waited for, and answered
             max_recursion_depth=200,
         )
 
@@ -146,19 +129,12 @@ def _wants(at: Any, name: str) -> bool:
 async def _settled(calls: dict[int, asyncio.Task[Any]], waited: list[int]) -> dict[int, Any]:
     """The answers of those calls that ended first."""
     await asyncio.wait([calls[one] for one in waited], return_when=asyncio.FIRST_COMPLETED)
-    return {one: _answer(calls.pop(one)) for one in waited if calls[one].done()}
+    return {one: _outcome(calls.pop(one).result) for one in waited if calls[one].done()}
 
 
-def _answer(task: asyncio.Task[Any]) -> Any:
+def _outcome(result: Callable[[], Any]) -> Any:
     try:
-        return {"return_value": task.result()}
-    except Exception as error:
-        return _raised(error)
-
-
-def _done(host: HostCalls, args: Any) -> Any:
-    try:
-        return {"return_value": host.do(*args)}
+        return {"return_value": result()}
     except Exception as error:
         return _raised(error)
 

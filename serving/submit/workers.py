@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import TypeVar
 
-from pydantic_monty import FutureSnapshot, Monty, MontySession, ResourceLimits
+from pydantic_monty import Monty, MontySession, ResourceLimits
 
-from agentrt.serving.submit.turns import TenantTurns
+from agentrt.serving.tenants.limits import Bucket
 
 T = TypeVar("T")
+InThread = Callable[[Callable[[], T]], Awaitable[T]]
+"""Calls something in a thread."""
 
 LINGER_S = 30.0
 """How long processes wait for the tenant's next program: by then its share of computing is full
@@ -22,21 +23,40 @@ again, so that nothing is forgotten with it.
 _MOST_PROCESSES = 1024
 _MOST_PROGRAMS = 256
 """Of one process, one after another; each has an interpreter of its own in it."""
-_RESIDENT = 16
-"""Programs that keep their processes while they wait. Where there are more, the others wait as
-bytes, and the processes go to those that compute.
-"""
-_MOST_BYTES = 256 * 1024
 _STUCK_S = 60.0
 _NICE = 19
+"""Of the processes. It alone does not bound what they take: on some machines it changes nothing."""
+_SHARE = 0.05
+"""Of each core, for the programs of one tenant."""
+_BURST_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ParkedProgram:
-    """A program that waits for calls, without a process."""
+class TenantTurns:
+    """One tenant's turns: one after the other, within its share, which one may overdraw."""
 
-    state: bytes
-    pending_call_ids: list[int]
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self.share = Bucket(_BURST_S, _SHARE * (os.cpu_count() or 1), clock())
+
+    async def take(self, in_thread: InThread[T], function: Callable[[], T]) -> T:
+        """Call ``function`` by ``in_thread`` when it is this tenant's turn."""
+        async with self._lock:
+            await asyncio.sleep(self.share.wait_s(0.0, self._clock()))
+            took = 0.0
+
+            def timed() -> T:
+                nonlocal took
+                began = self._clock()
+                try:
+                    return function()
+                finally:
+                    took = self._clock() - began
+
+            try:
+                return await in_thread(timed)  # the time in the loop's queue does not count
+            finally:
+                self.share.take(took, self._clock())
 
 
 class Workers:
@@ -51,7 +71,6 @@ class Workers:
         self.closing: asyncio.TimerHandle | None = None
         self._threads = threads
         self._turns = TenantTurns(asyncio.get_running_loop().time)
-        self._held: set[MontySession] = set()
         self._open = False
         self._pool = Monty(
             min_processes=0,
@@ -62,9 +81,9 @@ class Workers:
 
     async def turn(self, function: Callable[[], T]) -> T:
         """Call ``function`` in a thread when it is the tenant's turn."""
-        return await self._turns.take(self.apart, function)
+        return await self._turns.take(self.in_thread, function)
 
-    async def apart(self, function: Callable[[], T]) -> T:
+    async def in_thread(self, function: Callable[[], T]) -> T:
         """Call it in a thread. Who is cancelled waits for its end: it is in a session."""
         call = asyncio.get_running_loop().run_in_executor(self._threads, function)
         try:
@@ -80,26 +99,13 @@ class Workers:
             self._open = True
         session = self._pool.checkout(limits=limits)
         session.__enter__()
-        self._held.add(session)
         if session.worker_pid is not None:
             os.setpriority(os.PRIO_PROCESS, session.worker_pid, _NICE)
         return session
 
     def leave_here(self, session: MontySession) -> None:
         """The process is free for another program."""
-        self._held.discard(session)
         session.__exit__(None, None, None)
-
-    def parked_here(self, session: MontySession, at: FutureSnapshot) -> ParkedProgram | None:
-        """The waiting program as bytes, its process given up; None where it keeps it."""
-        if len(self._held) <= _RESIDENT:
-            return None
-        state = at.dump()
-        if len(state) > _MOST_BYTES:
-            return None
-        parked = ParkedProgram(state, at.pending_call_ids)
-        self.leave_here(session)
-        return parked
 
     async def close(self) -> None:
         """End the processes."""
@@ -107,4 +113,4 @@ class Workers:
             self.closing.cancel()
         if self._open:
             self._open = False
-            await self.apart(lambda: self._pool.__exit__(None, None, None))
+            await self.in_thread(lambda: self._pool.__exit__(None, None, None))

@@ -19,12 +19,11 @@ from agentrt.executors.replicas.routing import prompt_tokens
 from agentrt.request import Call, Reply
 from agentrt.scheduler.policies import Policy, policy_class
 from agentrt.serving.tenants.fair import BATCHES, FairQueue, Ticket
-from agentrt.serving.tenants.grammars import Compilations
 from agentrt.serving.tenants.limits import Tenants
 
 _BATCH = 16
 _OUTPUT_WEIGHT = 2.0
-"""An output token costs so much more than a prompt's (as in VTC's evaluation)."""
+"""An output token costs so many prompt tokens (as in VTC's evaluation)."""
 _EXPECTED_OUTPUT = 128
 
 
@@ -54,7 +53,6 @@ class AdmissionController(ForwardingExecutor):
         self._clock = clock
         self._queue = FairQueue(None, tenants.limits)
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._grammars = Compilations()
 
     async def start(self, progress: Progress) -> None:
         await self.inner.start(progress)
@@ -64,7 +62,7 @@ class AdmissionController(ForwardingExecutor):
 
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._isolate:
-            # A client's own salt tells its calls apart, inside what is its tenant's.
+            # A client's own salt separates its calls further, within its tenant's.
             salts = filter(None, (call.identity.tenant, call.spec.cache_salt))
             call = replace(call, spec=replace(call.spec, cache_salt="/".join(salts)))
         limits = self._tenants.limits(call.identity.tenant)
@@ -73,54 +71,42 @@ class AdmissionController(ForwardingExecutor):
         return self.inner.generate(call, stream=stream)
 
     async def _in_turn(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        async with self._turn(call) as compiled:
-            admitted = await self._admitted(call)
-            try:
-                async with contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks:
-                    async for chunk in chunks:
-                        if compiled is not None:
-                            compiled()
-                        admitted.tokens += 1  # for one that will be broken off
-                        if chunk.reply is not None:
-                            chunk.reply = admitted.end(chunk.reply)
-                        yield chunk
-            finally:
-                self._over(admitted)
+        tokens = prompt_tokens(call)
+        ticket, waited_s = await self._entered(call, tokens)
+        used = ticket.cost
+        try:
+            async with contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks:
+                async for chunk in chunks:
+                    tokens += 1  # for one that will be broken off
+                    if chunk.reply is not None:
+                        report = chunk.reply.report
+                        used = report.uncached_tokens + _OUTPUT_WEIGHT * report.output_tokens
+                        tokens = report.uncached_tokens + report.output_tokens
+                        chunk.reply = _delayed(chunk.reply, waited_s)
+                    yield chunk
+        finally:
+            self._queue.settle(ticket, used)
+            self._tenants.charge(ticket.tenant, tokens)
+            self._admit()
 
     async def snapshot(self) -> Mapping[str, Any]:
         return {**await self.inner.snapshot(), "tenants": self._queue.counts()}
 
-    def _turn(
-        self, call: Call
-    ) -> contextlib.AbstractAsyncContextManager[Callable[[], None] | None]:
-        """The turn of the call's grammar, among those of its tenant."""
-        if self._is_shared:
-            return self._grammars.turn(call)
-        return contextlib.nullcontext()
-
-    async def _admitted(self, call: Call) -> _Admitted:
-        """Wait until the call may enter the engine."""
-        prompt = prompt_tokens(call)
+    async def _entered(self, call: Call, prompt: int) -> tuple[Ticket, float]:
+        """Wait until the call may enter the engine. Its ticket, and the seconds that it waited."""
         cost = prompt + _OUTPUT_WEIGHT * min(call.spec.max_tokens, _EXPECTED_OUTPUT)
         rank = self._policy.admission_rank(call.identity.path_s, call.identity.service_s)
         ticket = self._queue.push(call.identity.tenant, rank, cost, self._clock())
         entered = self._waiting[ticket.number] = asyncio.get_running_loop().create_future()
         self._admit()
-        waited_s = 0.0
-        if not entered.done():
-            try:
-                await entered
-            except asyncio.CancelledError:
-                self._give_up(ticket)
-                raise
-            waited_s = self._clock() - ticket.since
-        return _Admitted(ticket, waited_s, prompt)
-
-    def _over(self, call: _Admitted) -> None:
-        """The call has left the engine."""
-        self._queue.settle(call.ticket, call.ticket.cost if call.used is None else call.used)
-        self._tenants.charge(call.ticket.tenant, call.tokens)
-        self._admit()
+        if entered.done():
+            return ticket, 0.0
+        try:
+            await entered
+        except asyncio.CancelledError:
+            self._give_up(ticket)
+            raise
+        return ticket, self._clock() - ticket.since
 
     def _give_up(self, ticket: Ticket) -> None:
         if self._waiting.pop(ticket.number, None) is not None:
@@ -137,22 +123,9 @@ class AdmissionController(ForwardingExecutor):
                 entered.set_result(None)
 
 
-class _Admitted:
-    """One call in the engine: what it used, and how long it had waited before (seconds)."""
-
-    def __init__(self, ticket: Ticket, waited_s: float, prompt_tokens: int) -> None:
-        self.ticket = ticket
-        self.used: float | None = None
-        self.tokens = prompt_tokens
-        self._waited_s = waited_s
-
-    def end(self, reply: Reply) -> Reply:
-        """The call's reply, with the wait for admission in its report."""
-        report = reply.report
-        computed = report.uncached_tokens
-        self.used = computed + _OUTPUT_WEIGHT * report.output_tokens
-        self.tokens = computed + report.output_tokens
-        if not self._waited_s:
-            return reply
-        report = replace(report, waiting_s=report.waiting_s + self._waited_s)
-        return replace(reply, report=report)
+def _delayed(reply: Reply, waited_s: float) -> Reply:
+    """The call's reply, with the wait for admission in its report."""
+    if not waited_s:
+        return reply
+    report = replace(reply.report, waiting_s=reply.report.waiting_s + waited_s)
+    return replace(reply, report=report)

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from agentrt.serving.tenants.limits import Limits
 
 BATCHES = 2
-"""The engine has so many batches of calls: one that runs, and others to choose from."""
+"""How many batches of calls are admitted: one that runs, and others to choose from."""
 KEPT_OF = 8
-"""One place in so many is kept for tenants with no call inside."""
+"""One slot in so many is kept for tenants with no call inside."""
 RECENT_S = 10.0
-"""For so long after its last call a tenant is expected to make another."""
+"""Seconds after its last call in which a tenant is expected to make another."""
 STARVATION_S = 20.0
-"""A call that has waited so long is not overtaken by calls of its own tenant any more."""
+"""Seconds after which calls of its own tenant no longer overtake a waiting call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Ticket:
 @dataclass(slots=True)
 class _Tenant:
     served: float
-    """What its calls have used, for its weight."""
+    """What its calls have used, divided by its weight."""
     reserved: float = 0.0
-    """What its calls inside are expected to use. It orders tenants, but does not raise the count
-    that others start from: it may not come true."""
+    """What its calls inside are expected to use. It counts where tenants are ordered, and not in
+    the counter that others start from, since it is an estimate."""
     inside: int = 0
-    heard: float = 0.0
+    called_at: float = 0.0
     waiting: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
     ranked: list[tuple[float, int]] = field(default_factory=list)
 
@@ -66,13 +66,13 @@ class _Tenant:
 
 
 class FairQueue:
-    """Tickets in front of ``slots`` places; ``limits`` says each tenant's weight and concurrency.
+    """A queue for ``slots`` calls inside; ``limits`` has each tenant's weight and concurrency.
 
-    ``slots`` None is room for all. The last of them, one in `KEPT_OF`, are kept for tenants with
-    no call inside, so that none has to wait until calls of others end. While a tenant was heard of
-    lately that has fewer calls inside than another, that one gets no more than a batch, less as
-    many: what comes then runs at once. Take a ticket with `push`, let in with `pop`, give back with
-    `settle`; one that gives up waiting leaves by `drop`.
+    With ``slots`` None there is room for all. One slot in `KEPT_OF` is kept for tenants with no
+    call inside, so that a new tenant never waits until calls of others end. A tenant with more
+    calls inside than another that called lately has at most one batch, less the same share: the
+    other's next call then runs at once. `push` queues a call, `pop` admits one, `settle` ends it;
+    a call that gives up waiting leaves by `drop`.
     """
 
     def __init__(self, slots: int | None, limits: Callable[[str], Limits]) -> None:
@@ -93,7 +93,7 @@ class FairQueue:
         elif one.is_idle:
             one.served = max(one.served, self._least_counter())
         ticket = Ticket(next(self._numbers), tenant, rank, cost, now)
-        one.heard = now
+        one.called_at = now
         one.waiting[ticket.number] = ticket
         heapq.heappush(one.ranked, (rank, ticket.number))
         return ticket
@@ -144,8 +144,8 @@ class FairQueue:
         return len(self._tenants)
 
     def _may_enter(self, name: str, one: _Tenant, least: int) -> bool:
-        """Whether a tenant's next call may go in; ``least`` is what a tenant has inside that was
-        heard of lately.
+        """Whether a tenant's next call may go in. ``least`` is the smallest number of calls inside
+        of any tenant that called lately.
         """
         most = self._limits(name).concurrency
         if not one.waiting or (most is not None and one.inside >= most):
@@ -155,8 +155,8 @@ class FairQueue:
         return self._inside < _but_kept(self.slots // BATCHES if one.inside > least else self.slots)
 
     def _is_recent(self, one: _Tenant) -> bool:
-        """Whether a tenant is expected to call; where all have room, that makes no difference."""
-        return not one.is_idle or (self.slots is not None and self._now - one.heard < RECENT_S)
+        """Whether a tenant is expected to call. Where there is room for all, nobody asks."""
+        return not one.is_idle or (self.slots is not None and self._now - one.called_at < RECENT_S)
 
     def _counter(self, name: str) -> tuple[float, str]:
         """The virtual counter of a tenant, by which the least goes first."""
@@ -187,5 +187,5 @@ class FairQueue:
 
 
 def _but_kept(places: int) -> int:
-    """How many of so many places are for everybody; of one, all."""
+    """How many of these slots are for every tenant: at least one."""
     return max(1, places - -(-places // KEPT_OF))

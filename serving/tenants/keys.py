@@ -15,44 +15,54 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from agentrt.errors import ConfigError
 from agentrt.files import read_json
+from agentrt.serving.settings import fault_in
 from agentrt.serving.tenants.limits import Limits, read_limits
 
+TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"agentrt_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOOK_AGAIN_S = 1.0
-_NO_LIMITS = ("keys", "operator")
 _SHAPE = '{"tenants": {"NAME": {"keys": […], "weight": 1}}}'
 
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    tenant: str
-    salt: bytes
-    digest: bytes
+Hex = Annotated[str, StringConstraints(pattern="^([0-9a-f]{2})*$")]
 
 
-_NOBODY = _Stored("", b"", hashlib.sha256(secrets.token_bytes(32)).digest())
+class _Key(BaseModel):
+    id: str
+    salt: Hex
+    sha256: Hex
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    keys: Mapping[str, _Stored] = field(default_factory=dict)
-    limits: Mapping[str, Limits] = field(default_factory=dict)
-    operators: frozenset[str] = frozenset()
+class _Tenant(BaseModel):
+    """What the file has of a tenant. Its other fields are limits."""
+
+    model_config = ConfigDict(extra="allow")
+
+    keys: list[_Key] = Field(default_factory=list)
+    operator: bool = False
+
+
+class _Document(BaseModel):
+    tenants: dict[str, _Tenant]
+
+
+_NO_KEY = _Key(id="", salt="", sha256=secrets.token_hex(32))
 
 
 class KeyRing:
-    """The keys of a file, which is read again when it changes.
+    """The keys of a file, which is read again when it changes. ``limits`` are each tenant's.
 
-    A change that cannot be read leaves the keys as they were, and ``notice`` is told why.
+    A change that cannot be read leaves the keys as they were, and ``notice`` gets the reason.
     Raises `ConfigError` for a file that cannot be read at first, or has no key.
     """
+
+    limits: Mapping[str, Limits]
 
     def __init__(
         self,
@@ -66,17 +76,10 @@ class KeyRing:
         self._base = Limits() if base is None else base
         self._clock = clock
         self._notice = notice
-        self._seen: object = None
         self._looked_at = clock()
-        self._content = _Content()
         self._load()
-        if not self._content.keys:
+        if not self._keys:
             raise ConfigError(f"{path}: it has no key; make one: agentrt keys new TENANT --file F")
-
-    @property
-    def limits(self) -> Mapping[str, Limits]:
-        """Each tenant's limits."""
-        return self._content.limits
 
     def tenant_of(self, key: str) -> str | None:
         """The tenant whose key this is, or None. Takes as long for one as for the other."""
@@ -84,14 +87,13 @@ class KeyRing:
             self._look_again()
         match = _KEY.fullmatch(key)
         name, secret = match.groups() if match else ("", key)
-        stored = self._content.keys.get(name, _NOBODY)
-        if hmac.compare_digest(_digest(stored.salt, secret), stored.digest) and stored.tenant:
-            return stored.tenant
-        return None
+        tenant, stored = self._keys.get(name, (None, _NO_KEY))
+        is_right = hmac.compare_digest(_digest(stored.salt, secret), stored.sha256)
+        return tenant if is_right else None
 
     def is_operator(self, tenant: str) -> bool:
         """Whether the file says ``"operator": true`` of this tenant."""
-        return tenant in self._content.operators
+        return tenant in self._tenants and self._tenants[tenant].operator
 
     def _look_again(self) -> None:
         self._looked_at = self._clock()
@@ -104,21 +106,18 @@ class KeyRing:
     def _load(self) -> None:
         document = _read(self._path)
         self._seen = _stamp(self._path)
-        keys: dict[str, _Stored] = {}
-        limits: dict[str, Limits] = {}
-        operators: set[str] = set()
-        for tenant, values in document["tenants"].items():
-            where = f"{self._path}: tenant {tenant!r}"
-            check_tenant_name(tenant, str(self._path))
-            if not isinstance(values, dict):
-                raise ConfigError(f"{where}: it must be an object, as in {_SHAPE}")
-            own = {name: value for name, value in values.items() if name not in _NO_LIMITS}
-            if values.get("operator", False) is True:
-                operators.add(tenant)
-            limits[tenant] = read_limits(own, self._base, where)
-            for entry in values.get("keys", ()):
-                keys[_field(entry, "id", where)] = _stored(tenant, entry, where)
-        self._content = _Content(keys, limits, frozenset(operators))
+        try:
+            tenants = _Document.model_validate(document).tenants
+        except ValidationError as error:
+            raise ConfigError(f"{self._path}: {fault_in(error)}; it is as {_SHAPE}") from None
+        for name in tenants:
+            _check_name(name, str(self._path))
+        self.limits = {
+            name: read_limits(one.model_extra or {}, self._base, f"{self._path}: tenant {name!r}")
+            for name, one in tenants.items()
+        }
+        self._keys = {key.id: (name, key) for name, one in tenants.items() for key in one.keys}
+        self._tenants = tenants
 
 
 def new_key(path: Path, tenant: str) -> str:
@@ -126,10 +125,10 @@ def new_key(path: Path, tenant: str) -> str:
 
     Raises `ConfigError` for a name or a file that cannot be.
     """
-    check_tenant_name(tenant, "agentrt keys new")
+    _check_name(tenant, "agentrt keys new")
     document = _read(path) if path.exists() else {"tenants": {}}
-    name, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_bytes(16)
-    entry = {"id": name, "salt": salt.hex(), "sha256": _digest(salt, secret).hex()}
+    name, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
+    entry = {"id": name, "salt": salt, "sha256": _digest(salt, secret)}
     document["tenants"].setdefault(tenant, {}).setdefault("keys", []).append(entry)
     try:
         _write(path, json.dumps(document, indent=2) + "\n")
@@ -138,17 +137,16 @@ def new_key(path: Path, tenant: str) -> str:
     return f"agentrt_{name}_{secret}"
 
 
-def check_tenant_name(tenant: str, where: str) -> None:
-    """Raise `ConfigError` for what is no tenant's name."""
-    if not _NAME.fullmatch(tenant):
+def _check_name(tenant: str, where: str) -> None:
+    if not TENANT_NAME.fullmatch(tenant):
         raise ConfigError(
             f"{where}: {tenant!r} is no tenant's name; use letters, digits, '.', '_' and '-', 64 "
             "at most"
         )
 
 
-def _digest(salt: bytes, secret: str) -> bytes:
-    return hashlib.sha256(salt + secret.encode("utf-8", "replace")).digest()
+def _digest(salt: str, secret: str) -> str:
+    return hashlib.sha256(bytes.fromhex(salt) + secret.encode("utf-8", "replace")).hexdigest()
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -164,21 +162,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("tenants"), dict):
         raise ConfigError(f"{path}: it must be as {_SHAPE}")
     return document
-
-
-def _stored(tenant: str, entry: Any, where: str) -> _Stored:
-    salt, digest = _field(entry, "salt", where), _field(entry, "sha256", where)
-    try:
-        return _Stored(tenant, bytes.fromhex(salt), bytes.fromhex(digest))
-    except ValueError as error:
-        raise ConfigError(f"{where}: a key's salt and sha256 are hexadecimal: {error}") from error
-
-
-def _field(entry: Any, name: str, where: str) -> str:
-    value = entry.get(name) if isinstance(entry, dict) else None
-    if not isinstance(value, str):
-        raise ConfigError(f"{where}: a key has id, salt and sha256; this one lacks {name}")
-    return value
 
 
 def _stamp(path: Path) -> object:

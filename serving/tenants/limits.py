@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from agentrt.errors import AgentrtError, ConfigError
+from agentrt.serving.settings import fault_in
 
 _MINUTE_S = 60.0
 _FULL_RETRY_S = 1.0
 _MOST_NAMES = 1024
 """From so many tenants on, idle ones are forgotten: without keys anyone can make names up."""
+
+Count = Annotated[int, Field(gt=0, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,51 +29,42 @@ class Limits:
     refused. ``programs`` are its live ones: of clients, served ones, and LangGraph runs, so many
     of each. The rates are per minute: ``requests`` start work, ``http_requests`` are all; tokens
     are those that were computed, of prompts and outputs, and are charged when a call ends.
-    ``submitted`` are live programs that were sent as
-    source; the names that begin with it are what each of these may use. ``threads``,
-    ``assistants``, ``crons`` and ``store_mib`` are what a tenant may have in the database.
+    ``submitted`` are live programs that were sent as source, and ``submitted_…`` what each of
+    them may use. ``threads``, ``assistants``, ``crons`` and ``store_mib`` are what a tenant may
+    have in the database.
     """
 
-    weight: float = 1.0
-    concurrency: int | None = None
-    calls: int = 1024
-    programs: int = 4096
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    http_requests_per_minute: int | None = None
-    submitted: int = 16
-    submitted_memory_mib: int = 64
-    submitted_seconds: int = 10
-    submitted_calls: int = 1000
-    submitted_tokens: int = 100_000
-    threads: int | None = 100_000
-    assistants: int | None = 10_000
-    crons: int | None = 1_000
-    store_mib: int | None = 256
+    weight: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] = 1.0
+    concurrency: Count | None = None
+    calls: Count = 1024
+    programs: Count = 4096
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    http_requests_per_minute: Count | None = None
+    submitted: Count = 16
+    submitted_memory_mib: Count = 64
+    submitted_seconds: Count = 10
+    submitted_calls: Count = 1000
+    submitted_tokens: Count = 100_000
+    threads: Count | None = 100_000
+    assistants: Count | None = 10_000
+    crons: Count | None = 1_000
+    store_mib: Count | None = 256
 
 
 NAMES = tuple(field.name for field in fields(Limits))
 _RATES = ("requests_per_minute", "tokens_per_minute", "http_requests_per_minute")
-_OPTIONAL = {field.name for field in fields(Limits) if "None" in str(field.type)}
-"""None is no limit."""
+_LIMITS = TypeAdapter(Limits)
 
 
 def read_limits(values: Mapping[str, Any], base: Limits, where: str) -> Limits:
     """``base`` with the limits that are named. Raises `ConfigError`, which names ``where``."""
-    for name, value in values.items():
-        if name not in NAMES:
-            raise ConfigError(f"{where}: there is no limit {name!r}; there is {', '.join(NAMES)}")
-        _check(name, value, where)
-    return replace(base, **values)
-
-
-def _check(name: str, value: Any, where: str) -> None:
-    if value is None and name in _OPTIONAL:
-        return
-    kinds = (int, float) if name == "weight" else (int,)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
-        kind = "number" if name == "weight" else "whole number"
-        raise ConfigError(f"{where}: {name} must be a {kind} above 0, got {value!r}")
+    if unknown := [name for name in values if name not in NAMES]:
+        raise ConfigError(f"{where}: there is no limit {unknown[0]!r}; there is {', '.join(NAMES)}")
+    try:
+        return _LIMITS.validate_python({**asdict(base), **values})
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {fault_in(error)}") from None
 
 
 class BusyError(AgentrtError):
@@ -109,11 +105,18 @@ class Bucket:
         self._level, self._at = min(self._size, self._level + gained), now
 
 
-@dataclass(slots=True)
 class _Use:
-    limits: Limits
-    buckets: Mapping[str, Bucket]
-    calls: int = 0
+    """What one tenant uses: its open ``calls``, and a bucket for each of its rates."""
+
+    def __init__(self, limits: Limits, calls: int, now: float) -> None:
+        self.limits = limits
+        self.calls = calls
+        rates = {name: getattr(limits, name) for name in _RATES}
+        self.buckets = {
+            name: Bucket(rate, rate / _MINUTE_S, now)
+            for name, rate in rates.items()
+            if rate is not None
+        }
 
     def is_idle(self, now: float) -> bool:
         return not self.calls and all(one.is_full(now) for one in self.buckets.values())
@@ -149,72 +152,45 @@ class Tenants:
                 "it may have; wait for some to end",
                 _FULL_RETRY_S,
             )
-        self._ask(use, tenant, 1)
+        self.ask(tenant)
         use.calls += calls
-
-    def ask(self, tenant: str, requests: int = 1) -> None:
-        """``tenant`` makes so many requests, whose end need not be told.
-
-        Raises `BusyError` where one of its rates is used up, and then uses nothing.
-        """
-        self._ask(self._use(tenant), tenant, requests)
-
-    def arrive(self, tenant: str) -> None:
-        """A request of ``tenant`` comes over HTTP, whatever it asks for.
-
-        Raises `BusyError` where there were too many.
-        """
-        self._take(self._use(tenant), tenant, "http_requests_per_minute", 1.0)
 
     def leave(self, tenant: str, calls: int = 1) -> None:
         """So many of the tenant's calls are over."""
         self._use(tenant).calls -= calls
-
-    def charge(self, tenant: str, tokens: float) -> None:
-        """A call of ``tenant`` has used so many tokens."""
-        bucket = self._use(tenant).buckets.get("tokens_per_minute")
-        if bucket is not None:
-            bucket.take(tokens, self._clock())
 
     def calls(self, tenant: str) -> int:
         """How many of the tenant's calls are under way."""
         use = self._uses.get(tenant)
         return 0 if use is None else use.calls
 
-    def _use(self, tenant: str) -> _Use:
-        limits, use = self.limits(tenant), self._uses.get(tenant)
-        if use is None or (use.limits is not limits and use.limits != limits):
-            now = self._clock()
-            if len(self._uses) >= _MOST_NAMES:
-                self._forget_idle(now)
-            rates = {name: getattr(limits, name) for name in _RATES}
-            buckets = {
-                name: Bucket(rate, rate / _MINUTE_S, now)
-                for name, rate in rates.items()
-                if rate is not None
-            }
-            use = self._uses[tenant] = _Use(limits, buckets, 0 if use is None else use.calls)
-        return use
+    def ask(self, tenant: str, requests: int = 1) -> None:
+        """``tenant`` makes so many requests, which need no `leave`.
 
-    def _forget_idle(self, now: float) -> None:
-        for name in [name for name, use in self._uses.items() if use.is_idle(now)]:
-            del self._uses[name]
+        Raises `BusyError` where one of its rates is used up, and then uses nothing.
+        """
+        self._check_rate(tenant, "tokens_per_minute", 1.0)
+        self._check_rate(tenant, "requests_per_minute", float(requests))
+        self._take(tenant, "requests_per_minute", float(requests))
 
-    def _ask(self, use: _Use, tenant: str, requests: int) -> None:
-        if use.buckets:
-            self._check_rate(use, tenant, "tokens_per_minute", 1.0)
-        self._take(use, tenant, "requests_per_minute", float(requests))
+    def arrive(self, tenant: str) -> None:
+        """A request of ``tenant`` comes over HTTP, whatever it asks for.
 
-    def _take(self, use: _Use, tenant: str, rate: str, amount: float) -> None:
-        if not use.buckets:
-            return
-        self._check_rate(use, tenant, rate, amount)
-        bucket = use.buckets.get(rate)
-        if bucket is not None:
+        Raises `BusyError` where there were too many.
+        """
+        self._check_rate(tenant, "http_requests_per_minute", 1.0)
+        self._take(tenant, "http_requests_per_minute", 1.0)
+
+    def charge(self, tenant: str, tokens: float) -> None:
+        """A call of ``tenant`` has used so many tokens."""
+        self._take(tenant, "tokens_per_minute", tokens)
+
+    def _take(self, tenant: str, rate: str, amount: float) -> None:
+        if (bucket := self._use(tenant).buckets.get(rate)) is not None:
             bucket.take(amount, self._clock())
 
-    def _check_rate(self, use: _Use, tenant: str, rate: str, amount: float) -> None:
-        bucket = use.buckets.get(rate)
+    def _check_rate(self, tenant: str, rate: str, amount: float) -> None:
+        bucket = self._use(tenant).buckets.get(rate)
         wait = 0.0 if bucket is None else bucket.wait_s(amount, self._clock())
         if wait:
             raise BusyError(
@@ -222,3 +198,16 @@ class Tenants:
                 f"{max(1, math.ceil(wait))} s",
                 wait,
             )
+
+    def _use(self, tenant: str) -> _Use:
+        limits, use = self.limits(tenant), self._uses.get(tenant)
+        if use is None or (use.limits is not limits and use.limits != limits):
+            now = self._clock()
+            if len(self._uses) >= _MOST_NAMES:
+                self._forget_idle(now)
+            use = self._uses[tenant] = _Use(limits, 0 if use is None else use.calls, now)
+        return use
+
+    def _forget_idle(self, now: float) -> None:
+        for name in [name for name, use in self._uses.items() if use.is_idle(now)]:
+            del self._uses[name]

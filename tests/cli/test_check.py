@@ -98,7 +98,7 @@ def test_what_is_not_served_is_said(
         "auth": "is no langgraph_sdk.Auth",
         "http.app": "serve that application beside this one",
         "http.disable_store": "these paths stay",
-        "http.cors": "allow_origins is a list of texts",
+        "http.cors": "allow_origins: Input should be a valid list",
         "store.index": "not found by meaning",
         "webhooks": "url.allowed_domains",
         "teapot": "not known here",

@@ -155,14 +155,9 @@ async def open_server(
             submit=submit,
         )
         listener = Listener("127.0.0.1", 0)
-        async with opened_app(server, apis, FrontendApp(server, fronts, strict=strict)) as app:
-            serving = asyncio.create_task(listener.serve(app, server.bounds))
-            try:
-                async with httpx.AsyncClient(base_url=listener.url, timeout=WAIT_S) as client:
-                    local = LocalServer(server, runtime, engine, listener.url, client, listener)
-                    await local.until(lambda: listener.is_serving or serving.done())
-                    yield local
-            finally:
-                listener.stop()
-                await serving
-                listener.close()
+        async with (
+            opened_app(server, apis, FrontendApp(server, fronts, strict=strict)) as app,
+            listener.serving(app, server.bounds),
+            httpx.AsyncClient(base_url=listener.url, timeout=WAIT_S) as client,
+        ):
+            yield LocalServer(server, runtime, engine, listener.url, client, listener)

@@ -33,6 +33,7 @@ from agentrt.serving.observability import api as observability
 from agentrt.serving.programs.api import api as programs
 from tests.serving.langgraph.graphs import all_graphs
 from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.tenants.plain_keys import PlainKeys
 
 EXAMPLES = max(5, int(os.environ.get("AGENTRT_EXAMPLES", "100")) // 40)
 REQUESTS = 30
@@ -51,16 +52,6 @@ async def asks(ctx: Context, text: str = "?") -> Any:
 @program
 async def says(ctx: Context, text: str = "!") -> str:
     return text
-
-
-class Keys:
-    """A tenant's key is its name."""
-
-    def tenant_of(self, key: str) -> str | None:
-        return key if key in TENANTS else None
-
-    def is_operator(self, tenant: str) -> bool:
-        return False
 
 
 class Tenants(RuleBasedStateMachine):
@@ -278,7 +269,9 @@ class Tenants(RuleBasedStateMachine):
 @contextmanager
 def server(folder: Path) -> Iterator[Serving]:
     things = {**all_graphs(), "asks": asks, "says": says}
-    with serving(things, folder / "agentrt.db", langgraph, Keys(), programs, observability) as it:
+    with serving(
+        things, folder / "agentrt.db", langgraph, PlainKeys(), programs, observability
+    ) as it:
         yield it
 
 

@@ -19,7 +19,7 @@ from agentrt.serving.langgraph import connections, reading
 from agentrt.serving.observability.readers import Readers
 from agentrt.serving.programs import client_programs, conversation
 from agentrt.serving.server import Bounds
-from agentrt.serving.tenants import fair, grammars, loop
+from agentrt.serving.tenants import fair
 from agentrt.serving.tenants.limits import NAMES, Limits
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -42,11 +42,9 @@ LIMITS = {
     "a prompt's text": [],
     "prompts of more than 32,000 characters": [long_prompts.LONG, 1],
     "chats of more than 64 messages": [long_prompts.MANY, 1],
-    "a tenant's use of the event loop": [loop.BUSY, loop.FREE],
     "choices of one request": [1],
     "a tenant's calls in the engine": [fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
     "schemas that are read at once": [1],
-    "grammars of a tenant that are compiled at once": [grammars.AT_ONCE],
     "compiling one grammar": [compiling.SLOW_S, compiling.LONGEST_S],
     "what a grammar takes of the engine's steps": [masks.MOST_S, masks.MOST_S],
     "readers of": [READERS["most"].default, READERS["most_of_one"].default],

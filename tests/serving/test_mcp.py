@@ -29,6 +29,7 @@ from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Bounds, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import Limits, Tenants
 from tests.doubles.scripted import ScriptedExecutor
+from tests.serving.tenants.plain_keys import PlainKeys
 from tests.serving.watchdog import opened_app
 
 MODES = ("legacy", "auto")
@@ -83,16 +84,6 @@ BUILDER.add_edge("ask", END)
 PROGRAMS = (shout, count, fail, choose, hang)
 
 
-class Keys(KeyCheck):
-    """A tenant's key is its name."""
-
-    def tenant_of(self, key: str) -> str | None:
-        return key or None
-
-    def is_operator(self, tenant: str) -> bool:
-        return False
-
-
 @dataclass
 class Local:
     server: Server
@@ -125,16 +116,11 @@ async def serving(keys: KeyCheck | None = None, **limits: Any) -> AsyncIterator[
         bounds = Bounds(body_bytes=10_000)
         server = Server(runtime, ("m",), served, tenants=tenants, keys=keys, bounds=bounds)
         listener = Listener("127.0.0.1", 0)
-        async with opened_app(server, [questions, served_mcp.api]) as app:
-            listening = asyncio.create_task(listener.serve(app, server.bounds))
-            try:
-                local = Local(server, runtime, listener.url)
-                await local.until(lambda: listener.is_serving or listening.done())
-                yield local
-            finally:
-                listener.stop()
-                await listening
-                listener.close()
+        async with (
+            opened_app(server, [questions, served_mcp.api]) as app,
+            listener.serving(app, server.bounds),
+        ):
+            yield Local(server, runtime, listener.url)
         assert not runtime.runs
 
 
@@ -279,7 +265,7 @@ async def test_a_cancelled_call_cancels_its_run(local: Local, mode: str) -> None
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_call_belongs_to_its_keys_tenant(mode: str) -> None:
-    async with serving(Keys(), programs=1) as local:
+    async with serving(PlainKeys(), programs=1) as local:
         async with httpx.AsyncClient(base_url=local.url, timeout=60) as http:
             assert (await http.post("/mcp")).status_code == 401
         headers = {"authorization": "Bearer ann"}
@@ -301,7 +287,10 @@ def initialize() -> dict[str, Any]:
 
 
 async def test_a_session_or_a_question_is_of_no_use_to_another_tenant() -> None:
-    async with serving(Keys()) as local, httpx.AsyncClient(base_url=local.url, timeout=60) as http:
+    async with (
+        serving(PlainKeys()) as local,
+        httpx.AsyncClient(base_url=local.url, timeout=60) as http,
+    ):
         ann, bob = ({"authorization": f"Bearer {name}"} for name in ("ann", "bob"))
         json = {"accept": "application/json, text/event-stream"}
         body = initialize()

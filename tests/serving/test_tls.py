@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import ssl
 import subprocess
@@ -41,26 +40,19 @@ async def test_it_answers_over_tls_and_to_nobody_else(certificate: Certificate) 
         server = Server(runtime, ("scripted",))
         listener = Listener("127.0.0.1", 0, certificate)
         assert listener.url.startswith("https://")
-        async with opened_app(server, [observability]) as app:
-            task = asyncio.create_task(listener.serve(app, server.bounds))
-            try:
-                while not listener.is_serving:
-                    await asyncio.sleep(0)
-                trusted = ssl.create_default_context(cafile=certificate.chain)
-                async with httpx.AsyncClient(
-                    base_url=listener.url, verify=trusted, timeout=60
-                ) as client:
-                    assert (await client.get("/health")).json() == {"status": "ok"}
-                    here = {"origin": listener.url}
-                    assert (await client.get("/programs", headers=here)).status_code == 200
-                plain = listener.url.replace("https", "http")
-                async with httpx.AsyncClient(base_url=plain, timeout=60) as client:
-                    with pytest.raises(httpx.TransportError):
-                        await client.get("/health")
-            finally:
-                listener.stop()
-                await task
-                listener.close()
+        trusted = ssl.create_default_context(cafile=certificate.chain)
+        plain = listener.url.replace("https", "http")
+        async with (
+            opened_app(server, [observability]) as app,
+            listener.serving(app, server.bounds),
+            httpx.AsyncClient(base_url=listener.url, verify=trusted, timeout=60) as client,
+            httpx.AsyncClient(base_url=plain, timeout=60) as stranger,
+        ):
+            assert (await client.get("/health")).json() == {"status": "ok"}
+            here = {"origin": listener.url}
+            assert (await client.get("/programs", headers=here)).status_code == 200
+            with pytest.raises(httpx.TransportError):
+                await stranger.get("/health")
 
 
 def test_a_chain_may_hold_its_key(certificate: Certificate, tmp_path: Path) -> None:

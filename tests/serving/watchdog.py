@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrt.serving import app as served
-from agentrt.serving.tenants.loop import Stepped
 
 LIMIT_S = 0.25
 """CPU time that a request may take at a stretch. On an idle machine what the largest bounds let
@@ -38,7 +38,7 @@ class Watchdog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         steps: list[float] = []
         try:
-            await Stepped(self.app(scope, receive, send), steps.append, _cpu_s)
+            await _timed(self.app(scope, receive, send), steps.append)
         finally:
             self.held.append((max(steps), f"{scope.get('method')} {scope.get('path')}"))
 
@@ -46,6 +46,26 @@ class Watchdog:
         """Raise `AssertionError` if a request held the loop."""
         longest, request = max(self.held, default=(0.0, ""))
         assert longest <= LIMIT_S, f"{request} held the event loop for {longest:.2f} s of CPU time"
+
+
+@types.coroutine
+def _timed(work: Awaitable[None], took: Callable[[float], None]) -> Generator[Any, Any, None]:
+    """Await ``work``; ``took`` gets the CPU time of each of its steps."""
+    steps = work.__await__()
+    step, given = steps.send, None
+    while True:
+        began = _cpu_s()
+        try:
+            awaited = step(given)
+        except StopIteration:
+            return
+        finally:
+            took(_cpu_s() - began)
+        step, given = steps.send, None
+        try:
+            given = yield awaited
+        except BaseException as error:
+            step, given = steps.throw, error
 
 
 @asynccontextmanager

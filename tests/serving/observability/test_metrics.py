@@ -17,8 +17,8 @@ from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EngineView
-from agentrt.serving.observability.gauges import Gauges
-from agentrt.serving.observability.metrics import Labels, TenantMetrics
+from agentrt.serving.observability.gauges import gauges
+from agentrt.serving.observability.metrics import Labels, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
 from agentrt.tracking.scope import Scope
@@ -87,10 +87,7 @@ def test_histograms_and_gauges_count_ended_and_live_programs(told: list[Deed]) -
     states = Counter((r.row.tenant, r.type, str({"state": str(r.state)})) for r in ended)
     assert values.get("agentrt_programs_ended_total", {}) == states
     render = Renderer(log, EngineView(), None)
-    gauges = Gauges(
-        log.of(None), render.view, render.now, render.sees, log.metrics.labels
-    ).collect()
-    [live] = [family for family in gauges if family.name == "agentrt_programs"]
+    live = next(gauges(log.of(None), render.view, render.now, render.sees, log.metrics.labels))
     assert sum(sample.value for sample in live.samples) == len(story.registry.runs)
 
 
@@ -103,7 +100,7 @@ def test_a_tenants_metrics_are_its_own(told: list[Deed]) -> None:
     story.tell(told)
     whole = parsed(generate_latest(log.metrics.registry).decode())
     for tenant in TENANTS:
-        own = [m for m in TenantMetrics(log.metrics.registry, tenant).collect() if m.samples]
+        own = [m for m in of_tenant(log.metrics.registry.collect(), tenant) if m.samples]
         for metric in own:
             for sample in metric.samples:
                 assert sample.labels["tenant"] == tenant
@@ -156,7 +153,7 @@ def test_what_is_kept_of_ended_programs_is_bounded() -> None:
         log.registry.begin_call(run, Scope(run, run.type), "llm")
         log.registry.close(run, RunState.CANCELLED)
     assert (len(log.live), len(log.ended)) == (0, 10)
-    assert (len(log._counted), len(log._trailing)) == (10, 10)
+    assert len(log.metrics._counted) == 10
 
 
 @program

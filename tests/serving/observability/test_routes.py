@@ -21,7 +21,7 @@ from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.serving.background import STUBBORN, Background
 from agentrt.serving.observability import api
 from agentrt.serving.observability.dashboard import dashboard
-from agentrt.serving.observability.snapshot_poller import SnapshotPoller
+from agentrt.serving.observability.engines import SnapshotPoller
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import KeyRing, new_key
 from tests.doubles.scripted import ScriptedExecutor

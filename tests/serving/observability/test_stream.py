@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from agentrt import Runtime
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
-from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.engines import EngineView, SnapshotPoller
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.readers import Readers, TooManyReadersError, TooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
-from agentrt.serving.observability.snapshot_poller import SnapshotPoller
 from agentrt.serving.observability.stream import Feed
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor

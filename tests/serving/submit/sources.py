@@ -10,10 +10,6 @@ from tests.serving.local import LocalServer
 
 CALLS = "async def main(ctx):\n    return (await ctx.llm('go', max_tokens=8)).text\n"
 SPINS = "async def main(ctx):\n    while True:\n        pass\n"
-ENDLESS = (
-    "async def main(ctx):\n    while True:\n        try:\n            await ctx.llm('x')\n"
-    "        except Exception:\n            pass\n"
-)
 
 
 async def send(local: LocalServer, source: str, **more: Any) -> Any:
