@@ -47,7 +47,7 @@ from agentrt.serving.langgraph import a2a_values as values
 from agentrt.serving.langgraph.a2a_known import Found, KnownTasks, caller_of
 from agentrt.serving.langgraph.outages import refusal
 from agentrt.serving.langgraph.responses import summary
-from agentrt.serving.langgraph.run_bodies import Command, ThreadRunBody
+from agentrt.serving.langgraph.run_bodies import Command, RunBody
 from agentrt.serving.langgraph.run_ends import CANCEL_REASON
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_routes import RunRoutes
@@ -186,7 +186,7 @@ class Tasks(RequestHandler):
                 body["command"] = Command(resume=resume)
         if "command" not in body:
             body["input"] = await self._input(params, context)
-        run = ThreadRunBody(
+        run = RunBody(
             assistant_id=context.state["assistant_id"],
             if_not_exists="create",
             stream_mode=["messages-tuple"],
@@ -233,8 +233,7 @@ class Tasks(RequestHandler):
     async def _withdraw(self, context: ServerCallContext, found: Found) -> None:
         """Cancel a task that waits for an answer: nobody is asked any more."""
         caller, thread = caller_of(context), UUID(found.row["thread_id"])
-        only = await caller.authorize("threads", "update", {"thread_id": thread})
-        await self._state.threads.get(caller.tenant, thread, only)
+        await self._state.thread(caller, thread, "update")
         result = str(found.row["result"]).encode()
         end = self._state.runs.end(found.row["run_id"], "interrupted", result, CANCEL_REASON)
         await self._state.threads.update_state(

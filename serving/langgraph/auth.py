@@ -110,6 +110,12 @@ class Caller:
     user: User | None
     auth: Auth | None
 
+    @classmethod
+    def of_config(cls, tenant: str, config: Mapping[str, Any] | None, auth: Auth | None) -> Caller:
+        """Whoever asked for a run, from the `config` that was stored with it."""
+        user = (config or {}).get("langgraph_auth_user")
+        return cls(tenant, None if user is None else User(user), auth)
+
     async def authorize(self, resource: str, action: str, value: dict[str, Any]) -> Filter:
         """Ask the hooks; visible objects must contain what this returns. Raises 403.
 

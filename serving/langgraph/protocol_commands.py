@@ -154,8 +154,7 @@ class ProtocolCommands:
         """``input.respond``: the run that goes on with answers, as the thread's last run was."""
         given = Respond.model_validate(in_snake_case(params))
         answers = given.answers()
-        only = await caller.authorize("threads", "read", {"thread_id": thread})
-        row = await self._state.threads.get(caller.tenant, thread, only)
+        row = await self._state.thread(caller, thread, "read")
         open_ids = {one["id"] for one in interrupts_in(row._mapping["interrupts"])}
         last = await self._state.runs.last_of(str(thread))
         for key in answers:
@@ -194,8 +193,7 @@ class ProtocolCommands:
     async def _tree(self, caller: Caller, thread: UUID, params: Object) -> _Done:
         """``agent.getTree``: the graphs of a run, the last one's if none is named."""
         given = GetTree.model_validate(in_snake_case(params))
-        only = await caller.authorize("threads", "read", {"thread_id": thread})
-        await self._state.threads.get(caller.tenant, thread, only)
+        await self._state.thread(caller, thread, "read")
         runs = await self._state.runs.since(str(thread), 0, _MOST_RUNS)
         wanted = [one for one in runs if given.run_id in (None, UUID(one.run_id))]
         if not wanted:

@@ -9,7 +9,7 @@ from typing import Annotated
 from uuid import UUID
 
 import orjson
-from fastapi import APIRouter, HTTPException, WebSocket
+from fastapi import HTTPException, WebSocket
 from pydantic import AfterValidator, Field
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
@@ -19,6 +19,7 @@ from agentrt.serving.langgraph.protocol_commands import ProtocolCommands
 from agentrt.serving.langgraph.protocol_events import ThreadEvent, Wanted, place_of
 from agentrt.serving.langgraph.protocol_socket import ProtocolSocket
 from agentrt.serving.langgraph.responses import JSON
+from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.stream_responses import PING_S, SEND_S
@@ -29,7 +30,7 @@ _CHANNELS = {
     *("values", "updates", "messages", "tools", "lifecycle"),
     *("input", "checkpoints", "tasks", "custom"),
 }
-_EVENTS = "/threads/{thread_id}/stream/events"
+EVENTS = "/threads/{thread_id}/stream/events"
 _MOST_RUNS = 1000
 """How many of a thread's last runs are replayed."""
 
@@ -52,7 +53,7 @@ class EventsBody(Body):
     since: int = Field(default=0, ge=0, lt=2**53)
 
 
-class ProtocolRoutes:
+class ProtocolRoutes(Routes):
     """Commands and events of threads."""
 
     def __init__(self, state: TenantState, queue: RunQueue, commands: ProtocolCommands) -> None:
@@ -60,13 +61,6 @@ class ProtocolRoutes:
         self._queue = queue
         self._commands = commands
         self._sockets: set[ProtocolSocket] = set()
-
-    def add_to(self, router: APIRouter, sockets: APIRouter) -> None:
-        """Add the routes, and that of WebSockets, whose messages are requests to the others."""
-        add = router.add_api_route
-        add("/threads/{thread_id}/commands", self.command, methods=["POST"])
-        add(_EVENTS, self.events, methods=["POST"], response_model=None)
-        sockets.add_api_websocket_route(_EVENTS, self.socket)
 
     async def drain(self) -> None:
         """The server stops: end the streams of threads in which nothing runs."""
@@ -85,10 +79,12 @@ class ProtocolRoutes:
         finally:
             self._sockets.remove(connection)
 
+    @route("POST", "/threads/{thread_id}/commands")
     async def command(self, thread_id: UUID, body: Object, caller: CallerDep) -> JSON:
         """Carry out a command. One that fails is answered as the protocol says."""
         return await self._commands.answer(caller, thread_id, body)
 
+    @route("POST", EVENTS)
     async def events(
         self, thread_id: UUID, body: EventsBody, caller: CallerDep
     ) -> EventSourceResponse:
@@ -138,10 +134,11 @@ class ProtocolRoutes:
 
     async def _sees(self, caller: Caller, thread: UUID) -> bool:
         """Whether the thread is there, and the caller's."""
-        only = await caller.authorize("threads", "read", {"thread_id": thread})
         try:
-            await self._state.threads.get(caller.tenant, thread, only)
-        except HTTPException:
+            await self._state.thread(caller, thread, "read")
+        except HTTPException as error:
+            if error.status_code != 404:
+                raise
             return False
         return True
 

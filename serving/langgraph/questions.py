@@ -19,12 +19,12 @@ from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
-from agentrt.serving.langgraph.auth import Caller, User, caller_of
+from agentrt.serving.langgraph.auth import Caller, caller_of
 from agentrt.serving.langgraph.bodies import Config
 from agentrt.serving.langgraph.expiry import deadline_of
 from agentrt.serving.langgraph.interrupts import EXPIRED, interrupts_in, is_open
 from agentrt.serving.langgraph.responses import BadJSONError, check_json
-from agentrt.serving.langgraph.run_bodies import Command, ThreadRunBody
+from agentrt.serving.langgraph.run_bodies import Command, RunBody
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import ACTIVE, has, runs, threads
 from agentrt.serving.langgraph.tenant_state import TenantState
@@ -131,7 +131,7 @@ class ThreadQuestions:
         last = await self._state.runs.last_of(asked.thread)
         if last is None:
             raise QuestionClosedError(f"thread {asked.thread} has no run that could be resumed")
-        body = ThreadRunBody(
+        body = RunBody(
             assistant_id=last.assistant_id,
             command=Command(resume={interrupt_id: value}),
             config=Config(**last.kwargs.get("config") or {}),
@@ -139,8 +139,7 @@ class ThreadQuestions:
             after_seconds=0,
         )
         if caller is None:
-            user = (last.kwargs.get("user") or {}).get("langgraph_auth_user")
-            caller = Caller(asked.tenant, None if user is None else User(user), None)
+            caller = Caller.of_config(asked.tenant, last.kwargs.get("user"), None)
         try:
             run, _ = await self._starts.start(caller, UUID(asked.thread), body, interrupt_id)
         except HTTPException as error:

@@ -19,7 +19,7 @@ from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.lifetimes import set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, timestamp
-from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, runs
+from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, matching, runs, threads
 from agentrt.serving.langgraph.threads import add_thread, change_thread, find_thread
 
 Fields = Mapping[str, Any]
@@ -164,14 +164,14 @@ class Runs:
             await add_thread(connection, tenant, thread, given, temporary=new.temporary)
             if not new.temporary:
                 await set_lifetime(connection, str(thread), self._quotas.lifetime)
-            await self._quotas.new_thread(connection, tenant)
+            await self._quotas.added(connection, threads, tenant)
             only = None
         elif new.make_thread:
             with suppress(IntegrityError):
                 async with connection.begin_nested():
                     await add_thread(connection, tenant, thread, given)
                     await set_lifetime(connection, str(thread), self._quotas.lifetime)
-                    await self._quotas.new_thread(connection, tenant)
+                    await self._quotas.added(connection, threads, tenant)
         row = await find_thread(connection, tenant, thread, only, lock=True)
         changed = {
             "status": "busy",
@@ -184,9 +184,8 @@ class Runs:
 
     async def get(self, tenant: str, thread: UUID, run: UUID) -> sa.Row[Any]:
         """The run, or 404."""
-        c = runs.c
-        own = (c.run_id == str(run), c.thread_id == str(thread), c.tenant == tenant)
-        row = await self._database.first(sa.select(runs).where(*own))
+        this = matching(runs, tenant, {"run_id": str(run), "thread_id": str(thread)})
+        row = await self._database.first(sa.select(runs).where(*this))
         if row is None:
             raise not_found("run", run)
         return row
@@ -195,10 +194,9 @@ class Runs:
         self, tenant: str, thread: UUID, status: str | None, limit: int, offset: int
     ) -> list[dict[str, Any]]:
         """The runs of a thread, the last one first."""
-        query = sa.select(runs).where(runs.c.thread_id == str(thread), runs.c.tenant == tenant)
-        if status is not None:
-            query = query.where(runs.c.status == status)
-        query = query.order_by(runs.c.number.desc()).limit(limit).offset(offset)
+        these = matching(runs, tenant, {"thread_id": str(thread), "status": status})
+        query = sa.select(runs).where(*these).order_by(runs.c.number.desc())
+        query = query.limit(limit).offset(offset)
         return [run_json(row) for row in await self._database.rows(query)]
 
     async def since(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
-from fastapi import APIRouter, Header, HTTPException, Response
-from sqlalchemy import Row
+from fastapi import Header, HTTPException, Response
 
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid
+from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.state_routes import StateRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState
@@ -20,7 +20,7 @@ from agentrt.serving.langgraph.threads import thread_json
 _T = "/threads/{thread_id}"
 
 
-class ThreadRoutes:
+class ThreadRoutes(Routes):
     """Makes, finds, changes and forgets threads; ``states`` writes the past of a new one."""
 
     def __init__(self, state: TenantState, queue: RunQueue, states: StateRoutes) -> None:
@@ -29,18 +29,7 @@ class ThreadRoutes:
         self._states = states
         self._all = state.threads
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        add = router.add_api_route
-        add("/threads", self.create, methods=["POST"])
-        add("/threads/search", self.search, methods=["POST"])
-        add("/threads/count", self.count, methods=["POST"])
-        add("/threads/prune", self.prune, methods=["POST"])
-        add(_T, self.get)
-        add(_T, self.patch, methods=["PATCH"])
-        add(_T, self.delete, methods=["DELETE"], status_code=204)
-        add(f"{_T}/copy", self.copy, methods=["POST"])
-
+    @route("POST", "/threads")
     async def create(self, body: bodies.ThreadCreate, caller: CallerDep) -> JSON:
         """A new thread; ``supersteps`` are written into its state, if it is new."""
         graph_id = str(body.metadata.get("graph_id"))
@@ -59,17 +48,20 @@ class ThreadRoutes:
             raise
         return JSON(thread_json(await self._all.get(caller.tenant, UUID(made["thread_id"]))))
 
+    @route("POST", "/threads/search")
     async def search(self, body: bodies.ThreadSearch, caller: CallerDep) -> JSON:
         """Threads that fit."""
         only = await caller.authorize("threads", "search", body.model_dump())
         found, headers = await self._all.search(caller.tenant, body, only)
         return JSON(found, headers=headers)
 
+    @route("POST", "/threads/count")
     async def count(self, body: bodies.ThreadCount, caller: CallerDep) -> JSON:
         """How many fit."""
         only = await caller.authorize("threads", "search", body.model_dump())
         return JSON(await self._all.count(caller.tenant, body, only))
 
+    @route("POST", "/threads/prune")
     async def prune(self, body: bodies.Prune, caller: CallerDep) -> JSON:
         """Forget threads, or all but their last checkpoints. Those that are not there are left."""
         pruned = 0
@@ -87,14 +79,16 @@ class ThreadRoutes:
             pruned += 1
         return JSON({"pruned_count": pruned})
 
+    @route("GET", _T)
     async def get(self, thread_id: UUID, caller: CallerDep, include: str | None = None) -> JSON:
         """One thread; with ``include=ttl``, and how long it is kept."""
         if include not in (None, "ttl"):
             raise invalid("include: ttl, and nothing else")
-        row = await self._read(caller, thread_id, "read")
+        row = await self._state.thread(caller, thread_id, "read")
         ttl = await self._all.lifetime(row) if include else None
         return JSON(thread_json(row) | ({"ttl": ttl} if ttl else {}))
 
+    @route("PATCH", _T)
     async def patch(
         self,
         thread_id: UUID,
@@ -108,18 +102,20 @@ class ThreadRoutes:
         patched = await self._all.patch(caller.tenant, thread_id, value["metadata"], body.ttl, only)
         return Response(status_code=204) if prefer == "return=minimal" else JSON(patched)
 
+    @route("DELETE", _T, 204)
     async def delete(self, thread_id: UUID, caller: CallerDep) -> Response:
         """Stop a thread's runs, and forget all of it."""
-        await self._read(caller, thread_id, "delete")
+        await self._state.thread(caller, thread_id, "delete")
         await self._forget(str(thread_id))
         return Response(status_code=204)
 
+    @route("POST", f"{_T}/copy")
     async def copy(self, thread_id: UUID, caller: CallerDep) -> JSON:
         """A new thread with the state and the history of this one. Raises 409 if it is not there:
         clients of LangGraph's own server know no 404 here.
         """
         try:
-            row = await self._read(caller, thread_id, "read")
+            row = await self._state.thread(caller, thread_id, "read")
         except HTTPException as error:
             raise (conflict(error.detail) if error.status_code == 404 else error) from None
         self._check_at_rest(thread_id)
@@ -155,10 +151,6 @@ class ThreadRoutes:
         only = await caller.authorize("threads", "delete", {"thread_id": key})
         found, _ = await self._all.search(caller.tenant, bodies.ThreadSearch(ids=[key]), only)
         return bool(found)
-
-    async def _read(self, caller: Caller, key: UUID, action: str) -> Row[Any]:
-        only = await caller.authorize("threads", action, {"thread_id": key})
-        return await self._all.get(caller.tenant, key, only)
 
     async def _forget(self, key: str) -> None:
         await self._queue.stop_all(self._queue.live_in(key), "interrupt")

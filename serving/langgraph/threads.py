@@ -18,7 +18,7 @@ from agentrt.serving.langgraph.extract import extracted
 from agentrt.serving.langgraph.lifetimes import in_use, lifetime_json, removal, set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, not_found, timestamp
-from agentrt.serving.langgraph.tables import ACTIVE, Filter, has, runs, threads
+from agentrt.serving.langgraph.tables import ACTIVE, Filter, matching, runs, threads
 from agentrt.serving.lifetimes import Ttl
 
 _TIMES = ("created_at", "updated_at", "state_updated_at")
@@ -80,7 +80,7 @@ class Threads:
             async with self._database.writing() as connection:
                 await add_thread(connection, tenant, key, body.metadata)
                 await set_lifetime(connection, str(key), body.ttl or self._quotas.lifetime)
-                await self._quotas.new_thread(connection, tenant)
+                await self._quotas.added(connection, threads, tenant)
         except IntegrityError:
             if body.if_exists == "raise":
                 raise conflict(f"thread {key} exists already") from None
@@ -155,9 +155,8 @@ async def find_thread(
     connection: AsyncConnection, tenant: str, key: UUID, only: Filter, *, lock: bool = False
 ) -> sa.Row[Any]:
     """The thread, or 404; ``lock`` keeps others from changing it until the transaction's end."""
-    query = sa.select(threads).where(threads.c.thread_id == str(key), threads.c.tenant == tenant)
-    if only:
-        query = query.where(has(threads.c.metadata, only))
+    this = matching(threads, tenant, {"thread_id": str(key)}, [("metadata", only)])
+    query = sa.select(threads).where(*this)
     row = (await connection.execute(query.with_for_update() if lock else query)).first()
     if row is None:
         raise not_found("thread", key)
@@ -195,15 +194,5 @@ async def change_thread(connection: AsyncConnection, key: UUID, values: Mapping[
 
 
 def _matching(tenant: str, body: bodies.ThreadCount, only: Filter) -> list[sa.ColumnElement[bool]]:
-    column = threads.c
-    conditions: list[sa.ColumnElement[bool]] = [column.tenant == tenant, ~column.temporary]
-    if body.status is not None:
-        conditions.append(column.status == body.status)
-    for field, wanted in (
-        (column.metadata, body.metadata),
-        (column["values"], body.values),
-        (column.metadata, only),
-    ):
-        if wanted:
-            conditions.append(has(field, wanted))
-    return conditions
+    contained = [("metadata", body.metadata), ("values", body.values), ("metadata", only)]
+    return matching(threads, tenant, {"status": body.status, "temporary": False}, contained)
