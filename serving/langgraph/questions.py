@@ -20,7 +20,6 @@ from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
 from agentrt.serving.langgraph.auth import Caller, caller_of
-from agentrt.serving.langgraph.bodies import Config
 from agentrt.serving.langgraph.expiry import deadline_of
 from agentrt.serving.langgraph.interrupts import EXPIRED, interrupts_in, is_open
 from agentrt.serving.langgraph.responses import BadJSONError, check_json
@@ -131,13 +130,7 @@ class ThreadQuestions:
         last = await self._state.runs.last_of(asked.thread)
         if last is None:
             raise QuestionClosedError(f"thread {asked.thread} has no run that could be resumed")
-        body = RunBody(
-            assistant_id=last.assistant_id,
-            command=Command(resume={interrupt_id: value}),
-            config=Config(**last.kwargs.get("config") or {}),
-            context=last.kwargs.get("context"),
-            after_seconds=0,
-        )
+        body = last.followed_by(RunBody, command=Command(resume={interrupt_id: value}))
         if caller is None:
             caller = Caller.of_config(asked.tenant, last.kwargs.get("user"), None)
         try:
@@ -186,14 +179,10 @@ class ThreadQuestions:
         """The conditions for threads that may be seen. Raises what the hooks raise."""
         about = {"thread_id": UUID(thread)} if thread and action == "read" else {}
         only = await caller.authorize("threads", action, about)
-        conditions: list[sa.ColumnElement[bool]] = [~threads.c.temporary]
-        if viewer.tenant is not None:
-            conditions.append(threads.c.tenant == viewer.tenant)
-        if thread is not None:
-            conditions.append(threads.c.thread_id == thread)
-        if only:
-            conditions.append(has(threads.c.metadata, only))
-        return conditions
+        c = threads.c
+        wanted = {c.tenant: viewer.tenant, c.thread_id: thread}
+        conditions = [column == value for column, value in wanted.items() if value is not None]
+        return [~c.temporary, *conditions, *([has(c.metadata, only)] if only else [])]
 
     async def _active(self, keys: Sequence[str]) -> Mapping[str, list[Mapping[str, Any]]]:
         """The kwargs of these threads' runs that have not ended."""

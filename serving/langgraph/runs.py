@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
@@ -19,10 +19,12 @@ from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.lifetimes import set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, timestamp
+from agentrt.serving.langgraph.run_bodies import RunBody
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, matching, runs, threads
 from agentrt.serving.langgraph.threads import add_thread, change_thread, find_thread
 
 Fields = Mapping[str, Any]
+Body = TypeVar("Body", bound=RunBody)
 _INTERNAL = ("tenant", "number", "attempt", "origin", "result", "start_at", "graph_id")
 
 
@@ -47,6 +49,12 @@ class RunRecord:
     metadata: Fields
     kwargs: Fields
     origin: Fields | None
+
+    def followed_by(self, kind: type[Body], **given: Any) -> Body:
+        """A run as this one was: of its assistant, and with its config and its context."""
+        config, context = self.kwargs.get("config") or {}, self.kwargs.get("context")
+        own = {"assistant_id": self.assistant_id, "config": config, "context": context}
+        return kind.model_validate({**own, **given})
 
 
 _RECORD = [runs.c[name] for name in RunRecord.__slots__]
