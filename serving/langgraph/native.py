@@ -8,17 +8,21 @@ answers it starts the function again from its top, as LangGraph does with a node
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
+from uuid import UUID, uuid4
 
+from langchain_core.outputs import ChatGenerationChunk, LLMResult
+from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 from langgraph.func import entrypoint
 from langgraph.types import interrupt
 
 from agentrt.contexts import TokenEmitter
 from agentrt.errors import InterruptExpiredError
+from agentrt.integrations.langchain.replies import ChunkMaker
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import AnswerForm
@@ -27,8 +31,8 @@ from agentrt.program import Context, Emitter, Program
 from agentrt.program.results import Takes
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
+from agentrt.serving.langgraph._compat import message_streams
 from agentrt.serving.langgraph.interrupts import EXPIRED
-from agentrt.serving.langgraph.tokens import TokenStream
 
 _PROGRAM: ContextVar[Context] = ContextVar("agentrt_native_program")
 _INPUT = "input"
@@ -59,7 +63,7 @@ def native_input(given: Any) -> dict[str, Any]:
 
 
 class _InterruptingEmitter:
-    """An `Emitter` that asks humans through LangGraph's interrupts, and tells ``tokens``."""
+    """An `Emitter` that asks humans through LangGraph's interrupts, and streams ``tokens``."""
 
     def __init__(self, inner: Emitter, tokens: TokenStream) -> None:
         self._inner = inner
@@ -122,3 +126,43 @@ class _InterruptingEmitter:
             raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {text!r}")
         # Without a schema, clients of LangGraph may answer with any JSON.
         return answer if form.schema is None else form.accept(answer)
+
+
+# -- tokens ---------------------------------------------------------------------------------
+
+
+class TokenStream:
+    """Gives the tokens of a program's calls to the message streams of its node's ``config``, as
+    LangGraph gives those of a chat model.
+    """
+
+    def __init__(self, config: RunnableConfig) -> None:
+        self._streams = message_streams(config)
+        self._metadata = config.get("metadata") or {}
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._streams)
+
+    async def of(
+        self, pieces: AsyncIterator[Mapping[str, Any]]
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """The pieces of a call's answer as they come, each of them streamed."""
+        call, maker = uuid4(), ChunkMaker()
+        for stream in self._streams:
+            stream.on_chat_model_start({}, [], run_id=call, metadata=dict(self._metadata))
+        try:
+            async with aclosing(cast("AsyncGenerator[Mapping[str, Any], None]", pieces)) as answer:
+                async for piece in answer:
+                    self._put(call, maker.chunks(dict(piece)))
+                    yield piece
+        finally:
+            for stream in self._streams:
+                stream.on_llm_end(LLMResult(generations=[]), run_id=call)
+
+    def _put(self, call: UUID, chunks: Iterable[ChatGenerationChunk]) -> None:
+        for chunk in chunks if self.heard else ():
+            chunk.message.id = f"run--{call}"
+            for stream in self._streams:
+                stream.on_llm_new_token("", chunk=chunk, run_id=call)

@@ -14,8 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.expiry import Deadlines
-from agentrt.serving.langgraph.extract import extracted
-from agentrt.serving.langgraph.lifetimes import in_use, lifetime_json, removal, set_lifetime
+from agentrt.serving.langgraph.lifetimes import in_use, removal, set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, not_found, timestamp
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, matching, runs, threads
@@ -33,12 +32,6 @@ def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
     for key in _TIMES:
         one[key] = timestamp(one[key])
     return one
-
-
-def _found(thread: dict[str, Any], body: bodies.ThreadSearch) -> dict[str, Any]:
-    """The parts of a thread that a search asks for."""
-    shown = {key: thread[key] for key in body.select} if body.select else dict(thread)
-    return shown | ({"extracted": extracted(thread, body.extract)} if body.extract else {})
 
 
 class Threads:
@@ -64,10 +57,6 @@ class Threads:
         """The thread, or 404."""
         async with self._database.reading() as connection:
             return await find_thread(connection, tenant, key, only)
-
-    async def lifetime(self, row: sa.Row[Any]) -> dict[str, Any] | None:
-        """How long the thread of this row is kept."""
-        return await lifetime_json(self._database, row)
 
     async def create(
         self, tenant: str, body: bodies.ThreadCreate, only: Filter = None
@@ -97,20 +86,6 @@ class Threads:
             await change_thread(connection, key, {"metadata": merged, "updated_at": time.time()})
             await set_lifetime(connection, str(key), ttl)
         return thread_json(await self.get(tenant, key))
-
-    async def search(
-        self, tenant: str, body: bodies.ThreadSearch, only: Filter
-    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """A page of those that match, and its headers."""
-        conditions = _matching(tenant, body, only)
-        if body.ids is not None:
-            conditions.append(threads.c.thread_id.in_([str(one) for one in body.ids]))
-        rows, headers = await self._database.page(threads, conditions, "thread_id", body)
-        return [_found(thread_json(row), body) for row in rows], headers
-
-    async def count(self, tenant: str, body: bodies.ThreadCount, only: Filter) -> int:
-        """How many match."""
-        return await self._database.count(threads, _matching(tenant, body, only))
 
     async def update_state(
         self, key: str, state: Mapping[str, Any], *run_end: sa.Executable
@@ -191,8 +166,3 @@ async def change_thread(connection: AsyncConnection, key: UUID, values: Mapping[
     """Set columns of a thread."""
     where = threads.c.thread_id == str(key)
     await connection.execute(sa.update(threads).where(where).values(dict(values)))
-
-
-def _matching(tenant: str, body: bodies.ThreadCount, only: Filter) -> list[sa.ColumnElement[bool]]:
-    contained = [("metadata", body.metadata), ("values", body.values), ("metadata", only)]
-    return matching(threads, tenant, {"status": body.status, "temporary": False}, contained)

@@ -72,14 +72,10 @@ class Webhooks:
         """What the run's end is stored with, if somebody is to be told of it."""
         if not record.kwargs.get("webhook"):
             return []
-        told = {"values": values} | ({} if fault is None else {"error": fault})
-        row = {
-            "run_id": record.run_id,
-            "tenant": record.tenant,
-            "url": record.kwargs["webhook"],
-            "body": encode({**told, "run_started_at": timestamp(began)}).decode(),
-        }
-        return [sa.insert(webhooks).values(row)]
+        body = {"values": values, "run_started_at": timestamp(began)}
+        body |= {} if fault is None else {"error": fault}
+        row = {"run_id": record.run_id, "tenant": record.tenant, "url": record.kwargs["webhook"]}
+        return [sa.insert(webhooks).values(**row, body=encode(body).decode())]
 
     async def look(self) -> None:
         """Begin to tell what waits in the database, as far as there is room."""

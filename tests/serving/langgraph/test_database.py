@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.serving.langgraph import connections, database, locks, tables
+from agentrt.serving.langgraph import connections, database, tables
 from agentrt.serving.langgraph.connections import Address
 from agentrt.serving.langgraph.database import open_database
 from agentrt.serving.langgraph.responses import BadJSONError, check_json, encode, to_json
@@ -100,7 +100,7 @@ def _holder(file: str) -> subprocess.Popen[bytes]:
 
 async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock is a process's, so that another one holds it here."""
-    monkeypatch.setattr(locks, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.2)
     file = tmp_path / "a.db"
     with _holder(f"{file}.lock") as holder:
         assert holder.stdout is not None

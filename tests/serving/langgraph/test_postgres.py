@@ -22,7 +22,7 @@ from langgraph_sdk.errors import NotFoundError
 
 from agentrt import Runtime
 from agentrt.errors import ConfigError
-from agentrt.serving.langgraph import connections, database, locks, tenant_state
+from agentrt.serving.langgraph import connections, database, tenant_state
 from agentrt.serving.langgraph.connections import Address
 from agentrt.serving.langgraph.lifetimes import sweep
 from agentrt.serving.langgraph.reading import READER
@@ -126,7 +126,7 @@ async def test_what_a_database_refuses_is_no_error(client: LangGraphClient) -> N
 
 
 def test_a_second_server_is_refused(url: str, it: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.2)
     with (
         pytest.raises(ConfigError, match="another server uses it"),
         serving(all_graphs(), url),
@@ -245,7 +245,7 @@ async def test_connections_that_break_cost_no_run_its_end(
                 kept = await tried(partial(client.threads.get, thread))
                 assert kept["status"] in ("idle", "error")
                 assert await tried(partial(another, client)) == DONE
-                monkeypatch.setattr(locks, "LOCK_WAIT_S", 0.1)
+                monkeypatch.setattr(database, "LOCK_WAIT_S", 0.1)
                 with pytest.raises(ConfigError, match="another server uses it"):
                     async with database.open_database(Address.parse(own)):
                         pass
