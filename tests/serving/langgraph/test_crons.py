@@ -319,34 +319,6 @@ async def test_a_run_is_started_by_itself(client: LangGraphClient) -> None:
     assert values["steps"][:2] == ["in", "first"]
 
 
-async def test_crons_are_read_changed_and_forgotten(client: LangGraphClient) -> None:
-    made: Any = await client.crons.create(
-        "steps",
-        schedule="0 9 * * mon-fri",
-        timezone="Europe/Berlin",
-        end_time=datetime(2100, 1, 1),  # noqa: DTZ001  # without a zone, as clients may send it
-        metadata={"n": 1},
-        on_run_completed="keep",
-        enabled=False,
-    )
-    assert made["end_time"] == "2100-01-01T00:00:00+00:00"
-    assert (made["enabled"], made["thread_id"], made["user_id"]) == (False, None, "")
-    key = made["cron_id"]
-    changed: Any = await client.crons.update(
-        key, schedule="0 10 * * *", end_time=None, metadata={"m": 2}, enabled=True
-    )
-    assert (changed["end_time"], changed["metadata"]) == (None, {"n": 1, "m": 2})
-    assert changed["next_run_date"] != made["next_run_date"]
-    assert changed["on_run_completed"] == "keep"
-    found: Any = await client.crons.search(
-        assistant_id=made["assistant_id"], enabled=True, metadata={"m": 2}, select=["cron_id"]
-    )
-    assert found == [{"cron_id": key}]
-    assert await client.crons.count(assistant_id="steps", metadata={"m": 2}) == 1
-    await client.crons.delete(key)
-    assert await client.crons.count(metadata={"m": 2}) == 0
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
