@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from croniter import croniter
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Offset, Order, Wanted
+from agentrt.serving.langgraph.bodies import Body, Label, Object, SortedPage, Wanted
 from agentrt.serving.langgraph.responses import invalid, summary
 from agentrt.serving.langgraph.run_bodies import RunBody, RunTerms, Strategy
 
@@ -116,14 +116,11 @@ CronField = Literal[
 ]  # fmt: skip
 
 
-class CronSearch(CronCount):
+class CronSearch(CronCount, SortedPage):
     """Which crons, some at a time."""
 
-    limit: Limit = 10
-    offset: Offset = 0
     sort_by: Literal[
         "cron_id", "assistant_id", "thread_id", "next_run_date", "end_time", "created_at",
         "updated_at",
     ] = "created_at"  # fmt: skip
-    sort_order: Order = "desc"
     select: list[CronField] | None = Field(default=None, max_length=64)

@@ -24,7 +24,7 @@ from langgraph.store.base import (
 from pydantic import Field
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Offset, Wanted
+from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Page, Wanted
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, encode, invalid
 from agentrt.serving.langgraph.routes import Routes, route
@@ -118,24 +118,21 @@ class ItemDelete(Body):
     key: Label
 
 
-class ItemSearch(Body):
+class ItemSearch(Page):
     """Which items of the store."""
 
     namespace_prefix: Namespace = Field(default_factory=list)
     filter: Wanted | None = None
-    limit: Limit = 10
-    offset: Offset = 0
     refresh_ttl: bool | None = None
 
 
-class NamespaceSearch(Body):
+class NamespaceSearch(Page):
     """Which namespaces of the store."""
 
     prefix: Namespace | None = None
     suffix: Namespace | None = None
     max_depth: int | None = Field(default=None, ge=1, le=32)
     limit: Limit = 100
-    offset: Offset = 0
 
 
 # -- routes -------------------------------------------------------------------------------

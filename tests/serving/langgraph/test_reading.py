@@ -133,7 +133,6 @@ async def test_a_tenant_waits_for_its_own_reads_first(monkeypatch: pytest.Monkey
     await asyncio.gather(*anns, bob)
     assert order[-1] == "ann-2"
     assert not shares._tenants
-    assert not shares._users
 
 
 async def test_a_hostile_search_is_503_and_others_go_on(
