@@ -202,7 +202,7 @@ class Tasks(RequestHandler):
     async def _followed(
         self, context: ServerCallContext, key: str, live: LiveRun, after: int
     ) -> AsyncIterator[Event]:
-        """What a client of the task's stream is told until the run's end."""
+        """The events of a task's stream, until the run's end."""
         thread, run = live.record.thread_id, live.record.run_id
         yield (await self._known.find(context, key)).as_task(0)
         about: dict[str, Any] = {"task_id": key, "context_id": thread}

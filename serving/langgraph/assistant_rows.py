@@ -1,4 +1,4 @@
-"""Rows of assistants and of their versions: how they are found, written, and told to clients."""
+"""Rows of assistants and of their versions: how they are found, written, and shown."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def run_config(record: RunRecord) -> RunnableConfig:
     return merge_configs(cast("RunnableConfig", given), own)
 
 
-# -- what a factory is told ---------------------------------------------------------------
+# -- what a factory gets ------------------------------------------------------------------
 
 
 def run_access(record: RunRecord, purpose: Purpose = "threads.create_run") -> Access:

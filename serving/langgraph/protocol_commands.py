@@ -1,4 +1,4 @@
-"""The commands of the streaming protocol: they start runs of a thread, and tell its state."""
+"""The commands of the streaming protocol: they start runs of a thread, and read its state."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def _summary(state: Object) -> Object:
 
 
 def _started(run: Row[Any]) -> _Done:
-    """What tells of a run that a command started: all events before its own are older."""
+    """A run that a command started, and the number before its events."""
     return {"run_id": run._mapping["run_id"]}, seq_of(run._mapping["number"], 0)
 
 

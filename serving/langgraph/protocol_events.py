@@ -133,7 +133,7 @@ def _event(method: str, data: Any, namespace: Sequence[str] = ()) -> dict[str, A
 
 
 class Tree:
-    """The graph of a run with those inside it, as their lifecycles tell. ``root`` is JSON."""
+    """The graph of a run with those inside it, from their lifecycles. ``root`` is JSON."""
 
     def __init__(self, graph_id: str) -> None:
         self.root = _branch([], "started", graph_id)

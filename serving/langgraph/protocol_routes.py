@@ -91,7 +91,7 @@ class ProtocolRoutes(Routes):
                 for record in past:
                     live = self._queue.get(record.run_id)
                     if self._begins_later(record, live):
-                        continue  # it will be told when it does
+                        continue  # the queue gives it when it begins
                     done.add(record.run_id)
                     async for one in self._of_run(
                         record, live, after if record.number == number else 0

@@ -101,7 +101,7 @@ async def in_time(tenant: str | None) -> AsyncIterator[None]:
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Turn what was broken off into 503. An outage, which is one too, is told elsewhere."""
+    """Turn what was broken off into 503. `outages` does so for an outage."""
     try:
         yield
     except OperationalError as error:

@@ -15,7 +15,7 @@ _MAX_DEPTH = 64
 _LEAST, _MOST = -(2**63), 2**64 - 1
 _INTEGERS = range(_LEAST, _MOST + 1)
 _LONGEST_KEY = 64
-"""So much of a key is told in an error."""
+"""So many characters of a key are in an error."""
 _MAX_ERRORS = 5
 """How many faults of a body are named."""
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import Header, HTTPException, Query, Request, Response
+from fastapi import Header, HTTPException, Query, Response
 from pydantic import BeforeValidator
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -97,14 +97,12 @@ class RunRoutes(Routes):
         return Response(status_code=204)
 
     @route("GET", f"{_RUN}/join")
-    async def join(
-        self, thread_id: UUID, run_id: UUID, caller: CallerDep, request: Request
-    ) -> Response:
+    async def join(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
         """What a run gives, when it has ended."""
         row = await self._row(caller, thread_id, run_id, "read")
         live = self._queue.get(str(run_id))
         if live is not None:
-            return result_response(live, request, headers_of(row, "join"))
+            return result_response(live, headers_of(row, "join"))
         row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
         _check_ended(row)
         result = row._mapping["result"]

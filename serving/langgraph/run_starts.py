@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
-from fastapi import Body, HTTPException, Request
+from fastapi import Body, HTTPException
 from fastapi.responses import StreamingResponse
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse
@@ -52,13 +52,11 @@ class StartRoutes(Routes):
 
     @route("POST", "/runs/wait")
     @route("POST", f"{_RUNS}/wait")
-    async def wait(
-        self, body: RunBody, caller: CallerDep, thread: PathThread, request: Request
-    ) -> StreamingResponse:
+    async def wait(self, body: RunBody, caller: CallerDep, thread: PathThread) -> StreamingResponse:
         """Start a run, and wait for what it gives."""
         row, live = await self.start(caller, thread, body)
         on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
-        return result_response(live, request, headers_of(row, "join"), on_leave)
+        return result_response(live, headers_of(row, "join"), on_leave)
 
     @route("POST", "/runs/stream")
     @route("POST", f"{_RUNS}/stream")

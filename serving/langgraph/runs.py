@@ -105,7 +105,7 @@ def record_of(row: sa.Row[Any]) -> RunRecord:
 class Runs:
     """The runs of all tenants; every request of a client names its tenant.
 
-    ``asks`` is told when a run enters a thread with questions to a human.
+    ``asks`` is called when a run enters a thread with questions to a human.
     """
 
     def __init__(

@@ -181,13 +181,13 @@ class LiveRun:
     def cannot_end(self, outage: Exception) -> None:
         """Its end could not be stored; that will be tried again."""
         self.outage = outage
-        self._tell()
+        self._notify()
 
     def end(self) -> None:
         """It is over."""
         self.log.close()
         self.done.set()
-        self._tell()
+        self._notify()
 
     async def ended(self) -> None:
         """Wait until it is over. Raises the outage that keeps its end from being stored."""
@@ -196,6 +196,6 @@ class LiveRun:
             if self.outage is not None and not self.done.is_set():
                 raise self.outage
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()

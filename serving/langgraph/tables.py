@@ -167,7 +167,7 @@ crons = sa.Table(
 )
 
 
-# What is still to be told of runs that have ended.
+# The ends of runs whose webhooks are still to be called.
 webhooks = sa.Table(
     "agentrt_webhooks",
     metadata,

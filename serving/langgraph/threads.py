@@ -37,8 +37,8 @@ def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
 class Threads:
     """The threads of all tenants; every request names its tenant.
 
-    ``asks`` is told when a thread has new questions to a human, or none any more, and
-    ``deadlines`` of the time that they have.
+    ``asks`` is called when a thread has new questions to a human, or none any more; until when
+    they can be answered is noted in ``deadlines``.
     """
 
     def __init__(

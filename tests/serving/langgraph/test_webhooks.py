@@ -27,7 +27,7 @@ from agentrt.serving.langgraph.webhooks import (
     OF_ALL,
     OF_TENANT,
     TRIES,
-    UnheardError,
+    NotTakenError,
     Webhooks,
     new_client,
 )
@@ -222,7 +222,7 @@ async def test_who_does_not_hear_is_tried_again_and_then_left(
             assert listening.heard.empty()
         assert rests == sorted(rests)
         assert not server.under_way
-    assert caplog.text.count("was not told") == 3
+    assert caplog.text.count("was not called") == 3
 
 
 async def test_one_tenant_is_not_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ async def test_a_host_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
     async with home(tmp_path, WebhookRules(("nowhere.invalid",))) as (_, hooks, rests):
         await hooks._try("http://nowhere.invalid/", "r", b"{}")
         assert len(rests) == TRIES - 1
-        with pytest.raises((OSError, UnheardError)):
+        with pytest.raises((OSError, NotTakenError)):
             await hooks.post("http://nowhere.invalid/", b"{}")
 
 
