@@ -16,12 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.interrupts import is_open
-from agentrt.serving.langgraph.lifetimes import set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, timestamp
 from agentrt.serving.langgraph.run_bodies import RunBody
-from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, matching, runs, threads
-from agentrt.serving.langgraph.threads import add_thread, change_thread, find_thread
+from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, matching, runs
+from agentrt.serving.langgraph.threads import change_thread, find_thread, new_thread
 
 Fields = Mapping[str, Any]
 Body = TypeVar("Body", bound=RunBody)
@@ -168,18 +167,14 @@ class Runs:
         A thread that is created is one that ``only`` lets through: its user will ask for it.
         """
         tenant, given = new.columns["tenant"], {**new.columns["metadata"], **(only or {})}
+        quotas = self._quotas
         if new.thread is None:
-            await add_thread(connection, tenant, thread, given, temporary=new.temporary)
-            if not new.temporary:
-                await set_lifetime(connection, str(thread), self._quotas.lifetime)
-            await self._quotas.added(connection, threads, tenant)
+            await new_thread(connection, quotas, tenant, thread, given, temporary=new.temporary)
             only = None
         elif new.make_thread:
             with suppress(IntegrityError):
                 async with connection.begin_nested():
-                    await add_thread(connection, tenant, thread, given)
-                    await set_lifetime(connection, str(thread), self._quotas.lifetime)
-                    await self._quotas.added(connection, threads, tenant)
+                    await new_thread(connection, quotas, tenant, thread, given)
         row = await find_thread(connection, tenant, thread, only, lock=True)
         changed = {
             "status": "busy",

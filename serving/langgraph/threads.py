@@ -67,9 +67,7 @@ class Threads:
         key, is_new = body.thread_id or uuid4(), True
         try:
             async with self._database.writing() as connection:
-                await add_thread(connection, tenant, key, body.metadata)
-                await set_lifetime(connection, str(key), body.ttl or self._quotas.lifetime)
-                await self._quotas.added(connection, threads, tenant)
+                await new_thread(connection, self._quotas, tenant, key, body.metadata, body.ttl)
         except IntegrityError:
             if body.if_exists == "raise":
                 raise conflict(f"thread {key} exists already") from None
@@ -136,6 +134,25 @@ async def find_thread(
     if row is None:
         raise not_found("thread", key)
     return row
+
+
+async def new_thread(
+    connection: AsyncConnection,
+    quotas: Quotas,
+    tenant: str,
+    key: UUID,
+    metadata: Mapping[str, Any],
+    ttl: Ttl | None = None,
+    *,
+    temporary: bool = False,
+) -> None:
+    """A new thread, which is kept for as long as ``ttl`` says. Raises `IntegrityError` if its id
+    is taken, and 507 where the tenant has as many as it may.
+    """
+    await add_thread(connection, tenant, key, metadata, temporary=temporary)
+    if not temporary:
+        await set_lifetime(connection, str(key), ttl or quotas.lifetime)
+    await quotas.added(connection, threads, tenant)
 
 
 async def add_thread(

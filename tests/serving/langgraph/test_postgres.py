@@ -34,7 +34,7 @@ from tests.serving.langgraph.processes import Process
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_postgres_away import another, tried
 from tests.serving.langgraph.test_restart import started, starts_of
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread, given
+from tests.serving.langgraph.test_runs import DONE, IN, a_thread, at_a_gate, given
 from tests.serving.langgraph.test_sweep import a_run, end
 
 
@@ -221,9 +221,7 @@ async def test_connections_that_break_cost_no_run_its_end(
         own = url.rpartition("/")[0] + "/breaks"
         with serving(all_graphs(), own) as it:
             async with get_client(url=it.url) as client:
-                thread, gate = await a_thread(client), str(uuid4())
-                run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[]))
-                await GATES.reached(gate)
+                thread, run, gate = await at_a_gate(client)
                 await admin.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE datname = 'breaks'"
@@ -235,12 +233,12 @@ async def test_connections_that_break_cost_no_run_its_end(
                     httpx.AsyncClient(base_url=it.url, timeout=60) as http,
                     asyncio.timeout(60),
                 ):
-                    at = f"/threads/{thread}/runs/{run['run_id']}"
+                    at = f"/threads/{thread}/runs/{run}"
                     while (answer := await http.get(f"{at}/join")).status_code != 200:
                         assert answer.status_code == 503
                     while it.call(failing):
                         await asyncio.sleep(0.01)
-                ended = await tried(partial(client.runs.get, thread, run["run_id"]))
+                ended = await tried(partial(client.runs.get, thread, run))
                 assert ended["status"] in ("success", "error")
                 kept = await tried(partial(client.threads.get, thread))
                 assert kept["status"] in ("idle", "error")

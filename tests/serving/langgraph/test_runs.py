@@ -24,6 +24,14 @@ async def a_thread(client: LangGraphClient) -> str:
     return str((await client.threads.create())["thread_id"])
 
 
+async def at_a_gate(client: LangGraphClient, *steps: str, **more: Any) -> tuple[str, str, str]:
+    """A new thread, its run that waits at a gate, and the gate."""
+    thread, gate = await a_thread(client), str(uuid4())
+    run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[*steps]), **more)
+    await GATES.reached(gate)
+    return thread, run["run_id"], gate
+
+
 async def test_a_background_run_is_joined(client: LangGraphClient) -> None:
     """1. Started, it waits at a gate. 2. It is running. 3. Let go, it can be joined twice."""
     thread, gate = await a_thread(client), str(uuid4())
@@ -155,16 +163,14 @@ async def test_a_threads_runs_run_in_the_order_of_their_coming(client: LangGraph
 
 async def test_a_run_is_a_program_of_the_runtime(client: LangGraphClient, it: Serving) -> None:
     """Its thread is the session; its row is gone when it has ended."""
-    thread, gate = await a_thread(client), str(uuid4())
-    run = await client.runs.create(thread, "gate", input={"gate": gate, "steps": []})
-    await GATES.reached(gate)
+    thread, run, gate = await at_a_gate(client)
     assert it.server is not None
     live = [one for one in it.server.runtime.runs.values() if one.row.session == thread]
     assert [(one.type, one.row.tenant, str(one.state)) for one in live] == [
         ("gate", "default", "running")
     ]
     GATES.open(gate)
-    await client.runs.join(thread, run["run_id"])
+    await client.runs.join(thread, run)
     assert live[0].ended_at is not None
     assert live[0].id not in it.server.runtime.runs
 
@@ -187,3 +193,18 @@ async def test_a_native_program_asks_a_human(client: LangGraphClient) -> None:
     assert asked["__interrupt__"][0]["value"] == "approve a pony?"
     answered: Any = await client.runs.wait(thread, "approval", command={"resume": "no"})
     assert answered == "a pony: no"
+
+
+async def test_a_program_streams_its_tokens(client: LangGraphClient) -> None:
+    """As the chunks of one message, whose text is the reply's; its result is as ever."""
+    runs: Any = client.runs
+    stream = runs.stream(None, "poem", input="sea", stream_mode=["messages-tuple", "values"])
+    told = [(part.event, part.data) async for part in stream]
+    chunks = [data[0] for name, data in told if name == "messages"]
+    assert len(chunks) > 1
+    assert {one["type"] for one in chunks} == {"AIMessageChunk"}
+    assert len({one["id"] for one in chunks}) == 1
+    assert {data[1]["langgraph_node"] for name, data in told if name == "messages"} == {"poem"}
+    name, result = told[-1]
+    assert (name, result["topic"]) == ("values", "sea")
+    assert result["poem"] == "".join(one["content"] for one in chunks)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError, UnprocessableEntityError
 
 from tests.serving.langgraph.graphs import GATES
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread
+from tests.serving.langgraph.test_runs import DONE, IN, a_thread, at_a_gate
 
 
 async def a_done_thread(client: LangGraphClient) -> str:
@@ -31,15 +30,13 @@ async def test_a_state_is_changed_as_a_node_would(client: LangGraphClient) -> No
 
 
 async def test_a_state_is_not_changed_under_a_run(client: LangGraphClient) -> None:
-    thread, gate = await a_thread(client), str(uuid4())
-    run = await client.runs.create(thread, "gate", input={"gate": gate, "steps": []})
-    await GATES.reached(gate)
+    thread, run, gate = await at_a_gate(client)
     with pytest.raises(ConflictError, match="under way"):
         await client.threads.update_state(thread, {"steps": ["x"]})
     with pytest.raises(ConflictError, match="under way"):
         await client.threads.copy(thread)
     GATES.open(gate)
-    await client.runs.join(thread, run["run_id"])
+    await client.runs.join(thread, run)
 
 
 async def test_parts_of_a_state(client: LangGraphClient) -> None:
@@ -80,3 +77,36 @@ async def test_another_threads_checkpoint_is_refused(client: LangGraphClient) ->
     config: Any = {"configurable": {"thread_id": other}}
     with pytest.raises(UnprocessableEntityError, match="thread_id"):
         await client.runs.create(mine, "steps", input=IN, config=config)
+
+
+async def test_a_breakpoint_that_is_no_node_is_refused(client: LangGraphClient) -> None:
+    with pytest.raises(UnprocessableEntityError, match="interrupt_before: no node 'lost'"):
+        await client.runs.create(None, "steps", input=IN, interrupt_before=["lost"])
+
+
+async def test_a_strict_answer_to_nothing_fails_its_run(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "ask", input=IN)
+    result = await client.runs.wait(
+        thread,
+        "ask",
+        command={"resume": {"0" * 32: "x"}},
+        strict_resume=True,
+        raise_error=False,
+    )
+    assert isinstance(result, dict)
+    assert result["__error__"]["error"] == "UnknownInterruptError"
+
+
+async def test_a_question_of_the_past_is_asked_again(client: LangGraphClient) -> None:
+    """As in LangGraph itself: from its checkpoint, with no input."""
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "ask", input=IN)
+    await client.runs.wait(thread, "ask", command={"resume": "left"})
+    states = await client.threads.get_history(thread)
+    (asking,) = [one for one in states if one["next"] == ["ask"]]
+    again = await client.runs.wait(thread, "ask", input=None, checkpoint=asking["checkpoint"])
+    assert isinstance(again, dict)
+    assert again["__interrupt__"][0]["value"] == {"question": "which way?"}
+    done = await client.runs.wait(thread, "ask", command={"resume": "right"})
+    assert done == {"steps": ["in", "first", "answered right", "last"]}

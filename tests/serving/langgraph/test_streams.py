@@ -15,7 +15,7 @@ from langgraph_sdk.schema import StreamPart
 
 from tests.serving.langgraph.graphs import GATES, TURN_S
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_runs import IN, a_thread
+from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 HI: Any = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -58,13 +58,9 @@ async def test_modes_that_a_run_was_not_started_with_are_left_out(
     client: LangGraphClient, modes: Any
 ) -> None:
     """Of those that are joined. A list comes as the JavaScript client sends it, too."""
-    thread, gate = (await client.threads.create())["thread_id"], str(uuid4())
-    given: Any = {"gate": gate, "steps": []}
-    run = await client.runs.create(thread, "gate", input=given, stream_mode=["updates", "values"])
-    await GATES.reached(gate)
-    joined = client.runs.join_stream(thread, run["run_id"], stream_mode=modes)
-    joining = asyncio.create_task(_all(joined))
-    await _following(client, thread, run["run_id"])
+    thread, run, gate = await at_a_gate(client, stream_mode=["updates", "values"])
+    joining = asyncio.create_task(_all(client.runs.join_stream(thread, run, stream_mode=modes)))
+    await _following(client, thread, run)
     GATES.open(gate)
     assert {part.event for part in await joining} == ({"updates"} if "updates" in modes else set())
 
@@ -87,14 +83,9 @@ async def test_a_stream_of_the_second_version(client: LangGraphClient) -> None:
 
 
 async def test_joining_a_stream_shows_what_is_to_come(client: LangGraphClient) -> None:
-    thread, gate = await a_thread(client), str(uuid4())
-    run = await client.runs.create(
-        thread, "gate", input={"gate": gate, "steps": []}, stream_mode=["values", "updates"]
-    )
-    await GATES.reached(gate)
-    joined = client.runs.join_stream(thread, run["run_id"], stream_mode="updates")
-    reading = asyncio.create_task(_all(joined))
-    await _following(client, thread, run["run_id"])
+    thread, run, gate = await at_a_gate(client, stream_mode=["values", "updates"])
+    reading = asyncio.create_task(_all(client.runs.join_stream(thread, run, stream_mode="updates")))
+    await _following(client, thread, run)
     GATES.open(gate)
     parts = await reading
     assert [part.data for part in parts] == [
@@ -195,17 +186,13 @@ async def test_a_client_that_goes_away(
 async def test_a_stream_that_is_left_cancels_its_run_when_told(
     client: LangGraphClient, it: Serving
 ) -> None:
-    thread, gate = await a_thread(client), str(uuid4())
-    run = await client.runs.create(
-        thread, "gate", input={"gate": gate, "steps": []}, stream_resumable=True
-    )
-    await GATES.reached(gate)
-    where = f"/threads/{thread}/runs/{run['run_id']}/stream?cancel_on_disconnect=true"
+    thread, run, _ = await at_a_gate(client, stream_resumable=True)
+    where = f"/threads/{thread}/runs/{run}/stream?cancel_on_disconnect=true"
     async with (
         httpx.AsyncClient(base_url=it.url, timeout=60) as http,
         http.stream("GET", where, headers={"Last-Event-ID": "-1"}) as response,
     ):
         async for _ in response.aiter_lines():
             break
-    await client.runs.join(thread, run["run_id"])
-    assert (await client.runs.get(thread, run["run_id"]))["status"] == "interrupted"
+    await client.runs.join(thread, run)
+    assert (await client.runs.get(thread, run))["status"] == "interrupted"

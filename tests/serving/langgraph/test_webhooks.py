@@ -34,9 +34,9 @@ from agentrt.serving.langgraph.webhooks import (
 from agentrt.serving.server import Server
 from agentrt.serving.webhook_rules import WebhookRules
 from agentrt.testing.scripted import ScriptedExecutor
-from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
+from tests.serving.langgraph.graphs import TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN, a_thread, given
+from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 LOCAL = WebhookRules(("127.0.0.1",), headers={"x-own": "yes"})
 
@@ -125,11 +125,8 @@ async def test_a_failure_is_told_and_a_run_without_a_thread(
 
 async def test_who_is_cancelled_is_not_told(client: LangGraphClient, listening: Listener) -> None:
     """As by LangGraph's own server. The next run is told, and nothing before it."""
-    thread, gate = await a_thread(client), str(uuid4())
-    held = given(gate=gate, steps=[])
-    run = await client.runs.create(thread, "gate", input=held, webhook=listening.url)
-    await GATES.reached(gate)
-    await client.runs.cancel(thread, run["run_id"], wait=True)
+    thread, run, _ = await at_a_gate(client, webhook=listening.url)
+    await client.runs.cancel(thread, run, wait=True)
     after = await client.runs.create(thread, "steps", input=IN, webhook=listening.url)
     _, body = await listening.next()
     assert body["run_id"] == after["run_id"]
