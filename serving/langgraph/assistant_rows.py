@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.configs import in_both
 from agentrt.serving.langgraph.responses import timestamp
-from agentrt.serving.langgraph.tables import assistants, versions
+from agentrt.serving.langgraph.tables import assistants, matching, versions
 
 
 def as_json(row: sa.Row[Any], select: list[bodies.AssistantField] | None = None) -> dict[str, Any]:
@@ -52,10 +52,5 @@ def changed_settings(
 
 def set_latest(tenant: str, key: str, content: Mapping[str, Any]) -> sa.Update:
     """Have an assistant be what a version of it is."""
-    changed = sa.update(assistants).where(*is_of(assistants, tenant, key))
+    changed = sa.update(assistants).where(*matching(assistants, tenant, {"assistant_id": key}))
     return changed.values(**content, updated_at=time.time())
-
-
-def is_of(table: sa.Table, tenant: str, key: str) -> tuple[sa.ColumnElement[bool], ...]:
-    """The rows of one assistant in one of its tables."""
-    return (table.c.tenant == tenant, table.c.assistant_id == key)

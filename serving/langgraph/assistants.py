@@ -21,7 +21,6 @@ from agentrt.serving.langgraph.assistant_rows import (
     add_assistant,
     as_json,
     changed_settings,
-    is_of,
     set_latest,
 )
 from agentrt.serving.langgraph.auth import Caller, CallerDep
@@ -36,7 +35,6 @@ from agentrt.serving.langgraph.tables import (
     Filter,
     assistants,
     crons,
-    has,
     matching,
     versions,
 )
@@ -117,7 +115,8 @@ class Assistants(Routes):
         content["config"], content["context"] = changed_settings(old, body)
         content["metadata"] = {**old["metadata"], **(body.metadata or {})}
         async with self._database.writing() as connection:
-            last = sa.select(sa.func.max(versions.c.version)).where(*is_of(versions, tenant, key))
+            of_it = matching(versions, tenant, {"assistant_id": key})
+            last = sa.select(sa.func.max(versions.c.version)).where(*of_it)
             number = ((await connection.execute(last)).scalar() or 0) + 1
             if number > _MAX_VERSIONS:
                 raise conflict(f"assistant {key} has {_MAX_VERSIONS} versions; make a new one")
@@ -139,9 +138,11 @@ class Assistants(Routes):
             raise conflict(f"assistant {key} comes with the graph {found['graph_id']!r}")
         if delete_threads:
             await self.forget_threads(caller, key)
-        of_it = (assistants, versions, crons)
         await self._database.write(
-            *(sa.delete(one).where(*is_of(one, tenant, key)) for one in of_it)
+            *(
+                sa.delete(one).where(*matching(one, tenant, {"assistant_id": key}))
+                for one in (assistants, versions, crons)
+            )
         )
         return Response(status_code=204)
 
@@ -190,9 +191,9 @@ class Assistants(Routes):
         only = await caller.authorize("assistants", "read", {"assistant_id": assistant_id})
         key = str(assistant_id)
         await self.find(caller.tenant, key, only)
-        query = sa.select(versions).where(*is_of(versions, caller.tenant, key))
-        if body.metadata:
-            query = query.where(has(versions.c.metadata, body.metadata))
+        contained = [("metadata", body.metadata)]
+        these = matching(versions, caller.tenant, {"assistant_id": key}, contained)
+        query = sa.select(versions).where(*these)
         query = query.order_by(versions.c.version.desc()).limit(body.limit).offset(body.offset)
         return JSON([as_json(row) for row in await self._database.rows(query)])
 
@@ -204,7 +205,7 @@ class Assistants(Routes):
         tenant, key = caller.tenant, str(assistant_id)
         await self.find(tenant, key, only)
         async with self._database.writing() as connection:
-            this = (*is_of(versions, tenant, key), versions.c.version == body.version)
+            this = matching(versions, tenant, {"assistant_id": key, "version": body.version})
             row = (await connection.execute(sa.select(versions).where(*this))).first()
             if row is None:
                 raise not_found(f"version of assistant {key}", body.version)

@@ -208,18 +208,24 @@ class Runs:
         """The runs of a thread from one on, at most the last so many, in their order; without
         those that have ended before a time.
         """
-        query = sa.select(*_RECORD).where(runs.c.thread_id == thread, runs.c.number >= number)
         fresh = sa.or_(runs.c.status.in_(ACTIVE), runs.c.updated_at >= ended_after)
-        rows = await self._database.rows(
-            query.where(fresh).order_by(runs.c.number.desc()).limit(most)
-        )
-        return [record_of(row) for row in reversed(rows)]
+        of_thread = (runs.c.thread_id == thread, runs.c.number >= number)
+        return (await self._records(*of_thread, fresh, most=most))[::-1]
 
     async def last_of(self, thread: str) -> RunRecord | None:
         """The last run of a thread."""
-        query = sa.select(*_RECORD).where(runs.c.thread_id == thread)
-        row = await self._database.first(query.order_by(runs.c.number.desc()).limit(1))
-        return None if row is None else record_of(row)
+        return next(iter(await self._records(runs.c.thread_id == thread, most=1)), None)
+
+    async def active(self) -> list[RunRecord]:
+        """All runs that have not ended, in the order of their arrival."""
+        return (await self._records(runs.c.status.in_(ACTIVE)))[::-1]
+
+    async def _records(
+        self, *conditions: sa.ColumnElement[bool], most: int | None = None
+    ) -> list[RunRecord]:
+        """At most so many runs, the last one first."""
+        query = sa.select(*_RECORD).where(*conditions).order_by(runs.c.number.desc())
+        return [record_of(row) for row in await self._database.rows(query.limit(most))]
 
     async def last_about(self, thread: str, about: Fields) -> str | None:
         """The id of a thread's last run with these metadata."""
@@ -238,11 +244,6 @@ class Runs:
         """The ids of a tenant's runs of some statuses."""
         query = sa.select(runs.c.run_id).where(runs.c.tenant == tenant, runs.c.status.in_(statuses))
         return [row[0] for row in await self._database.rows(query)]
-
-    async def active(self) -> list[RunRecord]:
-        """All runs that have not ended, in the order of their arrival."""
-        query = sa.select(*_RECORD).where(runs.c.status.in_(ACTIVE)).order_by(runs.c.number)
-        return [record_of(row) for row in await self._database.rows(query)]
 
     async def began(self, record: RunRecord) -> None:
         """Store that the run is running, with the attempt and the origin of ``record``."""
