@@ -121,26 +121,6 @@ async def test_a_run_waits_its_seconds(client: LangGraphClient) -> None:
     assert len((await client.runs.join(thread, short["run_id"]))["steps"]) == 8
 
 
-async def test_a_runs_config_context_and_metadata_reach_its_graph(
-    client: LangGraphClient,
-) -> None:
-    first = await client.runs.wait(None, "memory", input=IN, context={"who": "Ann"})
-    second = await client.runs.wait(None, "memory", input=IN, context={"who": "Ann"})
-    assert isinstance(first, dict)
-    assert isinstance(second, dict)
-    assert [first["steps"][-1], second["steps"][-1]] == ["Ann 1", "Ann 2"]
-    thread = await a_thread(client)
-    run = await client.runs.create(
-        thread, "steps", input=IN, metadata={"color": "red"}, config={"tags": ["t"]}
-    )
-    await client.runs.join(thread, run["run_id"])
-    inherited = {"created_by": "system", "graph_id": "steps", "assistant_id": run["assistant_id"]}
-    assert run["metadata"] == {**inherited, "color": "red"}
-    state = await client.threads.get_state(thread)
-    assert state["metadata"] is not None
-    assert (state["metadata"]["color"], state["metadata"]["run_id"]) == ("red", run["run_id"])
-
-
 # -- several runs in one thread -----------------------------------------------------------
 
 

@@ -71,14 +71,6 @@ async def test_a_whole_message(client: LangGraphClient) -> None:
     assert parts[-1].data[0]["content"] == "hello"
 
 
-async def test_a_stream_of_the_second_version(client: LangGraphClient) -> None:
-    thread = await a_thread(client)
-    stream = client.runs.stream(thread, "ask", input=IN, stream_mode="values", version="v2")
-    parts: list[Any] = [part async for part in stream]
-    assert parts[-1]["type"] == "values"
-    assert [one["value"] for one in parts[-1]["interrupts"]] == [{"question": "which way?"}]
-
-
 # -- joining ------------------------------------------------------------------------------
 
 
