@@ -64,8 +64,7 @@ class KnownTasks:
         caller, (first, _, second) = caller_of(context), key.partition(":")
         try:
             thread, run = UUID(first), UUID(second)
-            only = await caller.authorize("threads", "read", {"thread_id": thread})
-            of_thread = await self._state.threads.get(caller.tenant, thread, only)
+            of_thread = await self._state.thread(caller, thread, "read")
             row = await self._state.runs.get(caller.tenant, thread, run)
             assistant = await self._assistant(context)
         except (ValueError, HTTPException) as error:
@@ -88,8 +87,7 @@ class KnownTasks:
     ) -> list[str]:
         """The ids of a thread's tasks of this assistant, the last one first."""
         caller = caller_of(context)
-        only = await caller.authorize("threads", "read", {"thread_id": thread})
-        of_thread = await self._state.threads.get(caller.tenant, thread, only)
+        of_thread = await self._state.thread(caller, thread, "read")
         assistant = await self._assistant(context)
         runs = await self._state.runs.statuses(str(thread), _MOST_RUNS)
         asks = bool(of_thread.interrupts) and runs[0].status == "success" if runs else False

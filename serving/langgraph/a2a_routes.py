@@ -6,11 +6,12 @@ import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from agentrt import __version__
 from agentrt.serving.langgraph.auth import CallerDep
 from agentrt.serving.langgraph.responses import JSON, invalid
+from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_routes import RunRoutes
 from agentrt.serving.langgraph.run_starts import StartRoutes
@@ -19,6 +20,7 @@ from agentrt.serving.langgraph.tenant_state import TenantState
 if TYPE_CHECKING:
     from a2a.types import AgentCard
 
+_AGENT = "/a2a/{assistant_id}"
 _CARD = "/.well-known/agent-card.json"
 _TEXT, _JSON = "text/plain", "application/json"
 _MODES = [_JSON, _TEXT]
@@ -29,7 +31,7 @@ def is_installed() -> bool:
     return find_spec("a2a") is not None
 
 
-class AgentRoutes:
+class AgentRoutes(Routes):
     """The agents of a server."""
 
     def __init__(
@@ -49,19 +51,15 @@ class AgentRoutes:
             enable_v0_3_compat=True,
         )
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        add = router.add_api_route
-        add("/a2a/{assistant_id}", self.request, methods=["POST"], response_model=None)
-        add("/a2a/{assistant_id}", self.card)
-        add(f"/a2a/{{assistant_id}}{_CARD}", self.card)
-        add(_CARD, self.card)
-
+    @route("POST", _AGENT)
     async def request(self, assistant_id: str, request: Request) -> Response:
         """A request by JSON-RPC."""
         response: Response = await self._dispatcher.handle_requests(request)
         return response
 
+    @route("GET", _AGENT)
+    @route("GET", f"{_AGENT}{_CARD}")
+    @route("GET", _CARD)
     async def card(
         self, request: Request, caller: CallerDep, assistant_id: str | None = None
     ) -> JSON:

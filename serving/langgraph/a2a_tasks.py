@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any
 from uuid import UUID, uuid4
 
 from a2a.server.context import ServerCallContext
@@ -47,7 +47,7 @@ from agentrt.serving.langgraph import a2a_values as values
 from agentrt.serving.langgraph.a2a_known import Found, KnownTasks, caller_of
 from agentrt.serving.langgraph.outages import refusal
 from agentrt.serving.langgraph.responses import summary
-from agentrt.serving.langgraph.run_bodies import Command, ThreadRunBody
+from agentrt.serving.langgraph.run_bodies import Command, RunBody
 from agentrt.serving.langgraph.run_ends import CANCEL_REASON
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_routes import RunRoutes
@@ -74,7 +74,7 @@ class Tasks(RequestHandler):
 
     @validate_request_params
     async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task:
-        with _told():
+        with _errors():
             key, live = await self._start(params, context)
             if not params.configuration.return_immediately:
                 await live.done.wait()
@@ -85,7 +85,7 @@ class Tasks(RequestHandler):
     async def on_message_send_stream(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
-        with _told():
+        with _errors():
             key, live = await self._start(params, context)
             async for event in self._followed(context, key, live, 0):
                 yield event
@@ -94,7 +94,7 @@ class Tasks(RequestHandler):
     async def on_subscribe_to_task(
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
-        with _told():
+        with _errors():
             found = await self._known.find(context, params.id)
             live = self._queue.get(found.row["run_id"])
             if live is None:
@@ -104,14 +104,14 @@ class Tasks(RequestHandler):
 
     @validate_request_params
     async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task:
-        with _told():
+        with _errors():
             return (await self._known.find(context, params.id)).as_task(_history(params))
 
     @validate_request_params
     async def on_list_tasks(
         self, params: ListTasksRequest, context: ServerCallContext
     ) -> ListTasksResponse:
-        with _told():
+        with _errors():
             if not params.context_id:
                 raise UnsupportedOperationError("tasks are listed by their contextId: give one")
             thread = _uuid("contextId", params.context_id)
@@ -130,7 +130,7 @@ class Tasks(RequestHandler):
 
     @validate_request_params
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
-        with _told():
+        with _errors():
             found = await self._known.find(context, params.id)
             run, thread = UUID(found.row["run_id"]), UUID(found.row["thread_id"])
             if found.asked:
@@ -148,17 +148,13 @@ class Tasks(RequestHandler):
     async def on_get_extended_agent_card(self, params: Any, context: Any) -> AgentCard:
         raise ExtendedAgentCardNotConfiguredError
 
-    async def on_create_task_push_notification_config(self, params: Any, context: Any) -> Any:
+    async def _no_push_notifications(self, params: Any, context: Any) -> Any:
         raise PushNotificationNotSupportedError
 
-    async def on_get_task_push_notification_config(self, params: Any, context: Any) -> Any:
-        raise PushNotificationNotSupportedError
-
-    async def on_list_task_push_notification_configs(self, params: Any, context: Any) -> Any:
-        raise PushNotificationNotSupportedError
-
-    async def on_delete_task_push_notification_config(self, params: Any, context: Any) -> None:
-        raise PushNotificationNotSupportedError
+    on_create_task_push_notification_config = _no_push_notifications
+    on_get_task_push_notification_config = _no_push_notifications
+    on_list_task_push_notification_configs = _no_push_notifications
+    on_delete_task_push_notification_config = _no_push_notifications
 
     # -- runs --------------------------------------------------------------------------
 
@@ -168,7 +164,7 @@ class Tasks(RequestHandler):
         """The id of the task of a message, and the run that it starts."""
         message, caller = params.message, caller_of(context)
         thread = _uuid("contextId", message.context_id) if message.context_id else uuid4()
-        body: dict[str, Any] = {}
+        given: dict[str, Any] = {"if_not_exists": "create", "stream_mode": ["messages-tuple"]}
         answers = None
         if params.configuration.HasField("task_push_notification_config"):
             raise PushNotificationNotSupportedError
@@ -179,19 +175,14 @@ class Tasks(RequestHandler):
             if found.state in values.ENDED:
                 raise UnsupportedOperationError("the task has ended: leave taskId out")
             thread = UUID(found.row["thread_id"])
-            body["metadata"] = {"a2a": {"task_id": found.key}}
+            given["metadata"] = {"a2a": {"task_id": found.key}}
             if found.asked:
                 resume = values.answer_in(message)
                 answers = values.question_of(resume, found.asked)
-                body["command"] = Command(resume=resume)
-        if "command" not in body:
-            body["input"] = await self._input(params, context)
-        run = ThreadRunBody(
-            assistant_id=context.state["assistant_id"],
-            if_not_exists="create",
-            stream_mode=["messages-tuple"],
-            **body,
-        )
+                given["command"] = Command(resume=resume)
+        if "command" not in given:
+            given["input"] = await self._input(params, context)
+        run = RunBody(assistant_id=context.state["assistant_id"], **given)
         row, live = await self._starts.start(caller, thread, run, answers)
         return message.task_id or f"{thread}:{row._mapping['run_id']}", live
 
@@ -211,10 +202,10 @@ class Tasks(RequestHandler):
     async def _followed(
         self, context: ServerCallContext, key: str, live: LiveRun, after: int
     ) -> AsyncIterator[Event]:
-        """What a client of the task's stream is told until the run's end."""
+        """The events of a task's stream, until the run's end."""
         thread, run = live.record.thread_id, live.record.run_id
         yield (await self._known.find(context, key)).as_task(0)
-        about = _About(task_id=key, context_id=thread)
+        about: dict[str, Any] = {"task_id": key, "context_id": thread}
         working = TaskStatus(state=TaskState.TASK_STATE_WORKING, timestamp=datetime.now(UTC))
         yield TaskStatusUpdateEvent(**about, status=working)
         begun = after > 0
@@ -233,20 +224,12 @@ class Tasks(RequestHandler):
     async def _withdraw(self, context: ServerCallContext, found: Found) -> None:
         """Cancel a task that waits for an answer: nobody is asked any more."""
         caller, thread = caller_of(context), UUID(found.row["thread_id"])
-        only = await caller.authorize("threads", "update", {"thread_id": thread})
-        await self._state.threads.get(caller.tenant, thread, only)
+        await self._state.thread(caller, thread, "update")
         result = str(found.row["result"]).encode()
         end = self._state.runs.end(found.row["run_id"], "interrupted", result, CANCEL_REASON)
         await self._state.threads.update_state(
             str(thread), {"status": "idle", "interrupts": {}}, end
         )
-
-
-class _About(TypedDict):
-    """Of which task an event is."""
-
-    task_id: str
-    context_id: str
 
 
 def _history(given: Any) -> int | None:
@@ -269,8 +252,8 @@ def _uuid(what: str, text: str) -> UUID:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What goes wrong, as the protocol says it."""
+def _errors() -> Iterator[None]:
+    """Raise what goes wrong as an error of the protocol."""
     try:
         yield
     except A2AError:

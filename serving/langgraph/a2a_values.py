@@ -92,7 +92,7 @@ def _narrowed(value: Any) -> Any:
     return [_narrowed(one) for one in value] if isinstance(value, list) else value
 
 
-# -- what it is told ----------------------------------------------------------------------
+# -- what a client gets -------------------------------------------------------------------
 
 
 def state_of(status: str, *, waits: bool) -> TaskState:

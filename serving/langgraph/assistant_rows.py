@@ -1,4 +1,4 @@
-"""Rows of assistants and of their versions: how they are found, written, and told to clients."""
+"""Rows of assistants and of their versions: how they are found, written, and shown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.configs import in_both
 from agentrt.serving.langgraph.responses import timestamp
-from agentrt.serving.langgraph.tables import Filter, assistants, has, versions
+from agentrt.serving.langgraph.tables import assistants, matching, versions
 
 
 def as_json(row: sa.Row[Any], select: list[bodies.AssistantField] | None = None) -> dict[str, Any]:
@@ -52,24 +52,5 @@ def changed_settings(
 
 def set_latest(tenant: str, key: str, content: Mapping[str, Any]) -> sa.Update:
     """Have an assistant be what a version of it is."""
-    changed = sa.update(assistants).where(*is_of(assistants, tenant, key))
+    changed = sa.update(assistants).where(*matching(assistants, tenant, {"assistant_id": key}))
     return changed.values(**content, updated_at=time.time())
-
-
-def is_of(table: sa.Table, tenant: str, key: str) -> tuple[sa.ColumnElement[bool], ...]:
-    """The rows of one assistant in one of its tables."""
-    return (table.c.tenant == tenant, table.c.assistant_id == key)
-
-
-def matching(
-    tenant: str, body: bodies.AssistantCount, only: Filter
-) -> list[sa.ColumnElement[bool]]:
-    """The assistants of a tenant that fit what is searched, and that its user may see."""
-    column = assistants.c
-    conditions: list[sa.ColumnElement[bool]] = [column.tenant == tenant]
-    if body.graph_id is not None:
-        conditions.append(column.graph_id == body.graph_id)
-    if body.name is not None:
-        conditions.append(sa.func.lower(column.name).contains(body.name.lower(), autoescape=True))
-    conditions.extend(has(column.metadata, wanted) for wanted in (body.metadata, only) if wanted)
-    return conditions

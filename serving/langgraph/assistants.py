@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 import sqlalchemy as sa
-from fastapi import APIRouter, HTTPException, Response
+from fastapi import HTTPException, Response
 from sqlalchemy.exc import IntegrityError
 
 from agentrt.integrations.langgraph.graphs import Graph
@@ -21,8 +21,6 @@ from agentrt.serving.langgraph.assistant_rows import (
     add_assistant,
     as_json,
     changed_settings,
-    is_of,
-    matching,
     set_latest,
 )
 from agentrt.serving.langgraph.auth import Caller, CallerDep
@@ -31,12 +29,13 @@ from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.graphs import Graphs, schemas_of, subgraphs_of
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
+from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.tables import (
     LONGEST_TENANT,
     Filter,
     assistants,
     crons,
-    has,
+    matching,
     versions,
 )
 
@@ -48,8 +47,13 @@ _CONTENT = ("graph_id", "name", "description", "config", "context", "metadata")
 """The columns that a version has."""
 
 
-class Assistants:
-    """The assistants of all tenants, and the routes to them and to their graphs."""
+class Assistants(Routes):
+    """The assistants of all tenants, and the routes to them and to their graphs.
+
+    ``forget_threads`` deletes those threads of an assistant that a caller may delete.
+    """
+
+    forget_threads: Callable[[Caller, str], Awaitable[None]]
 
     def __init__(self, database: Database, quotas: Quotas, graphs: Graphs) -> None:
         self._database = database
@@ -57,25 +61,7 @@ class Assistants:
         self._graphs = graphs
         self._known_tenants: set[str] = set()
 
-    def add_to(
-        self, router: APIRouter, forget_threads: Callable[[Caller, str], Awaitable[None]]
-    ) -> None:
-        """Add the routes; ``forget_threads`` deletes those of an assistant that a caller may."""
-        self._forget_threads = forget_threads
-        add = router.add_api_route
-        add("/assistants", self.create, methods=["POST"])
-        add("/assistants/search", self.search, methods=["POST"])
-        add("/assistants/count", self.count, methods=["POST"])
-        add(_A, self.get)
-        add(_A, self.patch, methods=["PATCH"])
-        add(_A, self.delete, methods=["DELETE"], status_code=204)
-        add(f"{_A}/graph", self.graph)
-        add(f"{_A}/schemas", self.schemas)
-        add(f"{_A}/subgraphs", self.subgraphs)
-        add(f"{_A}/subgraphs/{{namespace}}", self.subgraphs_in)
-        add(f"{_A}/versions", self.versions, methods=["POST"])
-        add(f"{_A}/latest", self.latest, methods=["POST"])
-
+    @route("POST", "/assistants")
     async def create(self, body: bodies.AssistantCreate, caller: CallerDep) -> JSON:
         """A new assistant."""
         value: dict[str, Any] = body.model_dump()
@@ -90,31 +76,30 @@ class Assistants:
         try:
             async with self._database.writing() as connection:
                 await add_assistant(connection, caller.tenant, key, content)
-                await self._quotas.new_assistant(connection, caller.tenant)
+                await self._quotas.added(connection, assistants, caller.tenant)
         except IntegrityError:
             if body.if_exists == "raise":
                 raise conflict(f"assistant {key} exists already") from None
         return JSON(await self.find(caller.tenant, key))
 
+    @route("POST", "/assistants/search")
     async def search(self, body: bodies.AssistantSearch, caller: CallerDep) -> JSON:
-        """Assistants that fit."""
-        only = await caller.authorize("assistants", "search", body.model_dump())
-        await self._add_defaults(caller.tenant)
-        conditions = matching(caller.tenant, body, only)
+        """Assistants that match."""
+        conditions = await self._matching(caller, body)
         rows, headers = await self._database.page(assistants, conditions, "assistant_id", body)
         return JSON([as_json(row, body.select) for row in rows], headers=headers)
 
+    @route("POST", "/assistants/count")
     async def count(self, body: bodies.AssistantCount, caller: CallerDep) -> JSON:
-        """How many fit."""
-        only = await caller.authorize("assistants", "search", body.model_dump())
-        await self._add_defaults(caller.tenant)
-        conditions = matching(caller.tenant, body, only)
-        return JSON(await self._database.count(assistants, conditions))
+        """How many match."""
+        return JSON(await self._database.count(assistants, await self._matching(caller, body)))
 
+    @route("GET", _A)
     async def get(self, assistant_id: str, caller: CallerDep) -> JSON:
         """One assistant, by its id or its graph's name."""
         return JSON(await self._read(caller, assistant_id))
 
+    @route("PATCH", _A)
     async def patch(
         self, assistant_id: UUID, body: bodies.AssistantPatch, caller: CallerDep
     ) -> JSON:
@@ -130,7 +115,8 @@ class Assistants:
         content["config"], content["context"] = changed_settings(old, body)
         content["metadata"] = {**old["metadata"], **(body.metadata or {})}
         async with self._database.writing() as connection:
-            last = sa.select(sa.func.max(versions.c.version)).where(*is_of(versions, tenant, key))
+            of_it = matching(versions, tenant, {"assistant_id": key})
+            last = sa.select(sa.func.max(versions.c.version)).where(*of_it)
             number = ((await connection.execute(last)).scalar() or 0) + 1
             if number > _MAX_VERSIONS:
                 raise conflict(f"assistant {key} has {_MAX_VERSIONS} versions; make a new one")
@@ -140,6 +126,7 @@ class Assistants:
             await connection.execute(set_latest(tenant, key, content))
         return JSON(await self.find(tenant, key))
 
+    @route("DELETE", _A, 204)
     async def delete(
         self, assistant_id: UUID, caller: CallerDep, delete_threads: bool = False
     ) -> Response:
@@ -150,13 +137,16 @@ class Assistants:
         if key in map(default_assistant, self._graphs.names()):
             raise conflict(f"assistant {key} comes with the graph {found['graph_id']!r}")
         if delete_threads:
-            await self._forget_threads(caller, key)
-        of_it = (assistants, versions, crons)
+            await self.forget_threads(caller, key)
         await self._database.write(
-            *(sa.delete(one).where(*is_of(one, tenant, key)) for one in of_it)
+            *(
+                sa.delete(one).where(*matching(one, tenant, {"assistant_id": key}))
+                for one in (assistants, versions, crons)
+            )
         )
         return Response(status_code=204)
 
+    @route("GET", f"{_A}/graph")
     async def graph(self, assistant_id: str, caller: CallerDep, xray: bool | int = False) -> JSON:
         """The nodes and edges of an assistant's graph; with ``xray``, of those inside, too."""
         if not isinstance(xray, bool) and not 0 <= xray <= 32:
@@ -168,6 +158,7 @@ class Assistants:
                 node["data"].pop("id", None)  # where its class is in LangGraph's own modules
         return JSON(drawn)
 
+    @route("GET", f"{_A}/schemas")
     async def schemas(self, assistant_id: UUID, caller: CallerDep) -> JSON:
         """The JSON schemas of an assistant's graph."""
         async with self._graph(caller, str(assistant_id)) as (name, graph):
@@ -179,18 +170,20 @@ class Assistants:
             schema = schemas_of(graph, graph_id)["input_schema"] or {}
             return list(schema.get("properties") or ())
 
-    async def subgraphs(self, assistant_id: str, caller: CallerDep, recurse: bool = False) -> JSON:
-        """The schemas of the graphs inside."""
-        async with self._graph(caller, assistant_id) as (_, graph):
-            return JSON(subgraphs_of(graph, None, recurse))
-
-    async def subgraphs_in(
-        self, assistant_id: str, namespace: str, caller: CallerDep, recurse: bool = False
+    @route("GET", f"{_A}/subgraphs")
+    @route("GET", f"{_A}/subgraphs/{{namespace}}")
+    async def subgraphs(
+        self,
+        assistant_id: str,
+        caller: CallerDep,
+        namespace: str | None = None,
+        recurse: bool = False,
     ) -> JSON:
-        """The schemas of the graphs inside, from one of them on."""
+        """The schemas of the graphs inside, or of those from one of them on."""
         async with self._graph(caller, assistant_id) as (_, graph):
             return JSON(subgraphs_of(graph, namespace, recurse))
 
+    @route("POST", f"{_A}/versions")
     async def versions(
         self, assistant_id: UUID, body: bodies.VersionSearch, caller: CallerDep
     ) -> JSON:
@@ -198,12 +191,13 @@ class Assistants:
         only = await caller.authorize("assistants", "read", {"assistant_id": assistant_id})
         key = str(assistant_id)
         await self.find(caller.tenant, key, only)
-        query = sa.select(versions).where(*is_of(versions, caller.tenant, key))
-        if body.metadata:
-            query = query.where(has(versions.c.metadata, body.metadata))
+        contained = [("metadata", body.metadata)]
+        these = matching(versions, caller.tenant, {"assistant_id": key}, contained)
+        query = sa.select(versions).where(*these)
         query = query.order_by(versions.c.version.desc()).limit(body.limit).offset(body.offset)
         return JSON([as_json(row) for row in await self._database.rows(query)])
 
+    @route("POST", f"{_A}/latest")
     async def latest(self, assistant_id: UUID, body: bodies.Latest, caller: CallerDep) -> JSON:
         """Make a version the one that is used."""
         value = {"assistant_id": assistant_id, "version": body.version}
@@ -211,7 +205,7 @@ class Assistants:
         tenant, key = caller.tenant, str(assistant_id)
         await self.find(tenant, key, only)
         async with self._database.writing() as connection:
-            this = (*is_of(versions, tenant, key), versions.c.version == body.version)
+            this = matching(versions, tenant, {"assistant_id": key, "version": body.version})
             row = (await connection.execute(sa.select(versions).where(*this))).first()
             if row is None:
                 raise not_found(f"version of assistant {key}", body.version)
@@ -221,14 +215,24 @@ class Assistants:
 
     # -- inside ------------------------------------------------------------------------
 
+    async def _matching(
+        self, caller: Caller, body: bodies.AssistantCount
+    ) -> list[sa.ColumnElement[bool]]:
+        only = await caller.authorize("assistants", "search", body.model_dump())
+        await self._add_defaults(caller.tenant)
+        contained = [("metadata", body.metadata), ("metadata", only)]
+        conditions = matching(assistants, caller.tenant, {"graph_id": body.graph_id}, contained)
+        if body.name is not None:
+            name = sa.func.lower(assistants.c.name)
+            conditions.append(name.contains(body.name.lower(), autoescape=True))
+        return conditions
+
     async def find(self, tenant: str, name: str, only: Filter = None) -> dict[str, Any]:
         """The assistant of that id, or the default one of the graph of that name. Raises 404."""
         key = self._id_of(name)
         await self._add_defaults(tenant)
-        query = sa.select(assistants).where(*is_of(assistants, tenant, key))
-        if only:
-            query = query.where(has(assistants.c.metadata, only))
-        row = await self._database.first(query)
+        this = matching(assistants, tenant, {"assistant_id": key}, [("metadata", only)])
+        row = await self._database.first(sa.select(assistants).where(*this))
         if row is None:
             raise not_found("assistant", name)
         return as_json(row)

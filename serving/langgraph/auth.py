@@ -84,24 +84,6 @@ class User:
         return {**known, "identity": self.identity, "permissions": list(self.permissions)}
 
 
-class _Headers(dict[Any, bytes]):
-    """A request's headers, by str or bytes names: hooks use both."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__({name.lower(): value for name, value in request.headers.raw})
-
-    def __missing__(self, key: Any) -> bytes:
-        if isinstance(key, str):
-            return self[key.lower().encode()]
-        raise KeyError(key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who a request is from: a tenant, and a user of it if there are hooks."""
@@ -109,6 +91,12 @@ class Caller:
     tenant: str
     user: User | None
     auth: Auth | None
+
+    @classmethod
+    def of_config(cls, tenant: str, config: Mapping[str, Any] | None, auth: Auth | None) -> Caller:
+        """Whoever asked for a run, from the `config` that was stored with it."""
+        user = (config or {}).get("langgraph_auth_user")
+        return cls(tenant, None if user is None else User(user), auth)
 
     async def authorize(self, resource: str, action: str, value: dict[str, Any]) -> Filter:
         """Ask the hooks; visible objects must contain what this returns. Raises 403.
@@ -190,6 +178,7 @@ async def _facts(request: Request) -> dict[str, Any]:
         body = await request.json() if await request.body() else {}
     except ValueError:
         body = {}
+    headers = request.headers.raw
     return {
         "request": request,
         "body": body,
@@ -197,7 +186,8 @@ async def _facts(request: Request) -> dict[str, Any]:
         "method": request.method,
         "path_params": dict(request.path_params),
         "query_params": dict(request.query_params),
-        "headers": _Headers(request),
+        # Hooks look them up by bytes, as LangGraph's own server has them, or by texts.
+        "headers": {**dict(headers), **{name.decode("latin-1"): value for name, value in headers}},
         "authorization": request.headers.get("authorization"),
     }
 

@@ -75,6 +75,20 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Page(Body):
+    """Some of those that match, at a time."""
+
+    limit: Limit = 10
+    offset: Offset = 0
+
+
+class SortedPage(Page):
+    """As `Page`, in an order."""
+
+    sort_by: str = "created_at"
+    sort_order: Order = "desc"
+
+
 class Config(Body):
     """The parts of LangChain's ``RunnableConfig`` that can travel."""
 
@@ -152,22 +166,17 @@ AssistantField = Literal[
 ]  # fmt: skip
 
 
-class AssistantSearch(AssistantCount):
+class AssistantSearch(AssistantCount, SortedPage):
     """Which assistants, some at a time."""
 
-    limit: Limit = 10
-    offset: Offset = 0
     sort_by: Literal["assistant_id", "graph_id", "name", "created_at", "updated_at"] = "created_at"
-    sort_order: Order = "desc"
     select: list[AssistantField] | None = Field(default=None, max_length=64)
 
 
-class VersionSearch(Body):
+class VersionSearch(Page):
     """Which versions of an assistant."""
 
     metadata: Wanted | None = None
-    limit: Limit = 10
-    offset: Offset = 0
 
 
 class Latest(Body):
@@ -224,16 +233,13 @@ ThreadField = Literal[
 ]  # fmt: skip
 
 
-class ThreadSearch(ThreadCount):
+class ThreadSearch(ThreadCount, SortedPage):
     """Which threads, some at a time."""
 
     ids: list[UUID] | None = Field(default=None, max_length=MAX_LIMIT)
-    limit: Limit = 10
-    offset: Offset = 0
     sort_by: Literal["thread_id", "status", "created_at", "updated_at", "state_updated_at"] = (
         "created_at"
     )
-    sort_order: Order = "desc"
     select: list[ThreadField] | None = Field(default=None, max_length=64)
     extract: Annotated[dict[Label, str], AfterValidator(check_paths)] | None = None
 

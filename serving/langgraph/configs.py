@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from agentrt.integrations.langgraph.factories import Access, Purpose
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph._compat import STRICT_RESUME
-from agentrt.serving.langgraph.auth import Caller, User
+from agentrt.serving.langgraph.auth import Caller
 from agentrt.serving.langgraph.bodies import is_free
 from agentrt.serving.langgraph.runs import RunRecord
 
@@ -106,18 +106,14 @@ def run_config(record: RunRecord) -> RunnableConfig:
     return merge_configs(cast("RunnableConfig", given), own)
 
 
-# -- what a factory is told ---------------------------------------------------------------
+# -- what a factory gets ------------------------------------------------------------------
 
 
 def run_access(record: RunRecord, purpose: Purpose = "threads.create_run") -> Access:
     """For a run, or for the state that it leaves."""
-    user = (record.kwargs.get("user") or {}).get("langgraph_auth_user")
-    return Access(
-        run_config(record),
-        purpose,
-        dict(record.kwargs.get("context") or {}),
-        None if user is None else User(user),
-    )
+    caller = Caller.of_config(record.tenant, record.kwargs.get("user"), None)
+    context = dict(record.kwargs.get("context") or {})
+    return Access(run_config(record), purpose, context, caller.user)
 
 
 def caller_access(caller: Caller, purpose: Purpose, config: Mapping[str, Any]) -> Access:

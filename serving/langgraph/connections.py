@@ -73,16 +73,10 @@ def engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
     """What reads, and what writes."""
     if address.file is None:
         url = address.url.replace("postgresql://", "postgresql+psycopg://", 1)
-        reads, writes = _postgres(url, READS), _postgres(url, _WRITES)
+        reads, writes = (_engine(url, n, 2 * READ_S, TIMEOUTS) for n in (READS, _WRITES))
         _limit_statements(reads)
         return reads, writes
-    reads = _sqlite(address.url, "BEGIN", READS)
-    _limit_transactions(reads)
-    return reads, _sqlite(address.url, "BEGIN IMMEDIATE", 1)
-
-
-def _postgres(url: str, connections: int) -> AsyncEngine:
-    return _engine(url, connections, 2 * READ_S, TIMEOUTS)
+    return _sqlite(address.url, "BEGIN", READS), _sqlite(address.url, "BEGIN IMMEDIATE", 1)
 
 
 def _engine(
@@ -110,38 +104,29 @@ def _limit_statements(reads: AsyncEngine) -> None:
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = {round(READ_S * 1000)}")
 
 
-def _limit_transactions(reads: AsyncEngine) -> None:
-    """SQLite asks a function of ours, while it works for a client, whether it may go on."""
-
-    @sa.event.listens_for(reads.sync_engine, "connect")
-    def connected(connection: Any, record: Any) -> None:
-        deadline = record.info[_DEADLINE] = Deadline()
-        within = functools.partial(json_contains, check=deadline.check)
-        connection.create_function(CONTAINS, 2, within, deterministic=True)
-        connection.run_async(lambda own: own.set_progress_handler(deadline, _STEPS))
-
-    @sa.event.listens_for(reads.sync_engine, "begin")
-    def began(connection: Any) -> None:
-        connection.info[_DEADLINE].start(READ_S if READER.get() is not None else math.inf)
-
-
 def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
-    """An engine whose transactions start with ``begin``.
+    """An engine whose transactions start with ``begin``. Of one that reads, SQLite asks a function
+    of ours, while it works for a client, whether it may go on.
 
     A transaction that reads first and writes later fails at once if another has written in
     between; one that begins as a writer waits for its turn.
     """
-    wait_s = 2 * READ_S if begin == "BEGIN" else _BUSY_S
-    engine = _engine(url, connections, wait_s, {"timeout": _BUSY_S})
+    reads = begin == "BEGIN"
+    engine = _engine(url, connections, 2 * READ_S if reads else _BUSY_S, {"timeout": _BUSY_S})
 
     @sa.event.listens_for(engine.sync_engine, "connect")
     def connected(connection: Any, record: Any) -> None:
+        deadline = record.info[_DEADLINE] = Deadline()
+        within = functools.partial(json_contains, check=deadline.check)
         connection.isolation_level = None
-        connection.create_function(CONTAINS, 2, json_contains, deterministic=True)
+        connection.create_function(CONTAINS, 2, within, deterministic=True)
+        connection.run_async(lambda own: own.set_progress_handler(deadline, _STEPS))
         connection.execute("PRAGMA journal_mode=WAL").close()
 
     @sa.event.listens_for(engine.sync_engine, "begin")
     def began(connection: Any) -> None:
+        is_limited = reads and READER.get() is not None
+        connection.info[_DEADLINE].start(READ_S if is_limited else math.inf)
         connection.exec_driver_sql(begin)
 
     return engine

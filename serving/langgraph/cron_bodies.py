@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 from zoneinfo import ZoneInfo, available_timezones
 
 from croniter import croniter
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Offset, Order, Wanted
+from agentrt.serving.langgraph.bodies import Body, Label, Object, SortedPage, Wanted
 from agentrt.serving.langgraph.responses import invalid, summary
-from agentrt.serving.langgraph.run_bodies import LoneRunBody, RunTerms, Strategy, ThreadRunBody
+from agentrt.serving.langgraph.run_bodies import RunBody, RunTerms, Strategy
 
 
 def next_time(
@@ -68,18 +68,19 @@ class CronBody(RunTerms):
         """The time after which no run starts (seconds since 1970)."""
         return None if self.end_time is None else self.end_time.timestamp()
 
+    def next_time(self, now: float) -> float | None:
+        """When a run is due next."""
+        return next_time(self.schedule, self.timezone, now, self.end())
+
     def payload(self) -> Object:
         """What the client gave, as JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
 
-    def run(self, thread: UUID | None) -> ThreadRunBody | LoneRunBody:
+    def run(self, thread: UUID | None) -> RunBody:
         """One of its runs, in ``thread`` or in a thread of its own."""
         names = {*RunTerms.model_fields, "multitask_strategy"}
         given = self.model_dump(include=names, exclude_unset=True)
-        if thread is not None:
-            return ThreadRunBody.model_validate(given)
-        completion = self.on_run_completed or "delete"
-        return LoneRunBody.model_validate({**given, "on_completion": completion})
+        return RunBody(**given, on_completion=self.on_run_completed if thread is None else None)
 
 
 _CHANGEABLE = set(CronBody.model_fields) - {
@@ -115,19 +116,11 @@ CronField = Literal[
 ]  # fmt: skip
 
 
-class CronSearch(CronCount):
+class CronSearch(CronCount, SortedPage):
     """Which crons, some at a time."""
 
-    limit: Limit = 10
-    offset: Offset = 0
     sort_by: Literal[
         "cron_id", "assistant_id", "thread_id", "next_run_date", "end_time", "created_at",
         "updated_at",
     ] = "created_at"  # fmt: skip
-    sort_order: Order = "desc"
     select: list[CronField] | None = Field(default=None, max_length=64)
-
-
-def select_of(one: dict[str, Any], select: list[CronField] | None) -> dict[str, Any]:
-    """The fields of a cron that were asked for."""
-    return {key: one[key] for key in select} if select else one

@@ -101,20 +101,20 @@ def _not_installed(dependencies: Any) -> Iterator[str]:
 async def prepared(
     served: Mapping[str, Served], stack: AsyncExitStack, *, users: bool
 ) -> tuple[dict[str, Served], list[Finding]]:
-    """What is served, with those graphs made that are the same for all runs, and what is to be
-    told of the others. With ``users``, authentication hooks say who a request is from.
+    """What is served, with those graphs made that are the same for all runs, and findings
+    about the others. With ``users``, authentication hooks say who a request is from.
 
     Raises `ProgramLoadError` for a graph that cannot be made for any run.
     """
-    ready, told = dict(served), []
+    ready, found = dict(served), []
     for name, one in served.items():
         if not isinstance(one, ServedGraph):
             continue
         if not varies(name, one):
             ready[name] = replace(one, value=await made(name, one, stack, Access()))
         elif missed := await _trial(name, one, users=users):
-            told.append(Finding(f"graphs.{name}", True, missed))
-    return ready, told
+            found.append(Finding(f"graphs.{name}", True, missed))
+    return ready, found
 
 
 async def _trial(name: str, served: ServedGraph, *, users: bool) -> str:

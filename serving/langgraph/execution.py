@@ -189,7 +189,7 @@ class Execution:
         await self._publish_end(state["status"], None if cancelled else fault)
 
     def _hook(self, values: Any, fault: dict[str, str] | None) -> list[sa.Insert]:
-        """What is stored to tell the run's webhook of its end, if it has one."""
+        """What is stored for the run's webhook, if it has one."""
         return self._state.webhooks.note(self._record, self._began, values, fault)
 
     async def _publish_end(self, status: str, fault: dict[str, str] | None) -> None:

@@ -20,7 +20,7 @@ def deadline_of(interrupt: Mapping[str, Any]) -> float | None:
 
 
 class Deadlines:
-    """The nearest deadline that is known. It is told of each question that is stored."""
+    """The nearest deadline that is known. Each question that is stored is noted."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -39,7 +39,7 @@ class Deadlines:
             self._nearer.set()
 
     def forget(self) -> None:
-        """From now on only what is told anew counts."""
+        """From now on only what is added counts."""
         self._nearest = math.inf
 
     async def passed(self, most_s: float) -> None:

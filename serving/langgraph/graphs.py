@@ -90,7 +90,7 @@ async def opened_graph(name: str, served: Served, runtime: Runtime, stack: Async
 
 
 def varies(name: str, served: ServedGraph) -> bool:
-    """Whether it is a factory that is told what a graph is for. Raises `ProgramLoadError`."""
+    """Whether it is a factory that takes what a graph is for. Raises `ProgramLoadError`."""
     try:
         return is_factory(served.value) and Factory(served.value).varies
     except ProgramLoadError as error:

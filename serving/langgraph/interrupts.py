@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 INTERRUPT_ID = re.compile("[0-9a-f]{32}")
-"""LangGraph tells a map from interrupts to answers by such keys from one answer."""
+"""By such keys LangGraph knows a map from interrupts to answers."""
 EXPIRED = {"agentrt": "expired"}
 """What a program's question is answered with when its time is over."""
 

@@ -35,10 +35,10 @@ def removal(database: Database, keys: Collection[str]) -> list[sa.Delete]:
 
 
 def in_use() -> sa.CompoundSelect[Any]:
-    """The threads that stay: a run of theirs has not ended, or is still to be told to a webhook."""
+    """The threads that stay: a run has not ended, or its webhook is still to be called."""
     active = sa.select(runs.c.thread_id).where(runs.c.status.in_(ACTIVE))
-    untold = sa.select(runs.c.thread_id).join(webhooks, webhooks.c.run_id == runs.c.run_id)
-    return sa.union_all(active, untold)
+    unsent = sa.select(runs.c.thread_id).join(webhooks, webhooks.c.run_id == runs.c.run_id)
+    return sa.union_all(active, unsent)
 
 
 async def set_lifetime(connection: AsyncConnection, thread: str, ttl: Ttl | None) -> None:

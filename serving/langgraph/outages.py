@@ -36,7 +36,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def refusal(error: Exception) -> HTTPException | None:
-    """What a client is told of an outage of the database; None for any other error."""
+    """The answer to a client in an outage of the database; None for any other error."""
     if isinstance(error, OSError | HTTPException) or not is_outage(error):
         return None
     if any(words in str(error) for words in _FULL):

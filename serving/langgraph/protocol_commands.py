@@ -1,4 +1,4 @@
-"""The commands of the streaming protocol: they start runs of a thread, and tell its state."""
+"""The commands of the streaming protocol: they start runs of a thread, and read its state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from agentrt.serving.langgraph.protocol_events import Tree, seq_of
 from agentrt.serving.langgraph.responses import JSON, summary
 from agentrt.serving.langgraph.run_bodies import Command, Goto, ProtocolRunBody, in_snake_case
 from agentrt.serving.langgraph.run_starts import StartRoutes
-from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.state_routes import StateRoutes
 from agentrt.serving.langgraph.streams import PROTOCOL, replay
 from agentrt.serving.langgraph.tenant_state import TenantState
@@ -49,7 +48,7 @@ class Respond(Body):
     responses: list[Answer] | None = Field(default=None, min_length=1, max_length=256)
     update: Object | None = None
     goto: Goto = None
-    config: Config | None = None
+    config: Config = Field(default_factory=Config)
     metadata: Object = Field(default_factory=dict)
 
     def answers(self) -> dict[str, Any]:
@@ -154,15 +153,18 @@ class ProtocolCommands:
         """``input.respond``: the run that goes on with answers, as the thread's last run was."""
         given = Respond.model_validate(in_snake_case(params))
         answers = given.answers()
-        only = await caller.authorize("threads", "read", {"thread_id": thread})
-        row = await self._state.threads.get(caller.tenant, thread, only)
+        row = await self._state.thread(caller, thread, "read")
         open_ids = {one["id"] for one in interrupts_in(row._mapping["interrupts"])}
         last = await self._state.runs.last_of(str(thread))
         for key in answers:
             if last is None or key not in open_ids or not INTERRUPT_ID.fullmatch(key):
                 raise _ProtocolError("no_such_interrupt", f"{key} is not open, or was answered")
         assert last is not None
-        body = _going_on(last, given, answers)
+        config = {**(last.kwargs.get("config") or {}), **given.config.given()}
+        command = Command(resume=answers, update=given.update, goto=given.goto)
+        body = last.followed_by(
+            ProtocolRunBody, command=command, config=config, metadata=given.metadata
+        )
         try:
             started, _ = await self._starts.start(caller, thread, body, next(iter(answers)))
         except HTTPException as error:
@@ -179,13 +181,8 @@ class ProtocolCommands:
         last = await self._state.runs.last_of(str(thread))
         if last is None:
             raise _ProtocolError("no_such_run", "this thread has had no run yet: use run.start")
-        body = ProtocolRunBody(
-            assistant_id=last.assistant_id,
-            input=given.input,
-            checkpoint=at,
-            config=given.config,
-            context=last.kwargs.get("context"),
-            after_seconds=0,
+        body = last.followed_by(
+            ProtocolRunBody, input=given.input, checkpoint=at, config=given.config
         )
         row, _ = await self._starts.start(caller, thread, body)
         result, through = _started(row)
@@ -194,8 +191,7 @@ class ProtocolCommands:
     async def _tree(self, caller: Caller, thread: UUID, params: Object) -> _Done:
         """``agent.getTree``: the graphs of a run, the last one's if none is named."""
         given = GetTree.model_validate(in_snake_case(params))
-        only = await caller.authorize("threads", "read", {"thread_id": thread})
-        await self._state.threads.get(caller.tenant, thread, only)
+        await self._state.thread(caller, thread, "read")
         runs = await self._state.runs.since(str(thread), 0, _MOST_RUNS)
         wanted = [one for one in runs if given.run_id in (None, UUID(one.run_id))]
         if not wanted:
@@ -253,23 +249,8 @@ def _summary(state: Object) -> Object:
 
 
 def _started(run: Row[Any]) -> _Done:
-    """What tells of a run that a command started: all events before its own are older."""
+    """A run that a command started, and the number before its events."""
     return {"run_id": run._mapping["run_id"]}, seq_of(run._mapping["number"], 0)
-
-
-def _going_on(last: RunRecord, given: Respond, answers: Object) -> ProtocolRunBody:
-    """The run that answers: of the assistant, and with the config and the context, of the last."""
-    config = last.kwargs.get("config") or {}
-    if given.config is not None:
-        config = {**config, **given.config.given()}
-    return ProtocolRunBody(
-        assistant_id=last.assistant_id,
-        command=Command(resume=answers, update=given.update, goto=given.goto),
-        config=Config(**config),
-        context=last.kwargs.get("context"),
-        metadata=given.metadata,
-        after_seconds=0,
-    )
 
 
 def _error(key: int | None, code: str, message: str, status: Literal[200, 400] = 200) -> JSON:

@@ -10,22 +10,26 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-import orjson
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import get_checkpoint_id
 from langgraph.prebuilt import ToolCallTransformer
 from langgraph.stream import CheckpointsTransformer, CustomTransformer, UpdatesTransformer
 from langgraph.types import Command
+from pydantic import AfterValidator, Field
 
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph._compat import INTERRUPT
-from agentrt.serving.langgraph.streams import PROTOCOL, StreamEvent
+from agentrt.serving.langgraph.bodies import Body
+from agentrt.serving.langgraph.streams import PROTOCOL
 
 Part = tuple[str, Any]
 """The name and the data of an event in a run's log."""
+_CHANNELS = {
+    *("values", "updates", "messages", "tools", "lifecycle"),
+    *("input", "checkpoints", "tasks", "custom"),
+}
 _PER_RUN = 10_000_000
 """More events than one run has."""
 _TRANSFORMERS: tuple[Any, ...] = (
@@ -129,7 +133,7 @@ def _event(method: str, data: Any, namespace: Sequence[str] = ()) -> dict[str, A
 
 
 class Tree:
-    """The graph of a run with those inside it, as their lifecycles tell. ``root`` is JSON."""
+    """The graph of a run with those inside it, from their lifecycles. ``root`` is JSON."""
 
     def __init__(self, graph_id: str) -> None:
         self.root = _branch([], "started", graph_id)
@@ -152,7 +156,7 @@ def _branch(place: Sequence[str], status: str, graph_name: str) -> dict[str, Any
     return {"namespace": list(place), "status": status, "graph_name": graph_name}
 
 
-# -- what a client listens to -------------------------------------------------------------
+# -- the events of a thread ---------------------------------------------------------------
 
 
 def seq_of(run: int, event: int) -> int:
@@ -165,53 +169,40 @@ def place_of(seq: int) -> tuple[int, int]:
     return divmod(seq, _PER_RUN)
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadEvent:
-    """An event of a thread: ``number`` is its run's."""
-
-    run_id: str
-    number: int
-    event: StreamEvent
-
-    @property
-    def seq(self) -> int:
-        """Its number in the thread."""
-        return seq_of(self.number, self.event.number)
-
-    def as_json(self) -> bytes:
-        """As clients get it."""
-        head = {
-            "type": "event",
-            "event_id": f"{self.run_id}:{self.event.number}",
-            "seq": self.seq,
-        }
-        return orjson.dumps(head)[:-1] + b"," + self.event.data[1:]
+def _known(channels: list[str]) -> list[str]:
+    unknown = [one for one in channels if one not in _CHANNELS and not one.startswith("custom:")]
+    if unknown:
+        raise ValueError(
+            f"no channel {', '.join(unknown)}; there is {', '.join(sorted(_CHANNELS))}"
+        )
+    return channels
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What of a thread a client listens to: some channels, below some namespaces."""
+class EventsBody(Body):
+    """Which events of a thread a client asks for: of some channels, below some namespaces, and
+    after one of them.
+    """
 
-    channels: frozenset[str]
-    namespaces: Sequence[Sequence[str]] | None
-    depth: int | None
+    channels: Annotated[list[str], Field(min_length=1, max_length=64), AfterValidator(_known)]
+    namespaces: list[list[str]] | None = Field(default=None, max_length=64)
+    depth: int | None = Field(default=None, ge=0, le=64)
+    since: int = Field(default=0, ge=0, lt=2**53)
 
     def has(self, event: Mapping[str, Any]) -> bool:
-        """Whether an event is of these."""
-        return self._channel(event) and self._namespace(event["params"]["namespace"])
+        """Whether an event is one of these."""
+        namespace = event["params"]["namespace"]
+        below = self.namespaces is None or any(
+            self._is_below(prefix, namespace) for prefix in self.namespaces
+        )
+        return below and self._in_channel(event)
 
-    def _channel(self, event: Mapping[str, Any]) -> bool:
+    def _in_channel(self, event: Mapping[str, Any]) -> bool:
         method = str(event["method"]).partition(".")[0]
         if method in self.channels:
             return True
         data = event["params"]["data"]
         name = data.get("name") if isinstance(data, dict) else None
         return method == "custom" and f"custom:{name}" in self.channels
-
-    def _namespace(self, namespace: Sequence[str]) -> bool:
-        if self.namespaces is None:
-            return True
-        return any(self._is_below(prefix, namespace) for prefix in self.namespaces)
 
     def _is_below(self, prefix: Sequence[str], namespace: Sequence[str]) -> bool:
         """A node's name alone stands for each of its tasks."""

@@ -30,7 +30,7 @@ _OF_CONNECTION = (401, 403)
 """Who may not do one thing here may do nothing here: the connection ends."""
 _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type")
 
-Heard = Callable[[bytes], Awaitable[None]]
+Put = Callable[[bytes], Awaitable[None]]
 
 
 class ProtocolSocket:
@@ -115,7 +115,7 @@ class ProtocolSocket:
     async def _listen(self, key: int, name: str, body: bytes) -> None:
         begun = False
 
-        async def heard(piece: bytes) -> None:
+        async def put(piece: bytes) -> None:
             nonlocal begun
             if not begun:
                 begun = True
@@ -125,7 +125,7 @@ class ProtocolSocket:
                     await self._socket.send_text(line[6:].decode())
 
         try:
-            status, answer = await self._ask("stream/events", body, heard)
+            status, answer = await self._ask("stream/events", body, put)
         except (WebSocketDisconnect, TimeoutError):  # it left, or has read nothing for long
             return
         self._subscriptions.pop(name, None)
@@ -146,8 +146,8 @@ class ProtocolSocket:
 
     # -- requests to the server, and what the client is sent ---------------------------
 
-    async def _ask(self, path: str, body: bytes, heard: Heard | None = None) -> tuple[int, bytes]:
-        """The status and the body of the answer to a request to ``path`` of the thread. ``heard``
+    async def _ask(self, path: str, body: bytes, put: Put | None = None) -> tuple[int, bytes]:
+        """The status and the body of the answer to a request to ``path`` of the thread. ``put``
         gets a success in pieces, as it comes, and first an empty one.
         """
         whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
@@ -165,8 +165,8 @@ class ProtocolSocket:
             nonlocal status
             status = message.get("status", status)
             piece: bytes = message.get("body", b"")
-            if heard is not None and status == 200:
-                await heard(piece)
+            if put is not None and status == 200:
+                await put(piece)
             else:
                 parts.append(piece)
 

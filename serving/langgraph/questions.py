@@ -19,12 +19,11 @@ from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
-from agentrt.serving.langgraph.auth import Caller, User, caller_of
-from agentrt.serving.langgraph.bodies import Config
+from agentrt.serving.langgraph.auth import Caller, caller_of
 from agentrt.serving.langgraph.expiry import deadline_of
 from agentrt.serving.langgraph.interrupts import EXPIRED, interrupts_in, is_open
 from agentrt.serving.langgraph.responses import BadJSONError, check_json
-from agentrt.serving.langgraph.run_bodies import Command, ThreadRunBody
+from agentrt.serving.langgraph.run_bodies import Command, RunBody
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import ACTIVE, has, runs, threads
 from agentrt.serving.langgraph.tenant_state import TenantState
@@ -39,6 +38,7 @@ _COLUMNS = (
     threads.c.interrupts,
     threads.c.state_updated_at,
 )
+_INTERRUPTS = sa.cast(threads.c.interrupts, sa.Text)
 _RESTS = ("interrupted", "busy", "error")
 """The statuses of threads that may have open interrupts."""
 _CONFLICT = 409
@@ -65,16 +65,8 @@ class ThreadQuestions:
             conditions = await self._visible(viewer, caller, "search", wanted.thread)
         except (HookHTTPException, HTTPException):
             return []  # whom the hooks refuse may still see the questions of programs
-        c = threads.c
-        conditions += [c.status.in_(_RESTS), sa.cast(c.interrupts, sa.Text) != "{}"]
-        query = sa.select(*_COLUMNS).where(*conditions).order_by(c.state_updated_at.desc())
-        rows = await self._database.rows(query.limit(wanted.limit))
-        active = await self._active([row.thread_id for row in rows])
-        found = [
-            self._asked(row, interrupt, active[row.thread_id])
-            for row in rows
-            for interrupt in interrupts_in(row.interrupts)
-        ]
+        conditions += [threads.c.status.in_(_RESTS), _INTERRUPTS != "{}"]
+        found = await self._found(conditions, wanted.limit)
         return [one for one in found if one.state == "open"][: wanted.limit]
 
     async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
@@ -85,12 +77,13 @@ class ThreadQuestions:
         with _hook_errors():
             caller = await self._caller(viewer, viewer.tenant or "")
             conditions = await self._visible(viewer, caller, "read", thread)
+        key = f"{UUID(thread).hex}-{interrupt_id}"
+        for one in await self._found(conditions):
+            if one.id == key:
+                return one
         row = await self._database.first(sa.select(*_COLUMNS).where(*conditions))
         if row is None:
             return None
-        for interrupt in interrupts_in(row.interrupts):
-            if interrupt["id"] == interrupt_id:
-                return self._asked(row, interrupt, (await self._active([thread]))[thread])
         return replace(self._asked(row, {"id": interrupt_id, "value": ""}, ()), state="closed")
 
     async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
@@ -109,18 +102,34 @@ class ThreadQuestions:
         """
         deadlines = self._state.deadlines
         deadlines.forget()
-        c, noted = threads.c, '%"expires_at"%'
-        conditions = (c.status.in_(_RESTS), sa.cast(c.interrupts, sa.Text).like(noted))
-        rows = await self._database.rows(sa.select(*_COLUMNS).where(~c.temporary, *conditions))
-        active = await self._active([row.thread_id for row in rows])
-        for row in rows:
-            for interrupt in interrupts_in(row.interrupts):
-                asked = self._asked(row, interrupt, active[row.thread_id])
-                if asked.state == "open" and asked.expires_at is not None:
-                    deadlines.add(asked.expires_at)
-                elif asked.state == "expired":
-                    with suppress(HTTPException, BusyError, QuestionClosedError):
-                        await self._resume(asked, EXPIRED, None)
+        timed = _INTERRUPTS.like('%"expires_at"%')
+        for asked in await self._found([~threads.c.temporary, threads.c.status.in_(_RESTS), timed]):
+            if asked.state == "open" and asked.expires_at is not None:
+                deadlines.add(asked.expires_at)
+            elif asked.state == "expired":
+                with suppress(HTTPException, BusyError, QuestionClosedError):
+                    await self._resume(asked, EXPIRED, None)
+
+    async def _found(
+        self, conditions: Sequence[sa.ColumnElement[bool]], most: int | None = None
+    ) -> list[Asked]:
+        """The questions of at most so many threads, of the one that changed last first."""
+        query = sa.select(*_COLUMNS).where(*conditions)
+        query = query.order_by(threads.c.state_updated_at.desc()).limit(most)
+        rows = await self._database.rows(query)
+        live = (
+            runs.c.thread_id.in_([row.thread_id for row in rows]),
+            runs.c.status.in_(ACTIVE),
+        )
+        active: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        of_runs = sa.select(runs.c.thread_id, runs.c.kwargs).where(*live)
+        for run in await self._database.rows(of_runs):
+            active[run.thread_id].append(json.loads(run.kwargs))
+        return [
+            self._asked(row, interrupt, active[row.thread_id])
+            for row in rows
+            for interrupt in interrupts_in(row.interrupts)
+        ]
 
     async def _resume(self, asked: Asked, value: Any, caller: Caller | None) -> str:
         """Start the run that goes on with an answer: of the assistant, and with the config and the
@@ -131,16 +140,9 @@ class ThreadQuestions:
         last = await self._state.runs.last_of(asked.thread)
         if last is None:
             raise QuestionClosedError(f"thread {asked.thread} has no run that could be resumed")
-        body = ThreadRunBody(
-            assistant_id=last.assistant_id,
-            command=Command(resume={interrupt_id: value}),
-            config=Config(**last.kwargs.get("config") or {}),
-            context=last.kwargs.get("context"),
-            after_seconds=0,
-        )
+        body = last.followed_by(RunBody, command=Command(resume={interrupt_id: value}))
         if caller is None:
-            user = (last.kwargs.get("user") or {}).get("langgraph_auth_user")
-            caller = Caller(asked.tenant, None if user is None else User(user), None)
+            caller = Caller.of_config(asked.tenant, last.kwargs.get("user"), None)
         try:
             run, _ = await self._starts.start(caller, UUID(asked.thread), body, interrupt_id)
         except HTTPException as error:
@@ -155,7 +157,7 @@ class ThreadQuestions:
         interrupt: Mapping[str, Any],
         active: Sequence[Mapping[str, Any]],
     ) -> Asked:
-        """An interrupt of a thread as people see it; ``active`` are the kwargs of its runs."""
+        """An interrupt of a thread as people see it. ``active`` has the kwargs of its live runs."""
         value, graph = interrupt["value"], str(row.metadata.get("graph_id", ""))
         given = value if isinstance(value, dict) else {}
         text = value if isinstance(value, str) else given.get("question")
@@ -187,23 +189,10 @@ class ThreadQuestions:
         """The conditions for threads that may be seen. Raises what the hooks raise."""
         about = {"thread_id": UUID(thread)} if thread and action == "read" else {}
         only = await caller.authorize("threads", action, about)
-        conditions: list[sa.ColumnElement[bool]] = [~threads.c.temporary]
-        if viewer.tenant is not None:
-            conditions.append(threads.c.tenant == viewer.tenant)
-        if thread is not None:
-            conditions.append(threads.c.thread_id == thread)
-        if only:
-            conditions.append(has(threads.c.metadata, only))
-        return conditions
-
-    async def _active(self, keys: Sequence[str]) -> Mapping[str, list[Mapping[str, Any]]]:
-        """The kwargs of these threads' runs that have not ended."""
-        c = runs.c
-        query = sa.select(c.thread_id, c.kwargs).where(c.thread_id.in_(keys), c.status.in_(ACTIVE))
-        found: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
-        for row in await self._database.rows(query):
-            found[row.thread_id].append(json.loads(row.kwargs))
-        return found
+        c = threads.c
+        wanted = {c.tenant: viewer.tenant, c.thread_id: thread}
+        conditions = [column == value for column, value in wanted.items() if value is not None]
+        return [~c.temporary, *conditions, *([has(c.metadata, only)] if only else [])]
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from agentrt.serving.lifetimes import Ttl
 from agentrt.serving.server import Server
 
 _COUNT_AGAIN_S = 10.0
+_LIMITS = {threads.name: "threads", assistants.name: "assistants", crons.name: "crons"}
+"""The limit of a tenant that bounds its rows in a table."""
 
 
 @dataclass(slots=True)
@@ -38,17 +40,16 @@ class Quotas:
         """How long a thread is kept that says nothing itself."""
         return self._server.lifetimes.threads
 
-    async def new_thread(self, connection: AsyncConnection, tenant: str) -> None:
-        """A thread was added in the transaction of ``connection``."""
-        await self._check(connection, threads, tenant, "threads")
-
-    async def new_assistant(self, connection: AsyncConnection, tenant: str) -> None:
-        """An assistant was added in the transaction of ``connection``."""
-        await self._check(connection, assistants, tenant, "assistants")
-
-    async def new_cron(self, connection: AsyncConnection, tenant: str) -> None:
-        """A cron was added in the transaction of ``connection``."""
-        await self._check(connection, crons, tenant, "crons")
+    async def added(self, connection: AsyncConnection, table: sa.Table, tenant: str) -> None:
+        """A row was added in the transaction of ``connection``."""
+        limit = _LIMITS[table.name]
+        most = self._most(tenant, limit)
+        if most is None:
+            return
+        rows = sa.select(sa.func.count()).select_from(table).where(table.c.tenant == tenant)
+        count = (await connection.execute(rows)).scalar_one()
+        if count > most:
+            raise _full(tenant, f"{count - 1} {limit}", limit, most)
 
     async def new_item(self, database: Database, tenant: str, root: str, size: int) -> None:
         """An item of so many characters is to be put into the store, where the tenant has all
@@ -64,17 +65,6 @@ class Quotas:
         if stored.size > room:
             raise _full(tenant, f"{stored.size >> 20} MiB in the store", "store_mib", most)
         stored.size += size
-
-    async def _check(
-        self, connection: AsyncConnection, table: sa.Table, tenant: str, limit: str
-    ) -> None:
-        most = self._most(tenant, limit)
-        if most is None:
-            return
-        rows = sa.select(sa.func.count()).select_from(table).where(table.c.tenant == tenant)
-        count = (await connection.execute(rows)).scalar_one()
-        if count > most:
-            raise _full(tenant, f"{count - 1} {limit}", limit, most)
 
     def _most(self, tenant: str, limit: str) -> int | None:
         if self._server.keys is None:

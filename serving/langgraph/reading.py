@@ -8,11 +8,13 @@ containment alike, and answered 503.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from fastapi import HTTPException
 from sqlalchemy.exc import OperationalError
@@ -42,7 +44,7 @@ class Deadline:
     """
 
     clock: Callable[[], float] = time.monotonic
-    _at: float = 0.0
+    _at: float = math.inf
 
     def start(self, seconds: float) -> None:
         """A transaction begins, which may take so long."""
@@ -58,13 +60,12 @@ class Deadline:
             raise TooSlowError("the time is over")
 
 
-@dataclass(slots=True)
 class Shares:
     """Who reads at once: each tenant with at most ``most`` connections."""
 
-    most: int
-    _tenants: dict[str, asyncio.Semaphore] = field(default_factory=dict)
-    _users: dict[str, int] = field(default_factory=dict)
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tenants = WeakValueDictionary[str, asyncio.Semaphore]()
 
     @asynccontextmanager
     async def taken(self, tenant: str | None) -> AsyncIterator[None]:
@@ -72,22 +73,16 @@ class Shares:
         if tenant is None:
             yield
             return
-        share = self._tenants.setdefault(tenant, asyncio.Semaphore(self.most))
-        self._users[tenant] = self._users.get(tenant, 0) + 1
+        share = self._tenants.setdefault(tenant, asyncio.Semaphore(self._most))
         try:
-            try:
-                async with asyncio.timeout(READ_S):
-                    await share.acquire()
-            except TimeoutError:
-                raise _busy(f"tenant {tenant!r} reads too much at once") from None
-            try:
-                yield
-            finally:
-                share.release()
+            async with asyncio.timeout(READ_S):
+                await share.acquire()
+        except TimeoutError:
+            raise _busy(f"tenant {tenant!r} reads too much at once") from None
+        try:
+            yield
         finally:
-            self._users[tenant] -= 1
-            if not self._users[tenant]:
-                del self._users[tenant], self._tenants[tenant]
+            share.release()
 
 
 @asynccontextmanager
@@ -106,7 +101,7 @@ async def in_time(tenant: str | None) -> AsyncIterator[None]:
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Turn what was broken off into 503. An outage, which is one too, is told elsewhere."""
+    """Turn what was broken off into 503. `outages` does so for an outage."""
     try:
         yield
     except OperationalError as error:
@@ -118,12 +113,8 @@ def refused() -> Iterator[None]:
 
 
 def _is_late(error: OperationalError) -> bool:
-    text = str(error.orig)
-    return (
-        getattr(error.orig, "sqlstate", None) == _CANCELED
-        or text == "interrupted"
-        or text == "user-defined function raised exception"
-    )
+    broken_off = ("interrupted", "user-defined function raised exception")
+    return getattr(error.orig, "sqlstate", None) == _CANCELED or str(error.orig) in broken_off
 
 
 def _busy(why: str) -> HTTPException:

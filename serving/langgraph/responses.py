@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-from fastapi import HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
-
-from agentrt.errors import ProgramLoadError
-from agentrt.serving.langgraph.outages import refusal
-from agentrt.serving.tenants import BusyError
+from fastapi import HTTPException, Response
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _MAX_DEPTH = 64
 _LEAST, _MOST = -(2**63), 2**64 - 1
 _INTEGERS = range(_LEAST, _MOST + 1)
 _LONGEST_KEY = 64
-"""So much of a key is told in an error."""
+"""So many characters of a key are in an error."""
 _MAX_ERRORS = 5
 """How many faults of a body are named."""
 
@@ -36,48 +29,6 @@ class JSON(Response):
 
     def render(self, content: Any) -> bytes:
         return encode(content)
-
-
-class Route(APIRoute):
-    """A route of this API: a bad request is answered with one sentence."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handler(request: Request) -> Response:
-            try:
-                await _check_body(request)
-                return await handle(request)
-            except RequestValidationError as error:
-                return JSON({"detail": summary(error.errors())}, 422)
-            except BadJSONError as error:
-                return JSON({"detail": str(error)}, 422)
-            except ProgramLoadError as error:  # a factory that cannot make its graph for this
-                return JSON({"detail": str(error)}, 500)
-            except BusyError as error:
-                headers = {"Retry-After": str(error.retry_after)}
-                return JSON({"detail": str(error)}, 429, headers)
-            except (HookHTTPException, HTTPException) as error:
-                return JSON({"detail": error.detail}, error.status_code, dict(error.headers or {}))
-            except Exception as error:
-                refused = refusal(error)
-                if refused is None:
-                    raise
-                headers = dict(refused.headers or {})
-                return JSON({"detail": refused.detail}, refused.status_code, headers)
-
-        return handler
-
-
-async def _check_body(request: Request) -> None:
-    """Raise for a body that is not JSON, or JSON that cannot be stored."""
-    if not await request.body():
-        return
-    try:
-        value = await request.json()
-    except (ValueError, RecursionError) as error:
-        raise HTTPException(422, f"the body is no JSON: {error}") from None
-    check_json(value)
 
 
 def summary(errors: Sequence[Any]) -> str:
@@ -147,40 +98,27 @@ def error_json(error: BaseException) -> dict[str, str]:
 
 
 def check_json(value: Any) -> None:
-    """Raise `BadJSONError` for JSON that a database or an encoder would refuse.
+    """Raise `BadJSONError` for JSON that a database or an encoder would refuse."""
+    if (found := _fault_in(value, 0)) is not None:
+        fault, path = found
+        raise BadJSONError(f"body{''.join(reversed(path))} {fault}")
 
-    It takes time by the number of values, whatever they are: the path of a value is written out
-    for one that is refused, and for no other.
+
+def _fault_in(value: Any, depth: int) -> tuple[str, list[str]] | None:
+    """What is wrong inside a value, and the steps to it, the last one first. The steps are
+    written out for a value that is refused, and for no other.
     """
-    path: list[Any] = []
-    levels: list[Iterator[tuple[Any, Any]]] = [iter([(None, value)])]
-    while levels:
-        for key, inner in levels[-1]:
-            if key.__class__ is str and (fault := _fault_of(key)) is not None:
-                raise BadJSONError(f"a key of {_where(path)} {fault}")
-            kind = inner.__class__
-            if kind is dict or kind is list:
-                if inner:
-                    path.append(key)
-                    levels.append(_parts(inner, path))
-                    break
-            elif (kind is not int or not _LEAST <= inner <= _MOST) and (fault := _fault_of(inner)):
-                raise BadJSONError(f"{_where([*path, key])} {fault}")
-        else:
-            levels.pop()
-            del path[-1:]
-
-
-def _parts(whole: Any, path: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    if len(path) > _MAX_DEPTH:
-        raise BadJSONError(f"{_where(path[:-1])} is nested more than {_MAX_DEPTH} deep")
-    return iter(whole.items() if isinstance(whole, dict) else enumerate(whole))
-
-
-def _where(path: Sequence[Any]) -> str:
-    """A path as people write it."""
-    steps = (f"[{one}]" if isinstance(one, int) else f".{one[:_LONGEST_KEY]}" for one in path[1:])
-    return "body" + "".join(steps)
+    if not isinstance(value, dict | list) or not value:
+        return None if (fault := _fault_of(value)) is None else (fault, [])
+    if depth >= _MAX_DEPTH:
+        return f"is nested more than {_MAX_DEPTH} deep", []
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(key, str) and (fault := _fault_of(key)) is not None:
+            return f"has a key that {fault}", []
+        if (found := _fault_in(inner, depth + 1)) is not None:
+            found[1].append(f"[{key}]" if isinstance(key, int) else f".{key[:_LONGEST_KEY]}")
+            return found
+    return None
 
 
 def _fault_of(value: Any) -> str | None:

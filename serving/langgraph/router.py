@@ -14,13 +14,14 @@ from langgraph_sdk import Auth
 from agentrt import __version__
 from agentrt.serving.langgraph import a2a_routes
 from agentrt.serving.langgraph.auth import authenticate
-from agentrt.serving.langgraph.cron_routes import CronRoutes, open_crons
+from agentrt.serving.langgraph.cron_clock import CronClock
+from agentrt.serving.langgraph.crons import Crons
 from agentrt.serving.langgraph.outages import DiskRoom
 from agentrt.serving.langgraph.protocol_commands import ProtocolCommands
-from agentrt.serving.langgraph.protocol_routes import ProtocolRoutes
+from agentrt.serving.langgraph.protocol_routes import EVENTS, ProtocolRoutes
 from agentrt.serving.langgraph.questions import ThreadQuestions
-from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.responses import JSON, Route
+from agentrt.serving.langgraph.responses import JSON
+from agentrt.serving.langgraph.routes import Route, Routes
 from agentrt.serving.langgraph.run_queue import MAX_RUNNING, RunQueue, open_queue
 from agentrt.serving.langgraph.run_routes import RunRoutes
 from agentrt.serving.langgraph.run_starts import StartRoutes
@@ -40,7 +41,9 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
         queue = await stack.enter_async_context(open_queue(state))
         starts = StartRoutes(state, queue)
         questions = ThreadQuestions(state, starts, auth)
-        crons = await stack.enter_async_context(open_crons(state, starts, auth))
+        crons = Crons(state, starts)
+        clock = CronClock(crons, state.storage.database, starts, auth)
+        await stack.enter_async_context(server.background.doing("runs by the clock", clock.go_on))
         await stack.enter_async_context(sweeping(state, questions.expire))
         room = DiskRoom(state.storage.database.address.file)
         server.checks["disk"] = room.shortage
@@ -62,7 +65,7 @@ def _routes(
     state: TenantState,
     queue: RunQueue,
     starts: StartRoutes,
-    crons: CronRoutes,
+    crons: Crons,
     auth: Auth | None,
     room: DiskRoom,
 ) -> APIRouter:
@@ -76,20 +79,17 @@ def _routes(
     )
     states = StateRoutes(state, queue)
     threads = ThreadRoutes(state, queue, states)
-    state.assistants.add_to(guarded, threads.forget_all_of)
-    # The more specific path comes first: /threads/search is no thread.
-    threads.add_to(guarded)
-    states.add_to(guarded)
-    starts.add_to(guarded)
-    crons.add_to(guarded)
+    state.assistants.forget_threads = threads.forget_all_of
     runs = RunRoutes(state, queue)
-    runs.add_to(guarded)
-    if a2a_routes.is_installed():
-        a2a_routes.AgentRoutes(state, queue, starts, runs).add_to(guarded)
     protocol = ProtocolRoutes(state, queue, ProtocolCommands(state, starts, states))
-    protocol.add_to(guarded, public)
     state.server.at_drain.append(protocol.drain)
-    StoreRoutes(state.storage, Quotas(state.server)).add_to(guarded)
+    public.add_api_websocket_route(EVENTS, protocol.socket)
+    store = StoreRoutes(state.storage, state.quotas)
+    served: list[Routes] = [state.assistants, threads, states, starts, crons, runs, protocol, store]
+    if a2a_routes.is_installed():
+        served.append(a2a_routes.AgentRoutes(state, queue, starts, runs))
+    for routes in served:
+        routes.add_to(guarded)
     router = APIRouter()
     router.include_router(public)
     router.include_router(guarded)

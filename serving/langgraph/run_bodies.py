@@ -87,50 +87,36 @@ class RunTerms(Body):
 
 
 class RunBody(RunTerms):
-    """A run. Where ``checkpoint`` is, it starts from there; else from the thread's end."""
+    """A run, in a thread or in one of its own, which goes with it unless ``on_completion`` keeps
+    it. Where ``checkpoint`` is, it starts from there; else from the thread's end.
+    """
 
     command: Command | None = None
+    checkpoint: Checkpoint | None = None
+    checkpoint_id: UUID | None = None
+    multitask_strategy: Strategy = "enqueue"
+    if_not_exists: Literal["create", "reject"] = "reject"
+    on_completion: Literal["delete", "keep"] | None = None
     on_disconnect: Literal["cancel", "continue"] = "continue"
-    after_seconds: float = Field(0, ge=0, le=30 * 24 * 3600)
+    strict_resume: bool = False
+    after_seconds: float = Field(default=0, ge=0, le=30 * 24 * 3600)
 
     @model_validator(mode="after")
-    def _one_input(self) -> RunBody:
+    def _one_input(self) -> Self:
         if self.command is not None and self.input is not None:
             raise ValueError("give input or command, not both")
         return self
 
 
-class ThreadRunBody(RunBody):
-    """A run in a thread."""
-
-    checkpoint: Checkpoint | None = None
-    checkpoint_id: UUID | None = None
-    multitask_strategy: Strategy = "enqueue"
-    if_not_exists: Literal["create", "reject"] = "reject"
-    strict_resume: bool = False
-    on_completion: Literal["delete", "keep"] | None = None  # the thread is there, and stays
-
-
-class LoneRunBody(RunBody):
-    """A run in a thread of its own, which goes with it."""
-
-    on_completion: Literal["delete", "keep"] = "delete"
-    if_not_exists: Literal["create", "reject"] = "create"  # there is none, and one is made
-    # For what is in the thread already, which is nothing.
-    multitask_strategy: Strategy = "enqueue"
-    strict_resume: bool = False
-
-
-class BatchRunBody(ThreadRunBody):
+class BatchRunBody(RunBody):
     """One of several runs that are asked for at once: in a thread, or without."""
 
     thread_id: UUID | None = None
-    on_completion: Literal["delete", "keep"] = "delete"
 
     _spelled = model_validator(mode="before")(in_snake_case)
 
 
-class ProtocolRunBody(ThreadRunBody):
+class ProtocolRunBody(RunBody):
     """A run that a command of the streaming protocol starts. Its events can be replayed."""
 
     protocol: Literal[True] = True

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import sqlalchemy as sa
 
@@ -49,16 +50,12 @@ async def store_end(
 
 
 async def _rest(live: LiveRun, seconds: float) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    before, live.resting = task.cancelling(), True
-    try:
-        await asyncio.sleep(seconds)
-    except asyncio.CancelledError:
-        if live.resting or task.uncancel() > before:  # it was not `LiveRun.stop` alone
-            raise
-    finally:
-        live.resting = False
+    """Wait before the next try, until the run is stopped at most."""
+    live.rest = asyncio.Event()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await live.rest.wait()
+    live.rest = None
 
 
 async def end_without_graph(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Header, HTTPException, Query, Request, Response
+from fastapi import Header, HTTPException, Query, Response
 from pydantic import BeforeValidator
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -15,6 +15,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.responses import JSON, encode, invalid
+from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
 from agentrt.serving.langgraph.run_ends import end_without_graph
 from agentrt.serving.langgraph.run_queue import RunQueue
@@ -58,7 +59,7 @@ RunField = Literal[
 ]  # fmt: skip
 
 
-class RunRoutes:
+class RunRoutes(Routes):
     """Reads, follows and stops runs."""
 
     def __init__(self, state: TenantState, queue: RunQueue) -> None:
@@ -66,18 +67,7 @@ class RunRoutes:
         self._queue = queue
         self._all = state.runs
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        add = router.add_api_route
-        add("/runs/cancel", self.cancel_many, methods=["POST"], status_code=204)
-        add(_RUNS, self.of_thread)
-        add(_RUN, self.get)
-        add(_RUN, self.delete, methods=["DELETE"], status_code=204)
-        add(f"{_RUN}/join", self.join, response_model=None)
-        add(f"{_RUN}/stream", self.join_stream, response_model=None)
-        add(f"{_RUN}/cancel", self.cancel, methods=["POST"], response_model=None)
-        add("/threads/{thread_id}/stream", self.thread_stream, response_model=None)
-
+    @route("GET", _RUNS)
     async def of_thread(
         self,
         thread_id: UUID,
@@ -88,14 +78,16 @@ class RunRoutes:
         select: Annotated[list[RunField] | None, Query()] = None,
     ) -> JSON:
         """The runs of a thread, the last one first."""
-        await self._check(caller, thread_id, "read")
+        await self._state.thread(caller, thread_id, "read")
         found = await self._all.of_thread(caller.tenant, thread_id, status, limit, offset)
         return JSON([{k: one[k] for k in select} for one in found] if select else found)
 
+    @route("GET", _RUN)
     async def get(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> JSON:
         """One run."""
         return JSON(run_json(await self._row(caller, thread_id, run_id, "read")))
 
+    @route("DELETE", _RUN, 204)
     async def delete(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
         """Stop a run if it has not ended, and forget it; what it did to its thread stays."""
         row = await self._row(caller, thread_id, run_id, "delete")
@@ -104,19 +96,19 @@ class RunRoutes:
         await self._all.remove(str(run_id))
         return Response(status_code=204)
 
-    async def join(
-        self, thread_id: UUID, run_id: UUID, caller: CallerDep, request: Request
-    ) -> Response:
+    @route("GET", f"{_RUN}/join")
+    async def join(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
         """What a run gives, when it has ended."""
         row = await self._row(caller, thread_id, run_id, "read")
         live = self._queue.get(str(run_id))
         if live is not None:
-            return result_response(live, request, headers_of(row, "join"))
+            return result_response(live, headers_of(row, "join"))
         row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
         _check_ended(row)
         result = row._mapping["result"]
         return JSON(None if result is None else json.loads(result), headers=headers_of(row, "join"))
 
+    @route("GET", f"{_RUN}/stream")
     async def join_stream(
         self,
         thread_id: UUID,
@@ -148,6 +140,7 @@ class RunRoutes:
             on_leave=self._queue.canceller(live, cancel_on_disconnect),
         )
 
+    @route("POST", f"{_RUN}/cancel")
     async def cancel(
         self,
         thread_id: UUID,
@@ -170,12 +163,13 @@ class RunRoutes:
             return Response(status_code=202)
         return JSON({}, headers=headers_of(row, "join"))
 
+    @route("POST", "/runs/cancel", 204)
     async def cancel_many(
         self, body: RunCancel, caller: CallerDep, action: Action = "interrupt"
     ) -> Response:
         """Stop some runs of a thread, or all of a status. Those that have ended are left."""
         if body.thread_id is not None:
-            await self._check(caller, body.thread_id, "update")
+            await self._state.thread(caller, body.thread_id, "update")
             wanted = {str(one) for one in body.run_ids or ()}
             wanted &= set(self._queue.live_in(str(body.thread_id)))
         else:
@@ -189,6 +183,7 @@ class RunRoutes:
             await one.ended()
         return Response(status_code=204)
 
+    @route("GET", "/threads/{thread_id}/stream")
     async def thread_stream(
         self,
         thread_id: UUID,
@@ -197,7 +192,7 @@ class RunRoutes:
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> EventSourceResponse:
         """Follow a thread: each of its runs that begins from now on."""
-        await self._check(caller, thread_id, "read")
+        await self._state.thread(caller, thread_id, "read")
         if last_event_id:
             raise invalid("Last-Event-ID: a thread's stream begins now; join a run to go back")
         whole = "run_modes" in (stream_mode or ["run_modes"])
@@ -212,12 +207,8 @@ class RunRoutes:
         await end_without_graph(self._state, row.run_id, row.thread_id)
         return True
 
-    async def _check(self, caller: Caller, thread_id: UUID, action: str) -> None:
-        only = await caller.authorize("threads", action, {"thread_id": thread_id})
-        await self._state.threads.get(caller.tenant, thread_id, only)
-
     async def _row(self, caller: Caller, thread_id: UUID, run_id: UUID, action: str) -> Row[Any]:
-        await self._check(caller, thread_id, action)
+        await self._state.thread(caller, thread_id, action)
         return await self._all.get(caller.tenant, thread_id, run_id)
 
     async def _events(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Body, HTTPException, Request
+from fastapi import Body, HTTPException
 from fastapi.responses import StreamingResponse
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse
@@ -18,7 +18,8 @@ from sse_starlette import EventSourceResponse
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.configs import caller_access, merged
 from agentrt.serving.langgraph.responses import JSON, invalid
-from agentrt.serving.langgraph.run_bodies import BatchRunBody, LoneRunBody, RunBody, ThreadRunBody
+from agentrt.serving.langgraph.routes import PathThread, Routes, route
+from agentrt.serving.langgraph.run_bodies import BatchRunBody, RunBody
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import NewRun, record_of, run_json
 from agentrt.serving.langgraph.stream_responses import event_stream, headers_of, result_response
@@ -35,54 +36,43 @@ _OWN_COLUMNS = {
 """The fields of a run's body that are not part of its kwargs."""
 
 
-class StartRoutes:
+class StartRoutes(Routes):
     """Starts runs in a thread, and stateless ones, which get a thread of their own."""
 
     def __init__(self, state: TenantState, queue: RunQueue) -> None:
         self._state = state
         self._queue = queue
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        add = router.add_api_route
-        add(_RUNS, self.create, methods=["POST"])
-        add(f"{_RUNS}/wait", self.wait, methods=["POST"], response_model=None)
-        add(f"{_RUNS}/stream", self.stream, methods=["POST"], response_model=None)
-        add("/runs", self.create_lone, methods=["POST"])
-        add("/runs/wait", self.wait_lone, methods=["POST"], response_model=None)
-        add("/runs/stream", self.stream_lone, methods=["POST"], response_model=None)
-        add("/runs/batch", self.batch, methods=["POST"])
-
-    async def create(self, thread_id: UUID, body: ThreadRunBody, caller: CallerDep) -> JSON:
+    @route("POST", "/runs")
+    @route("POST", _RUNS)
+    async def create(self, body: RunBody, caller: CallerDep, thread: PathThread) -> JSON:
         """Start a run, and leave it to itself."""
-        return await self._background(caller, thread_id, body)
+        row, _ = await self.start(caller, thread, body)
+        return JSON(run_json(row), headers=headers_of(row))
 
-    async def wait(
-        self, thread_id: UUID, body: ThreadRunBody, caller: CallerDep, request: Request
-    ) -> StreamingResponse:
+    @route("POST", "/runs/wait")
+    @route("POST", f"{_RUNS}/wait")
+    async def wait(self, body: RunBody, caller: CallerDep, thread: PathThread) -> StreamingResponse:
         """Start a run, and wait for what it gives."""
-        return await self._until_end(caller, thread_id, body, request)
+        row, live = await self.start(caller, thread, body)
+        on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
+        return result_response(live, headers_of(row, "join"), on_leave)
 
+    @route("POST", "/runs/stream")
+    @route("POST", f"{_RUNS}/stream")
     async def stream(
-        self, thread_id: UUID, body: ThreadRunBody, caller: CallerDep
+        self, body: RunBody, caller: CallerDep, thread: PathThread
     ) -> EventSourceResponse:
         """Start a run, and follow it."""
-        return await self._stream(caller, thread_id, body)
+        row, live = await self.start(caller, thread, body)
+        return event_stream(
+            live.log.follow(0),
+            headers_of(row, "stream"),
+            numbered=live.log.resumable,
+            on_leave=self._queue.canceller(live, body.on_disconnect == "cancel"),
+        )
 
-    async def create_lone(self, body: LoneRunBody, caller: CallerDep) -> JSON:
-        """Start a run without a thread, and leave it to itself."""
-        return await self._background(caller, None, body)
-
-    async def wait_lone(
-        self, body: LoneRunBody, caller: CallerDep, request: Request
-    ) -> StreamingResponse:
-        """Start a run without a thread, and wait for what it gives."""
-        return await self._until_end(caller, None, body, request)
-
-    async def stream_lone(self, body: LoneRunBody, caller: CallerDep) -> EventSourceResponse:
-        """Start a run without a thread, and follow it."""
-        return await self._stream(caller, None, body)
-
+    @route("POST", "/runs/batch")
     async def batch(
         self,
         bodies: Annotated[list[BatchRunBody], Body(min_length=1, max_length=_MAX_BATCH)],
@@ -99,31 +89,6 @@ class StartRoutes:
                 row, _ = await self._enter(new, only)
                 started.append(run_json(row))
         return JSON(started)
-
-    # -- three ways to follow a run ----------------------------------------------------
-
-    async def _background(self, caller: Caller, thread: UUID | None, body: RunBody) -> JSON:
-        row, _ = await self.start(caller, thread, body)
-        return JSON(run_json(row), headers=headers_of(row))
-
-    async def _until_end(
-        self, caller: Caller, thread: UUID | None, body: RunBody, request: Request
-    ) -> StreamingResponse:
-        row, live = await self.start(caller, thread, body)
-        on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
-        return result_response(live, request, headers_of(row, "join"), on_leave)
-
-    async def _stream(
-        self, caller: Caller, thread: UUID | None, body: RunBody
-    ) -> EventSourceResponse:
-        row, live = await self.start(caller, thread, body)
-        on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
-        return event_stream(
-            live.log.follow(0),
-            headers_of(row, "stream"),
-            numbered=live.log.resumable,
-            on_leave=on_leave,
-        )
 
     # -- into the queue ----------------------------------------------------------------
 
@@ -187,11 +152,9 @@ class StartRoutes:
     async def _enter(self, new: NewRun, only: Filter) -> tuple[Row[Any], LiveRun]:
         row, others = await self._state.runs.enter(new, only)
         for other in others:
-            live = self._queue.get(other)
-            if live is not None and new.columns["multitask_strategy"] == "interrupt":
-                self._queue.cancel(live, "interrupt")
-            elif live is not None and new.columns["multitask_strategy"] == "rollback":
-                self._queue.cancel(live, "rollback")
+            strategy: Any = new.columns["multitask_strategy"]
+            if strategy in ("interrupt", "rollback") and (live := self._queue.get(other)):
+                self._queue.cancel(live, strategy)
         return row, self._queue.enter(record_of(row))
 
 
@@ -202,15 +165,14 @@ async def _new_run(
     kwargs = _kwargs(body, assistant)
     if user := caller.config():
         kwargs["user"] = user
-    strategy = getattr(body, "multitask_strategy", "enqueue")
     value: dict[str, Any] = {
         "thread_id": thread,
         "assistant_id": UUID(assistant["assistant_id"]),
         "run_id": uuid4(),
         "status": "pending",
         "metadata": dict(body.metadata),
-        "multitask_strategy": strategy,
-        "if_not_exists": body.if_not_exists if isinstance(body, ThreadRunBody) else "create",
+        "multitask_strategy": body.multitask_strategy,
+        "if_not_exists": "create" if thread is None else body.if_not_exists,
         "after_seconds": body.after_seconds,
         "kwargs": kwargs,
     }
@@ -219,17 +181,16 @@ async def _new_run(
         "tenant": caller.tenant,
         "assistant_id": assistant["assistant_id"],
         "graph_id": assistant["graph_id"],
-        "multitask_strategy": strategy,
+        "multitask_strategy": body.multitask_strategy,
         "metadata": {**body.config.metadata, **value["metadata"]},
         "start_at": time.time() + body.after_seconds,
     }
-    temporary = isinstance(body, LoneRunBody | BatchRunBody) and body.on_completion == "delete"
     new = NewRun(
         thread,
         columns,
         kwargs,
-        temporary,
-        value["if_not_exists"] == "create",
+        temporary=body.on_completion != "keep",
+        make_thread=value["if_not_exists"] == "create",
         inherited=assistant["metadata"],
         given=body.config.given(),
     )
@@ -250,8 +211,10 @@ def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:
 def _check_thread(body: RunBody, thread: UUID | None) -> None:
     """Refuse another thread than the path's, wherever it is named."""
     named = [body.config.configurable.get("thread_id")]
-    if isinstance(body, ThreadRunBody) and body.checkpoint is not None:
+    if body.checkpoint is not None:
         named.append(body.checkpoint.thread_id)
+    if thread is None and (body.checkpoint or body.checkpoint_id):
+        raise invalid("checkpoint: a run without a thread has no past to start from")
     for one in named:
         if one is not None and str(one) != str(thread):
             raise invalid(f"thread_id {str(one)!r} is not that of the path")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
@@ -16,13 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.interrupts import is_open
-from agentrt.serving.langgraph.lifetimes import set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, timestamp
-from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, runs
-from agentrt.serving.langgraph.threads import add_thread, change_thread, find_thread
+from agentrt.serving.langgraph.run_bodies import RunBody
+from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, matching, runs
+from agentrt.serving.langgraph.threads import change_thread, find_thread, new_thread
 
 Fields = Mapping[str, Any]
+Body = TypeVar("Body", bound=RunBody)
 _INTERNAL = ("tenant", "number", "attempt", "origin", "result", "start_at", "graph_id")
 
 
@@ -47,6 +48,12 @@ class RunRecord:
     metadata: Fields
     kwargs: Fields
     origin: Fields | None
+
+    def followed_by(self, kind: type[Body], **given: Any) -> Body:
+        """A run as this one was: of its assistant, and with its config and its context."""
+        config, context = self.kwargs.get("config") or {}, self.kwargs.get("context")
+        own = {"assistant_id": self.assistant_id, "config": config, "context": context}
+        return kind.model_validate({**own, **given})
 
 
 _RECORD = [runs.c[name] for name in RunRecord.__slots__]
@@ -97,7 +104,7 @@ def record_of(row: sa.Row[Any]) -> RunRecord:
 class Runs:
     """The runs of all tenants; every request of a client names its tenant.
 
-    ``asks`` is told when a run enters a thread with questions to a human.
+    ``asks`` is called when a run enters a thread with questions to a human.
     """
 
     def __init__(
@@ -160,18 +167,14 @@ class Runs:
         A thread that is created is one that ``only`` lets through: its user will ask for it.
         """
         tenant, given = new.columns["tenant"], {**new.columns["metadata"], **(only or {})}
+        quotas = self._quotas
         if new.thread is None:
-            await add_thread(connection, tenant, thread, given, temporary=new.temporary)
-            if not new.temporary:
-                await set_lifetime(connection, str(thread), self._quotas.lifetime)
-            await self._quotas.new_thread(connection, tenant)
+            await new_thread(connection, quotas, tenant, thread, given, temporary=new.temporary)
             only = None
         elif new.make_thread:
             with suppress(IntegrityError):
                 async with connection.begin_nested():
-                    await add_thread(connection, tenant, thread, given)
-                    await set_lifetime(connection, str(thread), self._quotas.lifetime)
-                    await self._quotas.new_thread(connection, tenant)
+                    await new_thread(connection, quotas, tenant, thread, given)
         row = await find_thread(connection, tenant, thread, only, lock=True)
         changed = {
             "status": "busy",
@@ -184,9 +187,8 @@ class Runs:
 
     async def get(self, tenant: str, thread: UUID, run: UUID) -> sa.Row[Any]:
         """The run, or 404."""
-        c = runs.c
-        own = (c.run_id == str(run), c.thread_id == str(thread), c.tenant == tenant)
-        row = await self._database.first(sa.select(runs).where(*own))
+        this = matching(runs, tenant, {"run_id": str(run), "thread_id": str(thread)})
+        row = await self._database.first(sa.select(runs).where(*this))
         if row is None:
             raise not_found("run", run)
         return row
@@ -195,10 +197,9 @@ class Runs:
         self, tenant: str, thread: UUID, status: str | None, limit: int, offset: int
     ) -> list[dict[str, Any]]:
         """The runs of a thread, the last one first."""
-        query = sa.select(runs).where(runs.c.thread_id == str(thread), runs.c.tenant == tenant)
-        if status is not None:
-            query = query.where(runs.c.status == status)
-        query = query.order_by(runs.c.number.desc()).limit(limit).offset(offset)
+        these = matching(runs, tenant, {"thread_id": str(thread), "status": status})
+        query = sa.select(runs).where(*these).order_by(runs.c.number.desc())
+        query = query.limit(limit).offset(offset)
         return [run_json(row) for row in await self._database.rows(query)]
 
     async def since(
@@ -207,18 +208,24 @@ class Runs:
         """The runs of a thread from one on, at most the last so many, in their order; without
         those that have ended before a time.
         """
-        query = sa.select(*_RECORD).where(runs.c.thread_id == thread, runs.c.number >= number)
         fresh = sa.or_(runs.c.status.in_(ACTIVE), runs.c.updated_at >= ended_after)
-        rows = await self._database.rows(
-            query.where(fresh).order_by(runs.c.number.desc()).limit(most)
-        )
-        return [record_of(row) for row in reversed(rows)]
+        of_thread = (runs.c.thread_id == thread, runs.c.number >= number)
+        return (await self._records(*of_thread, fresh, most=most))[::-1]
 
     async def last_of(self, thread: str) -> RunRecord | None:
         """The last run of a thread."""
-        query = sa.select(*_RECORD).where(runs.c.thread_id == thread)
-        row = await self._database.first(query.order_by(runs.c.number.desc()).limit(1))
-        return None if row is None else record_of(row)
+        return next(iter(await self._records(runs.c.thread_id == thread, most=1)), None)
+
+    async def active(self) -> list[RunRecord]:
+        """All runs that have not ended, in the order of their arrival."""
+        return (await self._records(runs.c.status.in_(ACTIVE)))[::-1]
+
+    async def _records(
+        self, *conditions: sa.ColumnElement[bool], most: int | None = None
+    ) -> list[RunRecord]:
+        """At most so many runs, the last one first."""
+        query = sa.select(*_RECORD).where(*conditions).order_by(runs.c.number.desc())
+        return [record_of(row) for row in await self._database.rows(query.limit(most))]
 
     async def last_about(self, thread: str, about: Fields) -> str | None:
         """The id of a thread's last run with these metadata."""
@@ -237,11 +244,6 @@ class Runs:
         """The ids of a tenant's runs of some statuses."""
         query = sa.select(runs.c.run_id).where(runs.c.tenant == tenant, runs.c.status.in_(statuses))
         return [row[0] for row in await self._database.rows(query)]
-
-    async def active(self) -> list[RunRecord]:
-        """All runs that have not ended, in the order of their arrival."""
-        query = sa.select(*_RECORD).where(runs.c.status.in_(ACTIVE)).order_by(runs.c.number)
-        return [record_of(row) for row in await self._database.rows(query)]
 
     async def began(self, record: RunRecord) -> None:
         """Store that the run is running, with the attempt and the origin of ``record``."""

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import EmptyInputError, InvalidUpdateError
 from langgraph.types import StateSnapshot, StateUpdate
@@ -18,6 +18,7 @@ from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Checkpoint, Object
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
+from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.states import checkpoint_json, last_state, state_json, thread_state
 from agentrt.serving.langgraph.tenant_state import TenantState
@@ -27,46 +28,34 @@ _S = f"{_T}/state"
 _Select = Annotated[list[bodies.StateField] | None, Query()]
 
 
-class StateRoutes:
+class StateRoutes(Routes):
     """Reads and writes the states of threads."""
 
     def __init__(self, state: TenantState, queue: RunQueue) -> None:
         self._state = state
         self._queue = queue
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        add = router.add_api_route
-        add(_S, self.get_state, name="get")
-        add(_S, self.update_state, methods=["POST"], name="update")
-        add(f"{_S}/checkpoint", self.state_at, methods=["POST"], name="at")
-        add(f"{_S}/{{checkpoint_id}}", self.get_state_at, name="get_at")
-        add(f"{_T}/history", self.get_history, name="get_history")
-        add(f"{_T}/history", self.history, methods=["POST"])
-
+    @route("GET", _S)
+    @route("GET", f"{_S}/{{checkpoint_id}}")
     async def get_state(
-        self, thread_id: UUID, caller: CallerDep, subgraphs: bool = False, select: _Select = None
-    ) -> JSON:
-        """A thread's state now."""
-        return JSON(await self.state(caller, thread_id, Checkpoint(), subgraphs, select))
-
-    async def get_state_at(
         self,
         thread_id: UUID,
-        checkpoint_id: UUID,
         caller: CallerDep,
+        checkpoint_id: UUID | None = None,
         subgraphs: bool = False,
         select: _Select = None,
     ) -> JSON:
-        """A thread's state at a checkpoint."""
+        """A thread's state now, or at a checkpoint."""
         checkpoint = Checkpoint(checkpoint_id=checkpoint_id)
         return JSON(await self.state(caller, thread_id, checkpoint, subgraphs, select))
 
+    @route("POST", f"{_S}/checkpoint")
     async def state_at(self, thread_id: UUID, body: bodies.StateAt, caller: CallerDep) -> JSON:
         """A thread's state at a checkpoint, also one of a subgraph."""
         at, subgraphs = body.checkpoint, body.subgraphs
         return JSON(await self.state(caller, thread_id, at, subgraphs, body.select))
 
+    @route("POST", _S)
     async def update_state(
         self, thread_id: UUID, body: bodies.StateUpdate, caller: CallerDep
     ) -> JSON:
@@ -87,6 +76,7 @@ class StateRoutes:
         own_id = checkpoint["checkpoint_id"]
         return JSON({"checkpoint": checkpoint, "configurable": checkpoint, "checkpoint_id": own_id})
 
+    @route("GET", f"{_T}/history")
     async def get_history(
         self,
         thread_id: UUID,
@@ -97,6 +87,7 @@ class StateRoutes:
         """A thread's states, the last one first."""
         return await self.history(thread_id, bodies.History(limit=limit, before=before), caller)
 
+    @route("POST", f"{_T}/history")
     async def history(self, thread_id: UUID, body: bodies.History, caller: CallerDep) -> JSON:
         """A thread's states, the last one first."""
         return JSON(await self.states(thread_id, body, caller))
@@ -161,8 +152,7 @@ class StateRoutes:
         self, caller: Caller, thread_id: UUID, action: Literal["read", "update"]
     ) -> AsyncIterator[tuple[str, Graph] | None]:
         """The graph that a thread has run, or is to run, and its name."""
-        only = await caller.authorize("threads", action, {"thread_id": thread_id})
-        row = await self._state.threads.get(caller.tenant, thread_id, only)
+        row = await self._state.thread(caller, thread_id, action)
         name = row._mapping["metadata"].get("graph_id")
         if name not in self._state.graphs:
             yield None

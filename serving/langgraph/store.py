@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from langgraph.store.base import (
     NOT_PROVIDED,
     BaseStore,
@@ -24,9 +24,10 @@ from langgraph.store.base import (
 from pydantic import Field
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Offset, Wanted
+from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Page, Wanted
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, encode, invalid
+from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.storage import Storage
 
 
@@ -117,45 +118,34 @@ class ItemDelete(Body):
     key: Label
 
 
-class ItemSearch(Body):
+class ItemSearch(Page):
     """Which items of the store."""
 
     namespace_prefix: Namespace = Field(default_factory=list)
     filter: Wanted | None = None
-    limit: Limit = 10
-    offset: Offset = 0
     refresh_ttl: bool | None = None
 
 
-class NamespaceSearch(Body):
+class NamespaceSearch(Page):
     """Which namespaces of the store."""
 
     prefix: Namespace | None = None
     suffix: Namespace | None = None
     max_depth: int | None = Field(default=None, ge=1, le=32)
     limit: Limit = 100
-    offset: Offset = 0
 
 
 # -- routes -------------------------------------------------------------------------------
 
 
-class StoreRoutes:
+class StoreRoutes(Routes):
     """Items by namespace and key."""
 
     def __init__(self, storage: Storage, quotas: Quotas) -> None:
         self._storage = storage
         self._quotas = quotas
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        add = router.add_api_route
-        add("/store/items", self.put, methods=["PUT"], status_code=204)
-        add("/store/items", self.get)
-        add("/store/items", self.delete, methods=["DELETE"], status_code=204)
-        add("/store/items/search", self.search, methods=["POST"])
-        add("/store/namespaces", self.namespaces, methods=["POST"])
-
+    @route("PUT", "/store/items", 204)
     async def put(self, body: ItemPut, caller: CallerDep) -> Response:
         """Write an item, over the one that is there."""
         value = await self._authorized(caller, "put", body.namespace, body.model_dump())
@@ -171,6 +161,7 @@ class StoreRoutes:
             raise invalid(f"namespace: {error}") from error
         return Response(status_code=204)
 
+    @route("GET", "/store/items")
     async def get(
         self,
         caller: CallerDep,
@@ -187,12 +178,14 @@ class StoreRoutes:
         item = await store.aget(value["namespace"], value["key"], refresh_ttl=refresh_ttl)
         return JSON(None if item is None else _item_json(item))
 
+    @route("DELETE", "/store/items", 204)
     async def delete(self, body: ItemDelete, caller: CallerDep) -> Response:
         """Forget an item, if it is there."""
         value = await self._authorized(caller, "delete", body.namespace, body.model_dump())
         await self._store(caller).adelete(value["namespace"], value["key"])
         return Response(status_code=204)
 
+    @route("POST", "/store/items/search")
     async def search(self, body: ItemSearch, caller: CallerDep) -> JSON:
         """Items under a namespace."""
         value = await self._authorized(caller, "search", body.namespace_prefix, body.model_dump())
@@ -209,6 +202,7 @@ class StoreRoutes:
         items = [{**_item_json(one), "score": one.score} for one in found]
         return JSON({"items": items})
 
+    @route("POST", "/store/namespaces")
     async def namespaces(self, body: NamespaceSearch, caller: CallerDep) -> JSON:
         """The namespaces that have items."""
         value = await self._authorized(

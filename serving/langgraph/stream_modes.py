@@ -42,7 +42,7 @@ class StreamAdapter:
         return sorted((names | {"values"}) - {"events"})
 
     def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
-        """What tells the end: an error, or nothing."""
+        """The events of the end: an error, or none."""
         return [] if fault is None else [("error", fault)]
 
     async def parts(

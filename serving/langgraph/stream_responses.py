@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
-from fastapi import Request
 from fastapi.responses import StreamingResponse
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
@@ -76,27 +76,22 @@ def mode_of(event: str) -> str:
 
 
 def result_response(
-    live: LiveRun, request: Request, headers: dict[str, str], on_leave: OnLeave = _ignore
+    live: LiveRun, headers: dict[str, str], on_leave: OnLeave = _ignore
 ) -> StreamingResponse:
     """The run's result at its end. The headers are sent at once, so that a client whose
     connection breaks knows where to ask again; until the end, newlines keep it open.
     """
 
     async def body() -> AsyncIterator[bytes]:
-        gone = asyncio.create_task(_disconnected(request))
-        done = asyncio.create_task(live.done.wait())
         try:
-            while not live.done.is_set() and not gone.done():
-                ready, _ = await asyncio.wait(
-                    (gone, done), timeout=PING_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not ready:
-                    yield b"\n"
-            if live.done.is_set():
-                yield _result_of(live)
-        finally:
-            gone.cancel()
-            done.cancel()
+            while not live.done.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PING_S):
+                        await live.done.wait()
+                        break
+                yield b"\n"
+            yield _result_of(live)
+        finally:  # when the client has gone, too: the response cancels its body
             if not live.done.is_set():
                 on_leave()
 
@@ -110,10 +105,3 @@ def _result_of(live: LiveRun) -> bytes:
     if live.result is None:
         raise ConnectionAbortedError(f"the server ends before run {live.record.run_id} does")
     return live.result
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client has closed the connection."""
-    message: Any = {}
-    while message.get("type") != "http.disconnect":
-        message = await request.receive()

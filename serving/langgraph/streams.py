@@ -148,7 +148,7 @@ class LiveRun:
 
     It has a ``task`` once it has left the queue, which is ``stoppable`` until its end is stored.
     One that is done without a ``result`` has not ended: the next server resumes it. While its end
-    cannot be stored, because of the ``outage``, it is ``resting`` between two tries; once the
+    cannot be stored, because of the ``outage``, it waits for ``rest`` between two tries; once the
     server is ``closing``, there is one more.
     """
 
@@ -161,7 +161,7 @@ class LiveRun:
     task: asyncio.Task[None] | None = None
     stoppable: bool = False
     result: bytes | None = None
-    resting: bool = False
+    rest: asyncio.Event | None = None
     closing: bool = False
     outage: Exception | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -169,28 +169,25 @@ class LiveRun:
     def stop(self, action: Action) -> None:
         """Stop it for this reason, unless it is stopping already."""
         self.closing = self.closing or action == "shutdown"
-        if self.resting and self.task is not None:
-            self.resting = False
+        if self.rest is not None:
             if not self.closing:
                 self.action = self.action or action
-            self.task.cancel()
-            return
-        if self.action is not None:
-            return  # to cancel again would break off its wait for its program's end
-        self.action = action
-        if self.task is not None and self.stoppable:
-            self.task.cancel()
+            self.rest.set()
+        elif self.action is None:  # to cancel again would break off its wait for its program's end
+            self.action = action
+            if self.task is not None and self.stoppable:
+                self.task.cancel()
 
     def cannot_end(self, outage: Exception) -> None:
         """Its end could not be stored; that will be tried again."""
         self.outage = outage
-        self._tell()
+        self._notify()
 
     def end(self) -> None:
         """It is over."""
         self.log.close()
         self.done.set()
-        self._tell()
+        self._notify()
 
     async def ended(self) -> None:
         """Wait until it is over. Raises the outage that keeps its end from being stored."""
@@ -199,6 +196,6 @@ class LiveRun:
             if self.outage is not None and not self.done.is_set():
                 raise self.outage
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()

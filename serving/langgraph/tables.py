@@ -8,7 +8,7 @@ database's own JSON refuses.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -167,7 +167,7 @@ crons = sa.Table(
 )
 
 
-# What is still to be told of runs that have ended.
+# The ends of runs whose webhooks are still to be called.
 webhooks = sa.Table(
     "agentrt_webhooks",
     metadata,
@@ -201,6 +201,20 @@ def _as_operator(element: Any, compiler: Any, **options: Any) -> str:
 def has(column: Any, value: Any) -> sa.ColumnElement[bool]:
     """Whether the JSON in ``column`` contains ``value``, as JSONB's ``@>`` does."""
     return contains(column, dumps(value))
+
+
+def matching(
+    table: sa.Table,
+    tenant: str,
+    columns: Mapping[str, Any],
+    contained: Iterable[tuple[str, Any]] = (),
+) -> list[sa.ColumnElement[bool]]:
+    """A tenant's rows with these values in ``columns``, and with what is ``contained`` in columns
+    of JSON. What is None, or empty in JSON, is not asked for.
+    """
+    c = table.c
+    same = [c[name] == value for name, value in columns.items() if value is not None]
+    return [c.tenant == tenant, *same, *(has(c[name], value) for name, value in contained if value)]
 
 
 def dumps(value: Any) -> str:

@@ -6,6 +6,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
 
 from agentrt.integrations.langchain.portal import Portal
 from agentrt.integrations.langchain.shared import lend
@@ -45,6 +49,12 @@ class TenantState:
     runs: Runs
     deadlines: Deadlines
     webhooks: Webhooks
+    quotas: Quotas
+
+    async def thread(self, caller: Caller, key: UUID, action: str) -> sa.Row[Any]:
+        """A thread that the caller may do this with. Raises 403, and 404."""
+        only = await caller.authorize("threads", action, {"thread_id": key})
+        return await self.threads.get(caller.tenant, key, only)
 
     async def access_to(
         self, caller: Caller, thread: str, graph_id: str, purpose: Purpose
@@ -95,6 +105,7 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
             Runs(database, quotas, asks),
             deadlines,
             await stack.enter_async_context(open_webhooks(server, database)),
+            quotas,
         )
 
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
-from fastapi import APIRouter, Header, HTTPException, Response
-from sqlalchemy import Row
+import sqlalchemy as sa
+from fastapi import Header, HTTPException, Response
 
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest
 from agentrt.serving.langgraph.auth import Caller, CallerDep
+from agentrt.serving.langgraph.extract import extracted
+from agentrt.serving.langgraph.lifetimes import lifetime_json
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid
+from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.state_routes import StateRoutes
+from agentrt.serving.langgraph.tables import Filter, matching, threads
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.threads import thread_json
 
 _T = "/threads/{thread_id}"
 
 
-class ThreadRoutes:
+class ThreadRoutes(Routes):
     """Makes, finds, changes and forgets threads; ``states`` writes the past of a new one."""
 
     def __init__(self, state: TenantState, queue: RunQueue, states: StateRoutes) -> None:
@@ -28,19 +33,9 @@ class ThreadRoutes:
         self._queue = queue
         self._states = states
         self._all = state.threads
+        self._database = state.storage.database
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        add = router.add_api_route
-        add("/threads", self.create, methods=["POST"])
-        add("/threads/search", self.search, methods=["POST"])
-        add("/threads/count", self.count, methods=["POST"])
-        add("/threads/prune", self.prune, methods=["POST"])
-        add(_T, self.get)
-        add(_T, self.patch, methods=["PATCH"])
-        add(_T, self.delete, methods=["DELETE"], status_code=204)
-        add(f"{_T}/copy", self.copy, methods=["POST"])
-
+    @route("POST", "/threads")
     async def create(self, body: bodies.ThreadCreate, caller: CallerDep) -> JSON:
         """A new thread; ``supersteps`` are written into its state, if it is new."""
         graph_id = str(body.metadata.get("graph_id"))
@@ -59,17 +54,21 @@ class ThreadRoutes:
             raise
         return JSON(thread_json(await self._all.get(caller.tenant, UUID(made["thread_id"]))))
 
+    @route("POST", "/threads/search")
     async def search(self, body: bodies.ThreadSearch, caller: CallerDep) -> JSON:
-        """Threads that fit."""
+        """Threads that match."""
         only = await caller.authorize("threads", "search", body.model_dump())
-        found, headers = await self._all.search(caller.tenant, body, only)
-        return JSON(found, headers=headers)
+        rows, headers = await self._found(caller.tenant, body, only)
+        return JSON([_shown(thread_json(row), body) for row in rows], headers=headers)
 
+    @route("POST", "/threads/count")
     async def count(self, body: bodies.ThreadCount, caller: CallerDep) -> JSON:
-        """How many fit."""
+        """How many match."""
         only = await caller.authorize("threads", "search", body.model_dump())
-        return JSON(await self._all.count(caller.tenant, body, only))
+        conditions = _matching(caller.tenant, body, only)
+        return JSON(await self._database.count(threads, conditions))
 
+    @route("POST", "/threads/prune")
     async def prune(self, body: bodies.Prune, caller: CallerDep) -> JSON:
         """Forget threads, or all but their last checkpoints. Those that are not there are left."""
         pruned = 0
@@ -80,21 +79,23 @@ class ThreadRoutes:
                 await self._forget(str(key))
             else:
                 self._check_at_rest(key)
-                if not await keep_latest(self._state.storage.database, str(key)):
+                if not await keep_latest(self._database, str(key)):
                     raise conflict(
                         f"thread {key}: its graph has a DeltaChannel, and needs the past"
                     )
             pruned += 1
         return JSON({"pruned_count": pruned})
 
+    @route("GET", _T)
     async def get(self, thread_id: UUID, caller: CallerDep, include: str | None = None) -> JSON:
         """One thread; with ``include=ttl``, and how long it is kept."""
         if include not in (None, "ttl"):
             raise invalid("include: ttl, and nothing else")
-        row = await self._read(caller, thread_id, "read")
-        ttl = await self._all.lifetime(row) if include else None
+        row = await self._state.thread(caller, thread_id, "read")
+        ttl = await lifetime_json(self._database, row) if include else None
         return JSON(thread_json(row) | ({"ttl": ttl} if ttl else {}))
 
+    @route("PATCH", _T)
     async def patch(
         self,
         thread_id: UUID,
@@ -108,18 +109,20 @@ class ThreadRoutes:
         patched = await self._all.patch(caller.tenant, thread_id, value["metadata"], body.ttl, only)
         return Response(status_code=204) if prefer == "return=minimal" else JSON(patched)
 
+    @route("DELETE", _T, 204)
     async def delete(self, thread_id: UUID, caller: CallerDep) -> Response:
         """Stop a thread's runs, and forget all of it."""
-        await self._read(caller, thread_id, "delete")
+        await self._state.thread(caller, thread_id, "delete")
         await self._forget(str(thread_id))
         return Response(status_code=204)
 
+    @route("POST", f"{_T}/copy")
     async def copy(self, thread_id: UUID, caller: CallerDep) -> JSON:
         """A new thread with the state and the history of this one. Raises 409 if it is not there:
         clients of LangGraph's own server know no 404 here.
         """
         try:
-            row = await self._read(caller, thread_id, "read")
+            row = await self._state.thread(caller, thread_id, "read")
         except HTTPException as error:
             raise (conflict(error.detail) if error.status_code == 404 else error) from None
         self._check_at_rest(thread_id)
@@ -138,12 +141,12 @@ class ThreadRoutes:
         Raises 403 where a hook refuses.
         """
         only = {"assistant_id": assistant_id}
-        page = bodies.ThreadSearch(metadata=only, select=["thread_id"], limit=bodies.MAX_LIMIT)
-        while (found := await self._all.search(caller.tenant, page, None))[0]:
+        page = bodies.ThreadSearch(metadata=only, limit=bodies.MAX_LIMIT)
+        while found := (await self._found(caller.tenant, page, None))[0]:
             left = 0
-            for key in (one["thread_id"] for one in found[0]):
-                if await self._may_delete(caller, UUID(key)):
-                    await self._forget(key)
+            for row in found:
+                if await self._may_delete(caller, UUID(row.thread_id)):
+                    await self._forget(row.thread_id)
                 else:
                     left += 1
             page = page.model_copy(update={"offset": page.offset + left})
@@ -153,12 +156,17 @@ class ThreadRoutes:
     async def _may_delete(self, caller: Caller, key: UUID) -> bool:
         """Whether there is a thread that hooks let the caller delete."""
         only = await caller.authorize("threads", "delete", {"thread_id": key})
-        found, _ = await self._all.search(caller.tenant, bodies.ThreadSearch(ids=[key]), only)
+        found, _ = await self._found(caller.tenant, bodies.ThreadSearch(ids=[key]), only)
         return bool(found)
 
-    async def _read(self, caller: Caller, key: UUID, action: str) -> Row[Any]:
-        only = await caller.authorize("threads", action, {"thread_id": key})
-        return await self._all.get(caller.tenant, key, only)
+    async def _found(
+        self, tenant: str, body: bodies.ThreadSearch, only: Filter
+    ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
+        """A page of those that match, and its headers."""
+        conditions = _matching(tenant, body, only)
+        if body.ids is not None:
+            conditions.append(threads.c.thread_id.in_([str(one) for one in body.ids]))
+        return await self._database.page(threads, conditions, "thread_id", body)
 
     async def _forget(self, key: str) -> None:
         await self._queue.stop_all(self._queue.live_in(key), "interrupt")
@@ -167,3 +175,14 @@ class ThreadRoutes:
     def _check_at_rest(self, key: UUID) -> None:
         if self._queue.is_running(str(key)):
             raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
+
+
+def _matching(tenant: str, body: bodies.ThreadCount, only: Filter) -> list[sa.ColumnElement[bool]]:
+    contained = [("metadata", body.metadata), ("values", body.values), ("metadata", only)]
+    return matching(threads, tenant, {"status": body.status, "temporary": False}, contained)
+
+
+def _shown(thread: dict[str, Any], body: bodies.ThreadSearch) -> dict[str, Any]:
+    """The parts of a thread that a search asks for."""
+    shown = {key: thread[key] for key in body.select} if body.select else dict(thread)
+    return shown | ({"extracted": extracted(thread, body.extract)} if body.extract else {})

@@ -14,11 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.expiry import Deadlines
-from agentrt.serving.langgraph.extract import extracted
-from agentrt.serving.langgraph.lifetimes import in_use, lifetime_json, removal, set_lifetime
+from agentrt.serving.langgraph.lifetimes import in_use, removal, set_lifetime
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, not_found, timestamp
-from agentrt.serving.langgraph.tables import ACTIVE, Filter, has, runs, threads
+from agentrt.serving.langgraph.tables import ACTIVE, Filter, matching, runs, threads
 from agentrt.serving.lifetimes import Ttl
 
 _TIMES = ("created_at", "updated_at", "state_updated_at")
@@ -35,17 +34,11 @@ def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
     return one
 
 
-def _found(thread: dict[str, Any], body: bodies.ThreadSearch) -> dict[str, Any]:
-    """The parts of a thread that a search asks for."""
-    shown = {key: thread[key] for key in body.select} if body.select else dict(thread)
-    return shown | ({"extracted": extracted(thread, body.extract)} if body.extract else {})
-
-
 class Threads:
     """The threads of all tenants; every request names its tenant.
 
-    ``asks`` is told when a thread has new questions to a human, or none any more, and
-    ``deadlines`` of the time that they have.
+    ``asks`` is called when a thread has new questions to a human, or none any more; until when
+    they can be answered is noted in ``deadlines``.
     """
 
     def __init__(
@@ -65,10 +58,6 @@ class Threads:
         async with self._database.reading() as connection:
             return await find_thread(connection, tenant, key, only)
 
-    async def lifetime(self, row: sa.Row[Any]) -> dict[str, Any] | None:
-        """How long the thread of this row is kept."""
-        return await lifetime_json(self._database, row)
-
     async def create(
         self, tenant: str, body: bodies.ThreadCreate, only: Filter = None
     ) -> tuple[dict[str, Any], bool]:
@@ -78,9 +67,7 @@ class Threads:
         key, is_new = body.thread_id or uuid4(), True
         try:
             async with self._database.writing() as connection:
-                await add_thread(connection, tenant, key, body.metadata)
-                await set_lifetime(connection, str(key), body.ttl or self._quotas.lifetime)
-                await self._quotas.new_thread(connection, tenant)
+                await new_thread(connection, self._quotas, tenant, key, body.metadata, body.ttl)
         except IntegrityError:
             if body.if_exists == "raise":
                 raise conflict(f"thread {key} exists already") from None
@@ -97,20 +84,6 @@ class Threads:
             await change_thread(connection, key, {"metadata": merged, "updated_at": time.time()})
             await set_lifetime(connection, str(key), ttl)
         return thread_json(await self.get(tenant, key))
-
-    async def search(
-        self, tenant: str, body: bodies.ThreadSearch, only: Filter
-    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """A page of those that match, and its headers."""
-        conditions = _matching(tenant, body, only)
-        if body.ids is not None:
-            conditions.append(threads.c.thread_id.in_([str(one) for one in body.ids]))
-        rows, headers = await self._database.page(threads, conditions, "thread_id", body)
-        return [_found(thread_json(row), body) for row in rows], headers
-
-    async def count(self, tenant: str, body: bodies.ThreadCount, only: Filter) -> int:
-        """How many match."""
-        return await self._database.count(threads, _matching(tenant, body, only))
 
     async def update_state(
         self, key: str, state: Mapping[str, Any], *run_end: sa.Executable
@@ -155,13 +128,31 @@ async def find_thread(
     connection: AsyncConnection, tenant: str, key: UUID, only: Filter, *, lock: bool = False
 ) -> sa.Row[Any]:
     """The thread, or 404; ``lock`` keeps others from changing it until the transaction's end."""
-    query = sa.select(threads).where(threads.c.thread_id == str(key), threads.c.tenant == tenant)
-    if only:
-        query = query.where(has(threads.c.metadata, only))
+    this = matching(threads, tenant, {"thread_id": str(key)}, [("metadata", only)])
+    query = sa.select(threads).where(*this)
     row = (await connection.execute(query.with_for_update() if lock else query)).first()
     if row is None:
         raise not_found("thread", key)
     return row
+
+
+async def new_thread(
+    connection: AsyncConnection,
+    quotas: Quotas,
+    tenant: str,
+    key: UUID,
+    metadata: Mapping[str, Any],
+    ttl: Ttl | None = None,
+    *,
+    temporary: bool = False,
+) -> None:
+    """A new thread, which is kept for as long as ``ttl`` says. Raises `IntegrityError` if its id
+    is taken, and 507 where the tenant has as many as it may.
+    """
+    await add_thread(connection, tenant, key, metadata, temporary=temporary)
+    if not temporary:
+        await set_lifetime(connection, str(key), ttl or quotas.lifetime)
+    await quotas.added(connection, threads, tenant)
 
 
 async def add_thread(
@@ -192,18 +183,3 @@ async def change_thread(connection: AsyncConnection, key: UUID, values: Mapping[
     """Set columns of a thread."""
     where = threads.c.thread_id == str(key)
     await connection.execute(sa.update(threads).where(where).values(dict(values)))
-
-
-def _matching(tenant: str, body: bodies.ThreadCount, only: Filter) -> list[sa.ColumnElement[bool]]:
-    column = threads.c
-    conditions: list[sa.ColumnElement[bool]] = [column.tenant == tenant, ~column.temporary]
-    if body.status is not None:
-        conditions.append(column.status == body.status)
-    for field, wanted in (
-        (column.metadata, body.metadata),
-        (column["values"], body.values),
-        (column.metadata, only),
-    ):
-        if wanted:
-            conditions.append(has(field, wanted))
-    return conditions

@@ -1,7 +1,7 @@
-"""Tells a URL of a run's end: `webhook` of a run.
+"""Calls a URL at a run's end: `webhook` of a run.
 
-What is to be told is in the database, written in the transaction of the run's end: a server that
-is killed tells it after its next start. Somebody may thus be told twice, and knows by ``run_id``.
+What is to be sent is written to the database in the transaction of the run's end: after a kill the
+next server sends it. A URL may thus be called twice; its ``run_id`` is the same.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ TRIES = 5
 TIMEOUT_S = 10.0
 LONGEST_REST_S = 30.0
 OF_TENANT, OF_ALL = 100, 1000
-"""How many are told at once; what is more waits in the database."""
+"""How many are called at once; the others wait in the database."""
 LOOK_S = 30.0
-"""How often it is looked for those that wait."""
+"""How often those that wait are looked for."""
 _AGAIN = (408, 425, 429)
 
 _log = logging.getLogger(__name__)
 
 
-class UnheardError(Exception):
+class NotTakenError(Exception):
     """The other side did not take it, and may later."""
 
 
 class Webhooks:
-    """Tells of ends."""
+    """Calls the webhooks of runs that have ended."""
 
     def __init__(self, server: Server, database: Database, client: httpx.AsyncClient) -> None:
         self._server = server
@@ -69,36 +69,32 @@ class Webhooks:
     def note(
         self, record: RunRecord, began: float, values: Any, fault: Mapping[str, str] | None
     ) -> list[sa.Insert]:
-        """What the run's end is stored with, if somebody is to be told of it."""
+        """What is stored with the run's end, if it has a webhook."""
         if not record.kwargs.get("webhook"):
             return []
-        told = {"values": values} | ({} if fault is None else {"error": fault})
-        row = {
-            "run_id": record.run_id,
-            "tenant": record.tenant,
-            "url": record.kwargs["webhook"],
-            "body": encode({**told, "run_started_at": timestamp(began)}).decode(),
-        }
-        return [sa.insert(webhooks).values(row)]
+        body = {"values": values, "run_started_at": timestamp(began)}
+        body |= {} if fault is None else {"error": fault}
+        row = {"run_id": record.run_id, "tenant": record.tenant, "url": record.kwargs["webhook"]}
+        return [sa.insert(webhooks).values(**row, body=encode(body).decode())]
 
     async def look(self) -> None:
-        """Begin to tell what waits in the database, as far as there is room."""
+        """Begin to send what waits in the database, as far as there is room."""
         c = webhooks.c
         rank = sa.func.row_number().over(partition_by=c.tenant, order_by=c.run_id).label("rank")
         few = sa.select(c.run_id, c.tenant, rank).subquery()
-        # Twice as many, since of some it is told now.
+        # Twice as many, since some are being sent now.
         query = sa.select(few).where(few.c.rank <= 2 * OF_TENANT).order_by(few.c.rank)
         for row in await self._database.rows(query.limit(2 * OF_ALL)):
             self.begin(row.run_id, row.tenant)
 
     def begin(self, run_id: str, tenant: str) -> None:
-        """Tell of a run's end, unless that is done already or there is no room."""
+        """Send a run's end, unless that is under way or there is no room."""
         if run_id in self._tasks or len(self._tasks) >= OF_ALL:
             return
         if self._of_tenant[tenant] >= OF_TENANT:
             return
         with tracking.outside():
-            task = asyncio.create_task(self._tell(run_id), name=f"agentrt/webhook of {run_id}")
+            task = asyncio.create_task(self._send(run_id), name=f"agentrt/webhook of {run_id}")
         self._tasks[run_id] = task
         self._of_tenant[tenant] += 1
         self._server.under_way.add(task)
@@ -109,9 +105,9 @@ class Webhooks:
         self._of_tenant -= Counter({tenant: 1})
         self._server.under_way.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._server.background.failed("webhooks", error)  # it is looked for again
+            self._server.background.failed("webhooks", error)  # `look` finds it again
 
-    async def _tell(self, run_id: str) -> None:
+    async def _send(self, run_id: str) -> None:
         found = sa.select(webhooks).where(webhooks.c.run_id == run_id)
         row = await self._database.first(found)
         run = await self._database.first(sa.select(runs).where(runs.c.run_id == run_id))
@@ -125,14 +121,16 @@ class Webhooks:
         tries = AsyncRetrying(
             stop=stop_after_attempt(TRIES),
             wait=wait_exponential_jitter(initial=1, max=LONGEST_REST_S),
-            retry=retry_if_exception_type((UnheardError, httpx.TransportError, OSError)),
+            retry=retry_if_exception_type((NotTakenError, httpx.TransportError, OSError)),
             sleep=self._sleep,
             reraise=True,
         )
         try:
             await tries(self.post, url, body)
-        except (UnheardError, httpx.HTTPError, OSError, ValueError) as error:
-            _log.warning("run %s: its webhook was not told: %s", run_id, str(error) or repr(error))
+        except (NotTakenError, httpx.HTTPError, OSError, ValueError) as error:
+            _log.warning(
+                "run %s: its webhook was not called: %s", run_id, str(error) or repr(error)
+            )
 
     async def post(self, url: str, body: bytes) -> None:
         """Post once. The address that was checked is the one that is called, whatever the host's
@@ -158,12 +156,12 @@ class Webhooks:
             answer = await self._client.send(request, stream=True)
             await answer.aclose()
         if answer.status_code >= 500 or answer.status_code in _AGAIN:
-            raise UnheardError(f"{host} answered {answer.status_code}")
+            raise NotTakenError(f"{host} answered {answer.status_code}")
         if not answer.is_success:
             raise ValueError(f"{host} answered {answer.status_code}")
 
     async def close(self) -> None:
-        """Leave what is not told to the next server."""
+        """Leave what is not sent to the next server."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -190,11 +188,11 @@ def new_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.Async
 
 @asynccontextmanager
 async def open_webhooks(server: Server, database: Database) -> AsyncIterator[Webhooks]:
-    """Tell of ends until the block ends."""
+    """Call webhooks until the block ends."""
     async with new_client() as client:
-        telling = Webhooks(server, database, client)
-        async with server.background.doing("webhooks", telling.look, LOOK_S):
+        hooks = Webhooks(server, database, client)
+        async with server.background.doing("webhooks", hooks.look, LOOK_S):
             try:
-                yield telling
+                yield hooks
             finally:
-                await telling.close()
+                await hooks.close()

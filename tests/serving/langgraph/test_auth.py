@@ -36,7 +36,7 @@ KEYS = {"Bearer a": "ann", "Bearer e": "eve"}
 
 @auth.authenticate
 async def authenticate(authorization: str | None, headers: dict) -> Auth.types.MinimalUserDict:
-    assert headers.get(b"host") == headers["Host"]
+    assert headers.get(b"host") == headers["host"]
     if authorization not in KEYS:
         raise Auth.exceptions.HTTPException(status_code=401, detail="who are you?")
     return {"identity": KEYS[authorization], "permissions": ["p"]}

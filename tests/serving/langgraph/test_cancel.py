@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 from langgraph_sdk.client import LangGraphClient
-from langgraph_sdk.errors import ConflictError, NotFoundError
+from langgraph_sdk.errors import NotFoundError
 
 from agentrt.serving.langgraph.streams import Action, LiveRun
 from tests.serving.langgraph.graphs import GATES
@@ -23,17 +23,6 @@ async def at_a_gate(client: LangGraphClient) -> tuple[str, str]:
     run = await client.runs.create(thread, "gate", input=given)
     await GATES.reached(gate)
     return thread, run["run_id"]
-
-
-async def test_an_interrupted_run_keeps_what_it_did(client: LangGraphClient) -> None:
-    thread, run = await at_a_gate(client)
-    await client.runs.cancel(thread, run, wait=True)
-    kept = await client.threads.get(thread)
-    status = (await client.runs.get(thread, run))["status"]
-    assert (status, kept["status"]) == ("interrupted", "interrupted")
-    assert kept["error"]["error"] == "UserInterrupt"  # type: ignore[typeddict-item]
-    state = await client.threads.get_state(thread)
-    assert (state["values"]["steps"][-1], state["next"]) == ("before", ["wait"])  # type: ignore[call-overload]
 
 
 async def test_a_run_that_is_rolled_back_never_was(client: LangGraphClient) -> None:
@@ -61,14 +50,6 @@ async def test_an_answer_that_is_rolled_back_can_be_given_again(client: LangGrap
     done = await client.runs.wait(thread, "ask", command={"resume": "y"})
     assert isinstance(done, dict)
     assert done["steps"] == ["in", "first", "answered y", "last"]
-
-
-async def test_a_run_that_has_ended_cannot_be_stopped(client: LangGraphClient) -> None:
-    thread = await a_thread(client)
-    await client.runs.wait(thread, "steps", input=IN)
-    (run,) = await client.runs.list(thread)
-    with pytest.raises(NotFoundError, match="has ended"):
-        await client.runs.cancel(thread, run["run_id"])
 
 
 async def test_many_runs_are_stopped_at_once(client: LangGraphClient) -> None:
@@ -151,42 +132,6 @@ async def _events(stream: Any) -> list[str]:
     return [part.event async for part in stream]
 
 
-async def test_the_stream_of_a_run_that_is_stopped_ends(client: LangGraphClient) -> None:
-    thread, gate = await a_thread(client), str(uuid4())
-    given: Any = {"gate": gate, "steps": []}
-    stream = client.runs.stream(thread, "gate", input=given, stream_mode="updates")
-    streaming = asyncio.create_task(_events(stream))
-    await GATES.reached(gate)
-    await client.runs.cancel(thread, (await client.runs.list(thread))[0]["run_id"])
-    assert await streaming == ["metadata", "updates"]
-
-
-@pytest.mark.parametrize("many", [False, True])
-async def test_a_run_that_waits_has_ended_when_its_stop_returns(
-    client: LangGraphClient, many: bool
-) -> None:
-    """It has done nothing: its thread is as it was before."""
-    thread = await a_thread(client)
-    run = (await client.runs.create(thread, "steps", input=IN, after_seconds=3600))["run_id"]
-    if many:
-        await client.runs.cancel_many(thread_id=thread, run_ids=[run])
-    else:
-        await client.runs.cancel(thread, run)
-    assert (await client.runs.get(thread, run))["status"] == "interrupted"
-    kept: Any = await client.threads.get(thread)
-    assert (kept["status"], kept["error"], kept["values"]) == ("idle", None, None)
-    assert await client.runs.join(thread, run) == {}
-
-
-async def test_a_state_is_not_changed_before_a_run_that_waits(client: LangGraphClient) -> None:
-    thread = await a_thread(client)
-    run = await client.runs.create(thread, "steps", input=IN, after_seconds=3600)
-    with pytest.raises(ConflictError, match="under way"):
-        await client.threads.update_state(thread, {"steps": ["x"]}, as_node="first")
-    await client.runs.cancel(thread, run["run_id"])
-    await client.threads.update_state(thread, {"steps": ["x"]}, as_node="first")
-
-
 async def test_a_run_that_is_forgotten_is_stopped_first(client: LangGraphClient) -> None:
     thread, run = await at_a_gate(client)
     await client.runs.delete(thread, run)
@@ -194,12 +139,3 @@ async def test_a_run_that_is_forgotten_is_stopped_first(client: LangGraphClient)
         await client.runs.get(thread, run)
     kept: Any = await client.threads.get(thread)
     assert (kept["status"], kept["values"]["steps"][-1]) == ("interrupted", "before")
-
-
-async def test_a_thread_that_is_deleted_stops_its_run(client: LangGraphClient) -> None:
-    thread, run = await at_a_gate(client)
-    await client.threads.delete(thread)
-    with pytest.raises(NotFoundError):
-        await client.threads.get(thread)
-    with pytest.raises(NotFoundError):
-        await client.runs.get(thread, run)

@@ -21,9 +21,8 @@ from sqlalchemy import Row
 from agentrt import Runtime
 from agentrt.serving.langgraph.auth import Caller, User
 from agentrt.serving.langgraph.cron_bodies import CronBody, next_time
-from agentrt.serving.langgraph.cron_routes import _known_by
-from agentrt.serving.langgraph.crons import CronClock, Crons, cron_json
-from agentrt.serving.langgraph.quotas import Quotas
+from agentrt.serving.langgraph.cron_clock import CronClock
+from agentrt.serving.langgraph.crons import Crons, _known_by, cron_json
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import runs
@@ -74,8 +73,8 @@ class Home:
         self.queue._open = False
         self.starts = StartRoutes(state, self.queue)
         database = state.storage.database
-        self.crons = Crons(database, Quotas(state.server), lambda: self.now)
-        self.clock = CronClock(self.crons, self.starts, None)
+        self.crons = Crons(state, self.starts, lambda: self.now)
+        self.clock = CronClock(self.crons, database, self.starts, None)
 
     async def add(self, schedule: str = "* * * * *", **given: Any) -> Row[Any]:
         thread = given.pop("thread", None)
@@ -146,11 +145,11 @@ async def test_a_server_killed_in_the_middle_starts_neither_two_nor_none(
     assert len(await home.runs()) == 1
     assert await home.after(0) == 0
     home.now += MINUTE
-    [key] = await home.crons.due(home.now)
-    seen = await home.crons.find_due(key, home.now)
+    [key] = await home.clock.due(home.now)
+    seen = await home.clock.find_due(key, home.now)
     assert await home.after(0) == 1
-    monkeypatch.setattr(home.crons, "find_due", _finding(seen))
-    monkeypatch.setattr(home.crons, "due", _finding([key]))
+    monkeypatch.setattr(home.clock, "find_due", _finding(seen))
+    monkeypatch.setattr(home.clock, "due", _finding([key]))
     assert await home.after(0) == 0
 
 
@@ -318,34 +317,6 @@ async def test_a_run_is_started_by_itself(client: LangGraphClient) -> None:
     assert found[-1]["kwargs"]["config"]["configurable"]["cron_id"] == cron["cron_id"]
     values: Any = (await client.threads.get_state(thread))["values"]
     assert values["steps"][:2] == ["in", "first"]
-
-
-async def test_crons_are_read_changed_and_forgotten(client: LangGraphClient) -> None:
-    made: Any = await client.crons.create(
-        "steps",
-        schedule="0 9 * * mon-fri",
-        timezone="Europe/Berlin",
-        end_time=datetime(2100, 1, 1),  # noqa: DTZ001  # without a zone, as clients may send it
-        metadata={"n": 1},
-        on_run_completed="keep",
-        enabled=False,
-    )
-    assert made["end_time"] == "2100-01-01T00:00:00+00:00"
-    assert (made["enabled"], made["thread_id"], made["user_id"]) == (False, None, "")
-    key = made["cron_id"]
-    changed: Any = await client.crons.update(
-        key, schedule="0 10 * * *", end_time=None, metadata={"m": 2}, enabled=True
-    )
-    assert (changed["end_time"], changed["metadata"]) == (None, {"n": 1, "m": 2})
-    assert changed["next_run_date"] != made["next_run_date"]
-    assert changed["on_run_completed"] == "keep"
-    found: Any = await client.crons.search(
-        assistant_id=made["assistant_id"], enabled=True, metadata={"m": 2}, select=["cron_id"]
-    )
-    assert found == [{"cron_id": key}]
-    assert await client.crons.count(assistant_id="steps", metadata={"m": 2}) == 1
-    await client.crons.delete(key)
-    assert await client.crons.count(metadata={"m": 2}) == 0
 
 
 @pytest.mark.parametrize(

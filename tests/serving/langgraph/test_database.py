@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.serving.langgraph import connections, database, locks, tables
+from agentrt.serving.langgraph import connections, database, tables
 from agentrt.serving.langgraph.connections import Address
 from agentrt.serving.langgraph.database import open_database
 from agentrt.serving.langgraph.responses import BadJSONError, check_json, encode, to_json
@@ -100,7 +100,7 @@ def _holder(file: str) -> subprocess.Popen[bytes]:
 
 async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock is a process's, so that another one holds it here."""
-    monkeypatch.setattr(locks, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.2)
     file = tmp_path / "a.db"
     with _holder(f"{file}.lock") as holder:
         assert holder.stdout is not None
@@ -193,7 +193,7 @@ def test_whatever_a_graph_has_becomes_json_that_can_be_kept(value: Any) -> None:
     [
         ({"a": [float("nan")]}, r"body\.a\[0\] is nan"),
         ({"a": "\0"}, r"body\.a has a NUL"),
-        ({"\0": 1}, "a key of body has a NUL"),
+        ({"\0": 1}, "body has a key that has a NUL"),
         ("\ud800", "body has half of a surrogate pair"),
         ([2**64], r"body\[0\] is an integer of more than 64 bits"),
     ],

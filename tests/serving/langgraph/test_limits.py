@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from uuid import uuid4
 
 import httpx
 import pytest
-from fastapi import Request
 from langgraph_sdk.client import LangGraphClient
-from starlette.types import Message
 
 from agentrt.serving.langgraph import run_queue
 from agentrt.serving.langgraph.runs import RunRecord
@@ -18,7 +15,7 @@ from agentrt.serving.langgraph.streams import EventLog, LiveRun
 from agentrt.serving.tenants import Limits, Tenants
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_runs import IN, a_thread, given
+from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 START = {"assistant_id": "steps", "input": IN}
 
@@ -27,16 +24,14 @@ async def test_a_full_queue_refuses_with_429(
     http: httpx.AsyncClient, client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One place is left; it is taken, given back, and taken again."""
-    thread, gate = await a_thread(client), str(uuid4())
-    run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[]))
-    await GATES.reached(gate)
+    thread, run, gate = await at_a_gate(client)
     monkeypatch.setattr(run_queue, "MAX_RUNS", 1)
     for path, body in (("/runs/wait", START), ("/runs/batch", [START, START])):
         refused = await http.post(path, json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
         assert "try again later" in refused.json()["detail"]
     GATES.open(gate)
-    await client.runs.join(thread, run["run_id"])
+    await client.runs.join(thread, run)
     assert (await http.post("/runs/wait", json=START)).status_code == 200
 
 
@@ -71,13 +66,12 @@ async def test_no_more_runs_run_at_once_than_there_is_room_for(
     client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_queue, "MAX_RUNNING", 1)
-    first, second, gate = await a_thread(client), await a_thread(client), str(uuid4())
-    held = await client.runs.create(first, "gate", input=given(gate=gate, steps=[]))
-    await GATES.reached(gate)
+    first, held, gate = await at_a_gate(client)
+    second = await a_thread(client)
     waiting = await client.runs.create(second, "steps", input=IN)
     assert (await client.runs.get(second, waiting["run_id"]))["status"] == "pending"
     GATES.open(gate)
-    await client.runs.join(first, held["run_id"])
+    await client.runs.join(first, held)
     await client.runs.join(second, waiting["run_id"])
     assert (await client.runs.get(second, waiting["run_id"]))["status"] == "success"
 
@@ -86,16 +80,14 @@ async def test_a_server_that_ends_takes_no_new_runs(
     http: httpx.AsyncClient, client: LangGraphClient, it: Serving
 ) -> None:
     """What it has goes on."""
-    thread, gate = await a_thread(client), str(uuid4())
-    run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[]))
-    await GATES.reached(gate)
+    thread, run, gate = await at_a_gate(client)
     assert it.server is not None
     it.server.draining = True
     try:
         refused = await http.post("/runs/wait", json=START)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         GATES.open(gate)
-        assert (await client.runs.join(thread, run["run_id"]))["steps"][-1] == "after"
+        assert (await client.runs.join(thread, run))["steps"][-1] == "after"
     finally:
         it.server.draining = False
 
@@ -105,13 +97,7 @@ async def test_a_run_that_has_not_ended_has_no_result() -> None:
     record = RunRecord("r", 1, "t", "default", "a", "g", 1, 0, 0, {}, {}, None)
     live = LiveRun(record, EventLog("r", None, resumable=False))  # type: ignore[arg-type]  # nothing is written
     live.done.set()
-    never = asyncio.get_running_loop().create_future()
-
-    async def receive() -> Message:
-        await never
-        raise AssertionError
-
-    waiting = result_response(live, Request({"type": "http"}, receive), {})
+    waiting = result_response(live, {})
     with pytest.raises(ConnectionAbortedError, match="the server ends before run r does"):
         async for _ in waiting.body_iterator:
             pass

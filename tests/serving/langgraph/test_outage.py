@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import psycopg
@@ -28,7 +27,7 @@ from agentrt.serving.langgraph.execution import Execution
 from agentrt.serving.langgraph.outages import DiskRoom, is_outage
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN, a_thread
+from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 FULL = sqlite3.OperationalError("database or disk is full")
 
@@ -71,14 +70,6 @@ async def until(condition: Any) -> None:
 def is_failing(it: Serving) -> bool:
     assert it.server is not None
     return "ends of runs" in it.call(it.server.background.failing)
-
-
-async def at_a_gate(client: LangGraphClient) -> tuple[str, str, str]:
-    thread, gate = await a_thread(client), str(uuid4())
-    given: Any = {"gate": gate, "steps": ["1"]}
-    run = await client.runs.create(thread, "gate", input=given)
-    await GATES.reached(gate)
-    return thread, run["run_id"], gate
 
 
 async def status_of(client: LangGraphClient, thread: str, run: str) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from langgraph_sdk.errors import NotFoundError
 
 from agentrt import Runtime
 from agentrt.errors import ConfigError
-from agentrt.serving.langgraph import connections, database, locks, tenant_state
+from agentrt.serving.langgraph import connections, database, tenant_state
 from agentrt.serving.langgraph.connections import Address
 from agentrt.serving.langgraph.lifetimes import sweep
 from agentrt.serving.langgraph.reading import READER
@@ -34,7 +34,7 @@ from tests.serving.langgraph.processes import Process
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_postgres_away import another, tried
 from tests.serving.langgraph.test_restart import started, starts_of
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread, given
+from tests.serving.langgraph.test_runs import DONE, IN, a_thread, at_a_gate, given
 from tests.serving.langgraph.test_sweep import a_run, end
 
 
@@ -126,7 +126,7 @@ async def test_what_a_database_refuses_is_no_error(client: LangGraphClient) -> N
 
 
 def test_a_second_server_is_refused(url: str, it: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.2)
     with (
         pytest.raises(ConfigError, match="another server uses it"),
         serving(all_graphs(), url),
@@ -221,9 +221,7 @@ async def test_connections_that_break_cost_no_run_its_end(
         own = url.rpartition("/")[0] + "/breaks"
         with serving(all_graphs(), own) as it:
             async with get_client(url=it.url) as client:
-                thread, gate = await a_thread(client), str(uuid4())
-                run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[]))
-                await GATES.reached(gate)
+                thread, run, gate = await at_a_gate(client)
                 await admin.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE datname = 'breaks'"
@@ -235,17 +233,17 @@ async def test_connections_that_break_cost_no_run_its_end(
                     httpx.AsyncClient(base_url=it.url, timeout=60) as http,
                     asyncio.timeout(60),
                 ):
-                    at = f"/threads/{thread}/runs/{run['run_id']}"
+                    at = f"/threads/{thread}/runs/{run}"
                     while (answer := await http.get(f"{at}/join")).status_code != 200:
                         assert answer.status_code == 503
                     while it.call(failing):
                         await asyncio.sleep(0.01)
-                ended = await tried(partial(client.runs.get, thread, run["run_id"]))
+                ended = await tried(partial(client.runs.get, thread, run))
                 assert ended["status"] in ("success", "error")
                 kept = await tried(partial(client.threads.get, thread))
                 assert kept["status"] in ("idle", "error")
                 assert await tried(partial(another, client)) == DONE
-                monkeypatch.setattr(locks, "LOCK_WAIT_S", 0.1)
+                monkeypatch.setattr(database, "LOCK_WAIT_S", 0.1)
                 with pytest.raises(ConfigError, match="another server uses it"):
                     async with database.open_database(Address.parse(own)):
                         pass

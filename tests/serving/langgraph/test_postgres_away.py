@@ -22,7 +22,7 @@ from agentrt.serving.langgraph import reading, run_ends, storage
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.postgres import Proxy
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN, a_thread, given
+from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 WAIT_S = 60.0
 READ_ONLY = "default_transaction_read_only"
@@ -41,13 +41,6 @@ async def admin(url: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
 
 def url_of(admin: psycopg.AsyncConnection[Any]) -> str:
     return f"postgresql://agentrt@127.0.0.1:{admin.info.port}/{admin.info.dbname}"
-
-
-async def at_a_gate(client: LangGraphClient) -> tuple[str, str, str]:
-    thread, gate = await a_thread(client), str(uuid4())
-    run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[]))
-    await GATES.reached(gate)
-    return thread, run["run_id"], gate
 
 
 T = TypeVar("T")

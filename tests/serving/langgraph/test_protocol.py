@@ -83,9 +83,10 @@ async def test_the_client_starts_a_run_and_gets_its_output(client: LangGraphClie
             assert await thread.output == DONE
 
 
-async def test_the_client_answers_an_interrupt(client: LangGraphClient) -> None:
+@pytest.mark.parametrize("transport", ["sse", "websocket"])
+async def test_the_client_answers_an_interrupt(client: LangGraphClient, transport: Any) -> None:
     async with asyncio.timeout(TURN_S):
-        async with client.threads.stream(assistant_id="ask") as thread:
+        async with client.threads.stream(assistant_id="ask", transport=transport) as thread:
             await thread.run.start(input=IN)
             while not thread.interrupts:
                 await asyncio.sleep(0)

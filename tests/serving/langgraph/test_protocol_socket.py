@@ -13,7 +13,6 @@ from uuid import uuid4
 import httpx
 import pytest
 from langgraph_sdk import get_client, get_sync_client
-from langgraph_sdk.client import LangGraphClient
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -94,18 +93,6 @@ async def status(url: str, **options: Any) -> int:
 
 
 # -- the client ---------------------------------------------------------------------------
-
-
-async def test_the_client_runs_a_graph_and_answers_it(client: LangGraphClient) -> None:
-    async with asyncio.timeout(TURN_S):
-        stream = client.threads.stream(assistant_id="ask", transport="websocket")
-        async with stream as thread:
-            await thread.run.start(input=IN)
-            while not thread.interrupts:
-                await asyncio.sleep(0)
-            await thread.run.respond("left")
-            output: Any = await thread.output
-    assert output["steps"] == ["in", "first", "answered left", "last"]
 
 
 def test_the_synchronous_client_runs_a_graph(it: Serving) -> None:

@@ -149,20 +149,6 @@ async def test_no_step_is_lost_or_done_twice_in_a_state(
             assert (await client.threads.get(key))["status"] == "idle"
 
 
-async def test_a_server_that_stops_leaves_its_runs_to_the_next(
-    process: Process, folder: Path
-) -> None:
-    async with get_client(url=process.url) as client:
-        thread = await a_thread(client)
-        run = await client.runs.create(thread, "held", input={"go": "2"})
-        await started(folder, run, "hold")
-        process.stop()
-        (folder / "2").touch()
-        await process.start()
-        result = await client.runs.join(thread, run["run_id"])
-        assert result["steps"] == ["before", "hold", "after"]
-
-
 async def test_a_run_from_the_past_goes_on_where_it_was(process: Process, folder: Path) -> None:
     """It does not start again from there: its input would be lost."""
     (folder / "3").touch()

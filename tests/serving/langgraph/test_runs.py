@@ -6,9 +6,7 @@ import asyncio
 from typing import Any
 from uuid import uuid4
 
-import pytest
 from langgraph_sdk.client import LangGraphClient
-from langgraph_sdk.errors import ConflictError, NotFoundError
 
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
@@ -26,21 +24,12 @@ async def a_thread(client: LangGraphClient) -> str:
     return str((await client.threads.create())["thread_id"])
 
 
-async def test_a_run_is_waited_for_and_leaves_its_state(client: LangGraphClient) -> None:
-    thread = await a_thread(client)
-    assert await client.runs.wait(thread, "steps", input=IN) == DONE
-    kept = await client.threads.get(thread)
-    assert (kept["status"], kept["values"]) == ("idle", DONE)
-    (run,) = await client.runs.list(thread)
-    assert (run["status"], run["multitask_strategy"]) == ("success", "enqueue")
-    assert kept["metadata"] == {"graph_id": "steps", "assistant_id": run["assistant_id"]}
-
-
-async def test_a_run_goes_on_from_its_threads_state(client: LangGraphClient) -> None:
-    thread = await a_thread(client)
-    await client.runs.wait(thread, "steps", input=IN)
-    again = await client.runs.wait(thread, "steps", input=IN)
-    assert again == {"steps": DONE["steps"] * 2}
+async def at_a_gate(client: LangGraphClient, *steps: str, **more: Any) -> tuple[str, str, str]:
+    """A new thread, its run that waits at a gate, and the gate."""
+    thread, gate = await a_thread(client), str(uuid4())
+    run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=[*steps]), **more)
+    await GATES.reached(gate)
+    return thread, run["run_id"], gate
 
 
 async def test_a_background_run_is_joined(client: LangGraphClient) -> None:
@@ -55,17 +44,6 @@ async def test_a_background_run_is_joined(client: LangGraphClient) -> None:
     GATES.open(gate)
     result = {"gate": gate, "steps": ["before", "waited", "after"]}
     assert await joining == result
-    assert await client.runs.join(thread, run["run_id"]) == result
-
-
-async def test_a_run_that_fails_says_how(client: LangGraphClient) -> None:
-    thread = await a_thread(client)
-    result = await client.runs.wait(thread, "fail", input=IN, raise_error=False)
-    assert result == {"__error__": {"error": "ValueError", "message": "no such luck"}}
-    assert (await client.threads.get(thread))["status"] == "error"
-    (run,) = await client.runs.list(thread, status="error")
-    with pytest.raises(Exception, match="no such luck"):
-        await client.runs.wait(thread, "fail", input=IN)
     assert await client.runs.join(thread, run["run_id"]) == result
 
 
@@ -131,14 +109,6 @@ async def test_what_older_and_other_clients_send_is_understood(client: LangGraph
     assert (bad.status_code, "no_such_field" in bad.text) == (422, True)
 
 
-async def test_a_thread_is_made_when_told_and_missed_when_not(client: LangGraphClient) -> None:
-    absent = str(uuid4())
-    with pytest.raises(NotFoundError, match="not found"):
-        await client.runs.create(absent, "steps", input=IN)
-    await client.runs.create(absent, "steps", input=IN, if_not_exists="create")
-    assert (await client.threads.get(absent))["thread_id"] == absent
-
-
 async def test_a_run_waits_its_seconds(client: LangGraphClient) -> None:
     thread = await a_thread(client)
     late = await client.runs.create(thread, "steps", input=IN, after_seconds=3600)
@@ -151,69 +121,7 @@ async def test_a_run_waits_its_seconds(client: LangGraphClient) -> None:
     assert len((await client.runs.join(thread, short["run_id"]))["steps"]) == 8
 
 
-async def test_a_runs_config_context_and_metadata_reach_its_graph(
-    client: LangGraphClient,
-) -> None:
-    first = await client.runs.wait(None, "memory", input=IN, context={"who": "Ann"})
-    second = await client.runs.wait(None, "memory", input=IN, context={"who": "Ann"})
-    assert isinstance(first, dict)
-    assert isinstance(second, dict)
-    assert [first["steps"][-1], second["steps"][-1]] == ["Ann 1", "Ann 2"]
-    thread = await a_thread(client)
-    run = await client.runs.create(
-        thread, "steps", input=IN, metadata={"color": "red"}, config={"tags": ["t"]}
-    )
-    await client.runs.join(thread, run["run_id"])
-    inherited = {"created_by": "system", "graph_id": "steps", "assistant_id": run["assistant_id"]}
-    assert run["metadata"] == {**inherited, "color": "red"}
-    state = await client.threads.get_state(thread)
-    assert state["metadata"] is not None
-    assert (state["metadata"]["color"], state["metadata"]["run_id"]) == ("red", run["run_id"])
-
-
 # -- several runs in one thread -----------------------------------------------------------
-
-
-async def two(
-    client: LangGraphClient, strategy: Any
-) -> tuple[str, dict[str, Any], dict[str, Any], str]:
-    """A run that waits at a gate, and another that comes while it does."""
-    thread, gate = await a_thread(client), str(uuid4())
-    first = await client.runs.create(thread, "gate", input=given(gate=gate, steps=["1"]))
-    await GATES.reached(gate)
-    second = await client.runs.create(
-        thread, "steps", input=given(steps=["2"]), multitask_strategy=strategy
-    )
-    return thread, dict(first), dict(second), gate
-
-
-async def test_a_second_run_waits_for_the_first(client: LangGraphClient) -> None:
-    thread, first, second, gate = await two(client, "enqueue")
-    assert (await client.runs.get(thread, second["run_id"]))["status"] == "pending"
-    GATES.open(gate)
-    assert (await client.runs.join(thread, first["run_id"]))["steps"][-1] == "after"
-    steps = (await client.runs.join(thread, second["run_id"]))["steps"]
-    assert steps == ["1", "before", "waited", "after", "2", "first", "inner", "last"]
-
-
-async def test_a_second_run_is_refused(client: LangGraphClient) -> None:
-    with pytest.raises(ConflictError, match="multitask_strategy"):
-        await two(client, "reject")
-
-
-async def test_a_second_run_interrupts_the_first(client: LangGraphClient) -> None:
-    thread, first, second, _ = await two(client, "interrupt")
-    steps = (await client.runs.join(thread, second["run_id"]))["steps"]
-    assert steps == ["1", "before", "2", "first", "inner", "last"]
-    assert (await client.runs.get(thread, first["run_id"]))["status"] == "interrupted"
-
-
-async def test_a_second_run_undoes_the_first(client: LangGraphClient) -> None:
-    thread, first, second, _ = await two(client, "rollback")
-    steps = (await client.runs.join(thread, second["run_id"]))["steps"]
-    assert steps == ["2", "first", "inner", "last"]
-    with pytest.raises(NotFoundError):
-        await client.runs.get(thread, first["run_id"])
 
 
 async def test_a_threads_runs_run_in_the_order_of_their_coming(client: LangGraphClient) -> None:
@@ -235,16 +143,14 @@ async def test_a_threads_runs_run_in_the_order_of_their_coming(client: LangGraph
 
 async def test_a_run_is_a_program_of_the_runtime(client: LangGraphClient, it: Serving) -> None:
     """Its thread is the session; its row is gone when it has ended."""
-    thread, gate = await a_thread(client), str(uuid4())
-    run = await client.runs.create(thread, "gate", input={"gate": gate, "steps": []})
-    await GATES.reached(gate)
+    thread, run, gate = await at_a_gate(client)
     assert it.server is not None
     live = [one for one in it.server.runtime.runs.values() if one.row.session == thread]
     assert [(one.type, one.row.tenant, str(one.state)) for one in live] == [
         ("gate", "default", "running")
     ]
     GATES.open(gate)
-    await client.runs.join(thread, run["run_id"])
+    await client.runs.join(thread, run)
     assert live[0].ended_at is not None
     assert live[0].id not in it.server.runtime.runs
 
@@ -267,3 +173,18 @@ async def test_a_native_program_asks_a_human(client: LangGraphClient) -> None:
     assert asked["__interrupt__"][0]["value"] == "approve a pony?"
     answered: Any = await client.runs.wait(thread, "approval", command={"resume": "no"})
     assert answered == "a pony: no"
+
+
+async def test_a_program_streams_its_tokens(client: LangGraphClient) -> None:
+    """As the chunks of one message, whose text is the reply's; its result is as ever."""
+    runs: Any = client.runs
+    stream = runs.stream(None, "poem", input="sea", stream_mode=["messages-tuple", "values"])
+    told = [(part.event, part.data) async for part in stream]
+    chunks = [data[0] for name, data in told if name == "messages"]
+    assert len(chunks) > 1
+    assert {one["type"] for one in chunks} == {"AIMessageChunk"}
+    assert len({one["id"] for one in chunks}) == 1
+    assert {data[1]["langgraph_node"] for name, data in told if name == "messages"} == {"poem"}
+    name, result = told[-1]
+    assert (name, result["topic"]) == ("values", "sea")
+    assert result["poem"] == "".join(one["content"] for one in chunks)

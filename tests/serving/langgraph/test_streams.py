@@ -15,7 +15,7 @@ from langgraph_sdk.schema import StreamPart
 
 from tests.serving.langgraph.graphs import GATES, TURN_S
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread
+from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 HI: Any = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -31,41 +31,6 @@ async def streamed(
 
 def names(parts: Sequence[StreamPart]) -> list[str]:
     return [part.event for part in parts]
-
-
-async def test_values(client: LangGraphClient) -> None:
-    parts = await streamed(client, "steps", "values")
-    assert names(parts) == ["metadata"] + ["values"] * 4
-    assert parts[0].data["attempt"] == 1
-    assert parts[-1].data == DONE
-    assert {part.id for part in parts} == {None}
-
-
-async def test_updates_and_custom(client: LangGraphClient) -> None:
-    parts = await streamed(client, "steps", ["updates", "custom"])
-    assert names(parts) == ["metadata", "custom", "updates", "updates", "updates"]
-    assert parts[1].data == {"note": "from first"}
-    assert parts[2].data == {"first": {"steps": ["first"]}}
-
-
-async def test_an_interrupt_is_in_the_updates(client: LangGraphClient) -> None:
-    parts = await streamed(client, "ask", "updates")
-    (question,) = parts[-1].data["__interrupt__"]
-    assert question["value"] == {"question": "which way?"}
-
-
-@pytest.mark.parametrize("mode", ["tasks", "checkpoints", "debug"])
-async def test_tasks_checkpoints_debug(client: LangGraphClient, mode: str) -> None:
-    parts = await streamed(client, "steps", mode)
-    assert set(names(parts)) == {"metadata", mode}
-    if mode == "tasks":
-        assert [part.data["name"] for part in parts[1:]] == [
-            name for name in ("first", "sub", "last") for _ in range(2)
-        ]
-    elif mode == "checkpoints":
-        assert parts[-1].data["values"] == DONE
-    else:
-        assert {part.data["type"] for part in parts[1:]} == {"checkpoint", "task", "task_result"}
 
 
 @pytest.mark.parametrize("mode", ["checkpoints", "debug"])
@@ -93,44 +58,11 @@ async def test_modes_that_a_run_was_not_started_with_are_left_out(
     client: LangGraphClient, modes: Any
 ) -> None:
     """Of those that are joined. A list comes as the JavaScript client sends it, too."""
-    thread, gate = (await client.threads.create())["thread_id"], str(uuid4())
-    given: Any = {"gate": gate, "steps": []}
-    run = await client.runs.create(thread, "gate", input=given, stream_mode=["updates", "values"])
-    await GATES.reached(gate)
-    joined = client.runs.join_stream(thread, run["run_id"], stream_mode=modes)
-    joining = asyncio.create_task(_all(joined))
-    await _following(client, thread, run["run_id"])
+    thread, run, gate = await at_a_gate(client, stream_mode=["updates", "values"])
+    joining = asyncio.create_task(_all(client.runs.join_stream(thread, run, stream_mode=modes)))
+    await _following(client, thread, run)
     GATES.open(gate)
     assert {part.event for part in await joining} == ({"updates"} if "updates" in modes else set())
-
-
-async def test_events(client: LangGraphClient) -> None:
-    parts = await streamed(client, "chat", ["events", "values"], input=HI)
-    assert set(names(parts)) == {"metadata", "events", "values"}
-    kinds = {part.data["event"] for part in parts if part.event == "events"}
-    assert {"on_chain_start", "on_chat_model_stream", "on_chat_model_end"} <= kinds
-    assert [part for part in parts if part.event == "values"][-1].data["messages"][-1]["content"]
-
-
-async def test_tokens_as_tuples(client: LangGraphClient) -> None:
-    parts = await streamed(client, "chat", "messages-tuple", input=HI)
-    assert set(names(parts)) == {"metadata", "messages"}
-    chunks = [part.data[0] for part in parts[1:]]
-    assert len(chunks) > 2
-    assert {chunk["type"] for chunk in chunks} == {"AIMessageChunk"}
-    assert {part.data[1]["langgraph_node"] for part in parts[1:]} == {"reply"}
-
-
-async def test_messages_as_they_grow(client: LangGraphClient) -> None:
-    parts = await streamed(client, "chat", ["messages", "values"], input=HI)
-    growing = [part.data[0] for part in parts if part.event == "messages/partial"]
-    contents = [message["content"] for message in growing]
-    assert contents == sorted(contents, key=len)
-    assert {message["type"] for message in growing} == {"ai"}
-    final = [part for part in parts if part.event == "values"][-1].data["messages"][-1]
-    assert contents[-1] == final["content"]
-    (about,) = [part.data for part in parts if part.event == "messages/metadata"]
-    assert about[growing[0]["id"]]["metadata"]["langgraph_node"] == "reply"
 
 
 async def test_a_whole_message(client: LangGraphClient) -> None:
@@ -139,46 +71,13 @@ async def test_a_whole_message(client: LangGraphClient) -> None:
     assert parts[-1].data[0]["content"] == "hello"
 
 
-async def test_subgraphs_are_streamed_by_their_namespaces(client: LangGraphClient) -> None:
-    parts = await streamed(client, "steps", ["values", "updates"], stream_subgraphs=True)
-    inside = [part for part in parts if "|" in part.event]
-    assert {part.event.partition("|")[0] for part in inside} == {"values", "updates"}
-    assert all(part.event.partition("|")[2].startswith("sub:") for part in inside)
-    without = await streamed(client, "steps", ["values", "updates"])
-    assert not [part for part in without if "|" in part.event]
-
-
-async def test_a_stream_of_the_second_version(client: LangGraphClient) -> None:
-    thread = await a_thread(client)
-    stream = client.runs.stream(thread, "ask", input=IN, stream_mode="values", version="v2")
-    parts: list[Any] = [part async for part in stream]
-    assert parts[-1]["type"] == "values"
-    assert [one["value"] for one in parts[-1]["interrupts"]] == [{"question": "which way?"}]
-
-
-async def test_an_error_ends_the_stream(client: LangGraphClient) -> None:
-    parts = await streamed(client, "fail", "values")
-    assert names(parts) == ["metadata", "values", "error"]
-    assert parts[-1].data == {"error": "ValueError", "message": "no such luck"}
-
-
-async def test_a_mode_that_there_is_not_is_refused(client: LangGraphClient) -> None:
-    with pytest.raises(UnprocessableEntityError, match="stream_mode"):
-        await streamed(client, "steps", ["lifecycle"])
-
-
 # -- joining ------------------------------------------------------------------------------
 
 
 async def test_joining_a_stream_shows_what_is_to_come(client: LangGraphClient) -> None:
-    thread, gate = await a_thread(client), str(uuid4())
-    run = await client.runs.create(
-        thread, "gate", input={"gate": gate, "steps": []}, stream_mode=["values", "updates"]
-    )
-    await GATES.reached(gate)
-    joined = client.runs.join_stream(thread, run["run_id"], stream_mode="updates")
-    reading = asyncio.create_task(_all(joined))
-    await _following(client, thread, run["run_id"])
+    thread, run, gate = await at_a_gate(client, stream_mode=["values", "updates"])
+    reading = asyncio.create_task(_all(client.runs.join_stream(thread, run, stream_mode="updates")))
+    await _following(client, thread, run)
     GATES.open(gate)
     parts = await reading
     assert [part.data for part in parts] == [
@@ -279,17 +178,13 @@ async def test_a_client_that_goes_away(
 async def test_a_stream_that_is_left_cancels_its_run_when_told(
     client: LangGraphClient, it: Serving
 ) -> None:
-    thread, gate = await a_thread(client), str(uuid4())
-    run = await client.runs.create(
-        thread, "gate", input={"gate": gate, "steps": []}, stream_resumable=True
-    )
-    await GATES.reached(gate)
-    where = f"/threads/{thread}/runs/{run['run_id']}/stream?cancel_on_disconnect=true"
+    thread, run, _ = await at_a_gate(client, stream_resumable=True)
+    where = f"/threads/{thread}/runs/{run}/stream?cancel_on_disconnect=true"
     async with (
         httpx.AsyncClient(base_url=it.url, timeout=60) as http,
         http.stream("GET", where, headers={"Last-Event-ID": "-1"}) as response,
     ):
         async for _ in response.aiter_lines():
             break
-    await client.runs.join(thread, run["run_id"])
-    assert (await client.runs.get(thread, run["run_id"]))["status"] == "interrupted"
+    await client.runs.join(thread, run)
+    assert (await client.runs.get(thread, run))["status"] == "interrupted"

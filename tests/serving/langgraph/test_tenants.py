@@ -16,7 +16,7 @@ from langgraph_sdk.client import LangGraphClient
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_protocol import command, until
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread
+from tests.serving.langgraph.test_runs import DONE, IN, a_thread, at_a_gate
 
 
 @pytest_asyncio.fixture
@@ -37,12 +37,8 @@ async def test_all_that_names_a_thread_of_another_is_not_found(
     ann: LangGraphClient, eve: httpx.AsyncClient
 ) -> None:
     """Nor does a body help that names it."""
-    thread, gate = await a_thread(ann), str(uuid4())
-    run = await ann.runs.create(
-        thread, "gate", input={"gate": gate, "steps": []}, stream_resumable=True
-    )
-    await GATES.reached(gate)
-    t, r = f"/threads/{thread}", f"/threads/{thread}/runs/{run['run_id']}"
+    thread, run, gate = await at_a_gate(ann, stream_resumable=True)
+    t, r = f"/threads/{thread}", f"/threads/{thread}/runs/{run}"
     start: dict[str, Any] = {"assistant_id": "steps", "input": IN}
     attempts: list[tuple[str, str, Any]] = [
         ("GET", t, None),
@@ -66,7 +62,7 @@ async def test_all_that_names_a_thread_of_another_is_not_found(
         ("GET", f"{r}/stream", None),
         ("POST", f"{r}/cancel", None),
         ("POST", "/runs/batch", [{**start, "thread_id": thread}]),
-        ("POST", "/runs/cancel", {"thread_id": thread, "run_ids": [run["run_id"]]}),
+        ("POST", "/runs/cancel", {"thread_id": thread, "run_ids": [run]}),
     ]
     for method, path, body in attempts:
         answer = await eve.request(method, path, json=body)
@@ -81,9 +77,9 @@ async def test_all_that_names_a_thread_of_another_is_not_found(
     assert (await eve.post("/threads/prune", json={"thread_ids": [thread]})).json() == {
         "pruned_count": 0
     }
-    assert (await ann.runs.get(thread, run["run_id"]))["status"] == "running"
+    assert (await ann.runs.get(thread, run))["status"] == "running"
     GATES.open(gate)
-    await ann.runs.join(thread, run["run_id"])
+    await ann.runs.join(thread, run)
 
 
 async def test_searches_show_ones_own(ann: LangGraphClient, eve: httpx.AsyncClient) -> None:

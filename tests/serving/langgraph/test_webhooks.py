@@ -27,16 +27,16 @@ from agentrt.serving.langgraph.webhooks import (
     OF_ALL,
     OF_TENANT,
     TRIES,
-    UnheardError,
+    NotTakenError,
     Webhooks,
     new_client,
 )
 from agentrt.serving.server import Server
 from agentrt.serving.webhook_rules import WebhookRules
 from tests.doubles.scripted import ScriptedExecutor
-from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
+from tests.serving.langgraph.graphs import TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN, a_thread, given
+from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 LOCAL = WebhookRules(("127.0.0.1",), headers={"x-own": "yes"})
 
@@ -125,11 +125,8 @@ async def test_a_failure_is_told_and_a_run_without_a_thread(
 
 async def test_who_is_cancelled_is_not_told(client: LangGraphClient, listening: Listener) -> None:
     """As by LangGraph's own server. The next run is told, and nothing before it."""
-    thread, gate = await a_thread(client), str(uuid4())
-    held = given(gate=gate, steps=[])
-    run = await client.runs.create(thread, "gate", input=held, webhook=listening.url)
-    await GATES.reached(gate)
-    await client.runs.cancel(thread, run["run_id"], wait=True)
+    thread, run, _ = await at_a_gate(client, webhook=listening.url)
+    await client.runs.cancel(thread, run, wait=True)
     after = await client.runs.create(thread, "steps", input=IN, webhook=listening.url)
     _, body = await listening.next()
     assert body["run_id"] == after["run_id"]
@@ -222,7 +219,7 @@ async def test_who_does_not_hear_is_tried_again_and_then_left(
             assert listening.heard.empty()
         assert rests == sorted(rests)
         assert not server.under_way
-    assert caplog.text.count("was not told") == 3
+    assert caplog.text.count("was not called") == 3
 
 
 async def test_one_tenant_is_not_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +290,7 @@ async def test_a_host_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
     async with home(tmp_path, WebhookRules(("nowhere.invalid",))) as (_, hooks, rests):
         await hooks._try("http://nowhere.invalid/", "r", b"{}")
         assert len(rests) == TRIES - 1
-        with pytest.raises((OSError, UnheardError)):
+        with pytest.raises((OSError, NotTakenError)):
             await hooks.post("http://nowhere.invalid/", b"{}")
 
 
