@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress, Reading
-from agentrt.executors.info import is_model
+from agentrt.executors.info import ExecutorInfo, is_model
 from agentrt.request import Call
 from agentrt.router import ReplicaView
 
@@ -118,7 +118,8 @@ class Replica:
     """An engine with a name, made by ``make`` whenever it starts. ``view`` is for routers.
 
     ``calls`` are those that it has now; ``reruns`` counts the calls that it lost and that ran
-    again elsewhere. A replica that is ``drained`` takes none, even after a new start.
+    again elsewhere. A replica that is ``drained`` takes none, even after a new start. ``info`` is
+    that of the engine that started last.
     """
 
     def __init__(self, name: str, make: Callable[[], Executor]) -> None:
@@ -126,8 +127,7 @@ class Replica:
         self.state = ReplicaState.STARTING
         self.executor = make()
         self.cancel_scope = CancelScope()
-        self.model = ""
-        self.logits: tuple[tuple[str, str], ...] = ()
+        self.info = ExecutorInfo()
         self.view = ReplicaView(name)
         self.calls = 0
         self.deaths = 0
@@ -141,11 +141,16 @@ class Replica:
         self._ready_at = 0.0
         self._deaths_in_a_row = 0
 
+    @property
+    def model(self) -> str:
+        """The model that it served last; "" before its first start."""
+        return self.info.model
+
     async def start(self, progress: Progress, now: Callable[[], float]) -> None:
         """Come up, or raise what the engine's start raises."""
         self.state = ReplicaState.STARTING
         await self.executor.start(progress)
-        self.model, self.logits = self.executor.info.model, self.executor.info.logits
+        self.info = self.executor.info
         self.starts += 1
         self.state = ReplicaState.DRAINING if self.drained else ReplicaState.READY
         self._ready_at = now()

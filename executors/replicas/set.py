@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, FrontSetup, Notification, Progress
@@ -31,6 +31,7 @@ from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
 from agentrt.request import Call, CallReport
 from agentrt.router import Router
+from agentrt.router.policies import RoundRobin
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends, make_policy
 from agentrt.scheduler.table import ProgramTotals
@@ -51,6 +52,9 @@ class ReplicaSet(Executor):
     Raises `ConfigError` for a history that is none.
     """
 
+    NAME: ClassVar[str] = "replica-{}"
+    """What each replica is called, with its number."""
+
     def __init__(
         self,
         make: Callable[[int], Executor],
@@ -64,7 +68,7 @@ class ReplicaSet(Executor):
         scheduling: SchedulerConfig | None = None,
     ) -> None:
         self.replicas = [
-            Replica(f"replica-{index}", partial(make, index)) for index in range(count)
+            Replica(self.NAME.format(index), partial(make, index)) for index in range(count)
         ]
         settings = scheduling or SchedulerConfig("fcfs")
         self.routing = Routing(router, level_ends(settings))
@@ -86,7 +90,7 @@ class ReplicaSet(Executor):
     def info(self) -> ExecutorInfo:
         models = dict.fromkeys(r.model for r in self.replicas if r.model)
         first = self.replicas[0].executor.info
-        logits = next((r.logits for r in self.replicas if r.logits), ())
+        logits = next((r.info.logits for r in self.replicas if r.info.logits), ())
         return ExecutorInfo(
             tuple(models), first.slots, len(self.replicas), images=first.images, logits=logits
         )
@@ -262,6 +266,27 @@ class ReplicaSet(Executor):
 
     async def metrics(self) -> Sequence[Metric]:
         return await metrics_of(self.replicas)
+
+
+class RestartedEngine(ReplicaSet):
+    """A set of one engine, which `agentrt serve` runs: it is known by its own info and snapshot."""
+
+    NAME = "the engine"
+
+    def __init__(self, make: Callable[[], Executor], **options: Any) -> None:
+        super().__init__(lambda index: make(), 1, RoundRobin(), **options)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        replica = self.replicas[0]
+        return replica.info if replica.starts else replica.executor.info
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        replica = self.replicas[0]
+        found = await replica.snapshot()
+        if not found or not replica.deaths:
+            return found
+        return {**found, "deaths": replica.deaths, "last_error": replica.last_error}
 
 
 def _signed(chunk: Chunk, replica: Replica) -> Chunk:
