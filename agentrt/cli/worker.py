@@ -59,10 +59,9 @@ def worker(targets: tuple[str, ...], **options: Any) -> int:
     named. Agents find them with 'agentrt run|serve --broker'.
     """
     from agentrt.cli.faults import StoppedError
-    from agentrt.cli.load_tools import load_tools
     from agentrt.cli.signals import SIGNALS, Drain, Interrupts
     from agentrt.cli.streams import say
-    from agentrt.cli.tools import read_broker_options
+    from agentrt.cli.tools import load_tools, read_broker_options
     from agentrt.errors import ConfigError, ProgramLoadError
 
     broker = read_broker_options(options)

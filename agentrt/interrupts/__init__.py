@@ -12,8 +12,7 @@ from __future__ import annotations
 from agentrt.graph import Progress
 from agentrt.interrupts.context import ToolContext
 from agentrt.interrupts.events import Event
-from agentrt.interrupts.function import tool
-from agentrt.interrupts.tool import Tool, ToolOptions, ToolRequest, ToolTransport
+from agentrt.interrupts.tool import Tool, ToolOptions, ToolRequest, ToolTransport, tool
 
 __all__ = [
     "Event",

@@ -18,7 +18,7 @@ from agentrt.executors.transformers.attention import (
     seen,
 )
 from agentrt.executors.transformers.cache import TextCache
-from agentrt.executors.transformers.constraining import Grammars
+from agentrt.executors.transformers.choosing import Grammars
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,9 +15,8 @@ import aiomqtt
 from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
 from agentrt.integrations.mqtt.asking import Asked
 from agentrt.integrations.mqtt.broker import Broker
-from agentrt.integrations.mqtt.calls import ToolAttempt, call_id_of
+from agentrt.integrations.mqtt.calls import Fleet, ToolAttempt, call_id_of
 from agentrt.integrations.mqtt.connection import Connection
-from agentrt.integrations.mqtt.fleet import Fleet
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
 from agentrt.integrations.mqtt.outgoing import Outgoing, publish, subscribe
 from agentrt.integrations.mqtt.topics import Topics

@@ -11,7 +11,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
-from agentrt.interrupts.transports import ENTRY_POINT_GROUP
+from agentrt.interrupts.toolbox import ENTRY_POINT_GROUP
 from agentrt.request import ToolSpec
 from tests.cli.conftest import Invoke, Write
 
