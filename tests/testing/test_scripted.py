@@ -16,12 +16,13 @@ from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Executor
 from agentrt.executors.frontend import spec_of
 from agentrt.executors.replies import StreamedAnswer, reply_of
-from agentrt.graph import NodeState, check_integrity
+from agentrt.graph import NodeState
 from agentrt.program.options import make_request
 from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.testing.choices import Output
 from agentrt.testing.madeup import made_up_value
 from agentrt.testing.scripted import ScriptedExecutor
+from tests.graph.integrity import check_integrity
 
 TREE: dict[str, Any] = {
     "$defs": {

@@ -11,9 +11,10 @@ import pytest
 
 from agentrt import tracking
 from agentrt.errors import InvariantError
-from agentrt.graph import Node, check_integrity
+from agentrt.graph import Node
 from agentrt.tracking import TrackedTask, current_scope, enter_node
 from agentrt.tracking.scope import Scope
+from tests.graph.integrity import check_integrity
 from tests.tracking.toy import Program, run, ticks
 
 

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentrt import tracking
-from agentrt.graph import ExecutionDAG, Node, NodeKind, check_integrity
+from agentrt.graph import ExecutionDAG, Node, NodeKind
 from agentrt.tracking import current_scope, emission_parents
 from agentrt.tracking.scope import Scope
+from tests.graph.integrity import check_integrity
 
 
 class Boom(Exception):
