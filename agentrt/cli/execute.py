@@ -277,10 +277,10 @@ def lent(runtime: Runtime) -> Iterator[None]:
     if "langchain_core" not in sys.modules:
         yield
         return
-    from agentrt.integrations.langchain.portal import Portal
+    from agentrt.integrations.langchain.client import RuntimeClient
     from agentrt.integrations.langchain.shared import lend
 
-    with lend(Portal.borrow(runtime)):
+    with lend(RuntimeClient.borrow(runtime)):
         yield
 
 
@@ -288,7 +288,7 @@ def lent(runtime: Runtime) -> Iterator[None]:
 async def shown(
     runtime: Runtime, port: int | None, tell: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """Serve the dashboard while the body runs; ``tell`` is told where. With None, do nothing.
+    """Serve the dashboard while the body runs; ``tell`` gets its address. With None, do nothing.
 
     Raises `ConfigError` where the port is not free.
     """

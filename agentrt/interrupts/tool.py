@@ -50,7 +50,7 @@ class ToolOptions:
 class Tool:
     """A tool: a function of this process, or one that ``transport`` reaches.
 
-    ``spec`` is what a model is told of it, None for a function that no schema fits. ``remote`` is
+    ``spec`` describes it to a model; None for a function that no schema fits. ``remote`` is
     what its transport calls it, where a model could not or two transports do. Calling a `Tool`
     calls its function directly, without a program.
     """
@@ -186,7 +186,7 @@ class ToolTransport(ABC):
         """Leave no task, subscription or process behind. Idempotent."""
 
     async def tools(self) -> Sequence[Tool]:
-        """The tools that are offered now. Raises `ToolUnavailableError` if that cannot be told."""
+        """The tools that are offered now. Raises `ToolUnavailableError` if it cannot list them."""
         return ()
 
     async def tools_for(self, tenant: str) -> Sequence[Tool]:

@@ -154,7 +154,7 @@ class Context:
 
         They run beside each other once the reply is whole; with ``eager``, an idempotent one
         starts when its own arguments are complete, while the model still writes. What a tool
-        raises is in its result, and the model is told. Images that a tool gives are for a model
+        raises is in its result, and the model reads it. Images that a tool gives are for a model
         that sees. The other options are those of `llm`,
         which says what is raised.
         """

@@ -149,9 +149,9 @@ class RunEmitter(InterruptEmitter):
     async def takes(self, model: str | None) -> Takes:
         """What a model takes beside text; None is the first that is served."""
         with tracking.outside():
-            told = (await self.services.frontend()).profile(model)
-        known = {"image_url": told.images, "input_audio": told.audio}
-        return {part: told.media_in_tools for part, takes in known.items() if takes}
+            profile = (await self.services.frontend()).profile(model)
+        known = {"image_url": profile.images, "input_audio": profile.audio}
+        return {part: profile.media_in_tools for part, takes in known.items() if takes}
 
     # -- calls -------------------------------------------------------------------------
 

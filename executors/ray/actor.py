@@ -69,7 +69,7 @@ A note of what the engine holds comes between them, for `KV_EVENTS` in place of 
 """
 
 PROGRESS = ""
-"""In place of a call's id: what comes with it is told while the engine starts."""
+"""In place of a call's id: what comes with it is the engine's progress while it starts."""
 
 
 class EngineActor:

@@ -37,7 +37,7 @@ _OF_EACH = (
     "needs_blocks",
     "levelled",
 )
-"""What of an engine's snapshot is told of each replica."""
+"""What of an engine's snapshot is shown of each replica."""
 
 
 class ReplicaState(StrEnum):
@@ -209,13 +209,13 @@ class Replica:
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What the engine says; nothing while there is none, or one that does not answer."""
-        return await self._told(self.executor.snapshot, {})
+        return await self._answer_of(self.executor.snapshot, {})
 
     async def metrics(self) -> Sequence[Metric]:
         """What the engine counts itself, or nothing."""
-        return await self._told(self.executor.metrics, ())
+        return await self._answer_of(self.executor.metrics, ())
 
-    async def _told(self, ask: Callable[[], Awaitable[T]], nothing: T) -> T:
+    async def _answer_of(self, ask: Callable[[], Awaitable[T]], nothing: T) -> T:
         if self.state in UP:
             with contextlib.suppress(AgentrtError, TimeoutError):
                 async with asyncio.timeout(_ANSWER_S):

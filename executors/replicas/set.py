@@ -45,10 +45,10 @@ class ReplicaSet(Executor):
 
     Engines may serve different models: a call that names none gets the first one's. With no
     replica left, a call waits up to ``ready_timeout_s`` for one to come back. ``health`` says when
-    an engine that does not answer counts as dead. ``notice`` is told in words what happens to
-    replicas. ``scheduling`` are the engines' settings: routers look at their queue levels, and
-    what their policy can learn of the programs of all engines is kept in their ``history``,
-    which the engines themselves are not to have: each learns from the programs that it serves.
+    an engine that does not answer counts as dead. ``notice`` gets a line when a replica fails
+    or comes back. ``scheduling`` are the engines' settings. Routers look at its queue levels. Its
+    ``history`` keeps what the policy learns of the programs of all engines; the engines themselves
+    have none, and learn from the programs that they serve.
     Raises `ConfigError` for a history that is none.
     """
 
@@ -153,19 +153,19 @@ class ReplicaSet(Executor):
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         output = CallOutput(call.call_id)
         while not output.delivered:
-            replica, trip = self.routing.send(call, await self._ready(call))
+            replica, routed = self.routing.send(call, await self._ready(call))
             engine = replica.executor
             try:
                 async with contextlib.aclosing(engine.generate(call, stream=stream)) as chunks:
                     with (
                         self._running(call, replica),
-                        self.routing.counting(trip),
+                        self.routing.counting(routed),
                         replica.running(call, chunks) as reading,
                     ):
                         async for chunk in reading:
                             reading.task = None
                             if chunk.reply is not None:
-                                self.routing.ended(trip, chunk.reply.report)
+                                self.routing.ended(routed, chunk.reply.report)
                             new = output.take(_signed(chunk, replica))
                             if output.delivered:
                                 self._where.pop(call.call_id, None)
@@ -247,11 +247,11 @@ class ReplicaSet(Executor):
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)
         # The engines of now: one may have a successor by the time that another has answered.
-        told = {replica.executor: replica.cancel_scope for replica in self._that_ran(program_id)}
+        engines = {replica.executor: replica.cancel_scope for replica in self._that_ran(program_id)}
         for replica in self.replicas:
             replica.programs.discard(program_id)
         try:
-            for engine, scope in told.items():
+            for engine, scope in engines.items():
                 with contextlib.suppress(AgentrtError):
                     await scope.run(partial(engine.end_program, program_id, totals))
         finally:

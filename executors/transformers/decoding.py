@@ -35,7 +35,7 @@ class OutputText:
         self._tokenizer = tokenizer
         self._stops = [stop for stop in stops if stop]
         self._ids: list[int] = []
-        self._from = self._told = 0
+        self._from = self._given = 0
         self._held = ""
 
     def add(self, token: int) -> str:
@@ -43,17 +43,17 @@ class OutputText:
         self._ids.append(token)
         if self._whole:
             return ""
-        before, now = self._decode(self._from, self._told), self._decode(self._from)
+        before, now = self._decode(self._from, self._given), self._decode(self._from)
         if now.endswith(_PART):
             return ""
-        self._from, self._told = self._told, len(self._ids)
+        self._from, self._given = self._given, len(self._ids)
         return self._certain(now[len(before) :])
 
     def end(self) -> str:
         """There are no more tokens: what was still held back."""
         if self.stopped:
             return ""
-        before, now = self._decode(self._from, self._told), self._decode(self._from)
+        before, now = self._decode(self._from, self._given), self._decode(self._from)
         return self._held + now[len(before) :]
 
     def _certain(self, piece: str) -> str:

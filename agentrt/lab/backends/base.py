@@ -11,7 +11,7 @@ from agentrt.lab.engine.virtual import EngineCounts
 from agentrt.lab.program import LiveProgram, Words, plain_words
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
-from agentrt.router import Dispatcher, RouterCall, Trip, make_router
+from agentrt.router import Dispatcher, RoutedCall, RouterCall, make_router
 from agentrt.router.speed import Speed
 
 CallEnded = Callable[[LiveProgram, int, CallReport], None]
@@ -106,13 +106,13 @@ class Replicas:
         self.dispatcher = Dispatcher(make_router(router), level_ends, speed)
         self.views = [self.dispatcher.join(f"replica-{index}", slots) for index in range(count)]
         self.routed = [0] * count
-        self._trips: dict[str, Trip] = {}
+        self._trips: dict[str, RoutedCall] = {}
         self._served: dict[str, dict[int, None]] = {}
 
     def send(self, call_id: str, question: RouterCall) -> int:
         """The number of the engine that a call goes to."""
-        trip = self._trips[call_id] = self.dispatcher.send(question, self.views)
-        index = trip.replica.index
+        routed = self._trips[call_id] = self.dispatcher.send(question, self.views)
+        index = routed.replica.index
         self.routed[index] += 1
         self._served.setdefault(question.program_id, {})[index] = None
         return index
