@@ -16,7 +16,6 @@ from tests.cli.conftest import (
     Refused,
     Run,
     Write,
-    check,  # noqa: F401 - the laboratory's tests take it from here
 )
 
 GOOD = "@program\nasync def good(ctx): return 1\n"
