@@ -1,6 +1,7 @@
 """A tool, and the seam between it and whoever does its work: a thread, a process, MCP, MQTT.
 
-A transport of a new kind subclasses `ToolTransport`; `transports` finds those of other packages.
+A transport of a new kind subclasses `ToolTransport`; `toolbox` finds those of other packages.
+`@tool` makes a `Tool` of a function.
 """
 
 from __future__ import annotations
