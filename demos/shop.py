@@ -1,7 +1,7 @@
 """A small shop: what `react.py` is asked about, and the tools that know it.
 
 The tools run SQL on a database in memory. Their signatures and docstrings are all that the model
-is told of them.
+learns of them.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
-"""Told, in a few words, what a slow start is doing now."""
+"""Called with a few words on what a slow start is doing now."""
 KVEventListener = Callable[[KVEventBatch], None]
-"""Told what an engine's prefix cache stored and removed."""
+"""Called with what an engine's prefix cache stored and removed."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class Reading(Generic[T]):
 
 
 class Notification(NamedTuple):
-    """Where a program is while it is not in the engine, told in passing: ``what`` happened.
+    """Where a program is while it has no call in the engine: ``what`` happened.
 
     It went to a ``tool`` (by ``name``) or a ``human``, or is ``returned`` or ``answered``. An
     engine that knows can keep what the program will need when it comes back. Or it has
@@ -139,7 +139,7 @@ class Executor(ABC):
         return await never
 
     async def cpu_seconds(self) -> float | None:
-        """Processor time that the engine has used so far; None where it cannot be told."""
+        """Processor time that the engine has used so far; None where it is not known."""
         return None
 
     def pids(self) -> list[int]:

@@ -46,12 +46,12 @@ WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
 """The tenant for whom a front end works: those with much work take turns."""
 
 
-def _not_told(seconds: float) -> None:
+def _no_report(seconds: float) -> None:
     """Nobody shares the interpreter."""
 
 
-HELD: ContextVar[Callable[[float], None]] = ContextVar("agentrt_held", default=_not_told)
-"""Told for how long work beside the event loop has held the interpreter (seconds)."""
+REPORT_HOLD: ContextVar[Callable[[float], None]] = ContextVar("agentrt_held", default=_no_report)
+"""Called with the seconds for which work beside the event loop has held the interpreter."""
 
 
 class NoProgram:

@@ -34,7 +34,7 @@ class OpenAIEndpoint(Executor):
     ``model`` None is the first that the endpoint has; `start` sets it. A request goes out as it
     came, fields that only the endpoint knows included, with ``headers`` and ``query`` of yours.
     No endpoint tells whether its model sees: say so with ``images``.
-    Who asks is told in headers (`agentrt.executors.identity`). A report knows tokens, and as
+    Headers say who asks (`agentrt.executors.identity`). A report knows tokens, and as
     service the time from the request to its end: no endpoint tells more, and programs are known
     to it by the headers alone.
     """

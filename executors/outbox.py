@@ -17,7 +17,7 @@ class Outbox:
     """Takes notes at once, and sends them in batches. What is for a dead engine is lost with it.
 
     One message is under way at a time, with all notes that came up during the one before:
-    a busy engine is not flooded, and an idle one is told at once.
+    a busy engine is not flooded, and an idle one gets a note at once.
     """
 
     def __init__(self, send: Callable[[list[Notification]], Awaitable[object]]) -> None:

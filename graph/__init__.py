@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from agentrt.graph.dag import CriticalPath, ExecutionDAG, Totals
+from agentrt.graph.dag import CriticalPath, ExecutionDAG
 from agentrt.graph.export import to_json, to_mermaid, to_networkx, write
 from agentrt.graph.frontier import Frontier, calls_before, maximal
-from agentrt.graph.integrity import check_integrity
 from agentrt.graph.interrupt import Interrupt, Progress
 from agentrt.graph.node import Node, NodeKind, NodeState
 
@@ -18,9 +17,7 @@ __all__ = [
     "NodeKind",
     "NodeState",
     "Progress",
-    "Totals",
     "calls_before",
-    "check_integrity",
     "maximal",
     "to_json",
     "to_mermaid",

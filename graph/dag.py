@@ -7,12 +7,12 @@ The longest path of attained service (ATLAS, Eq. 2) is kept up to date as nodes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from agentrt.errors import InvariantError
 from agentrt.graph.node import Node, NodeKind, NodeState
-from agentrt.request import CallReport, Usage
+from agentrt.request import CallReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +21,6 @@ class CriticalPath:
 
     seconds: float
     nodes: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class Totals:
-    """A snapshot of one program's sums: nodes by kind and by end, seconds, what calls used."""
-
-    calls: int = 0
-    interrupts: int = 0
-    done: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    expired: int = 0
-    interrupted: int = 0
-    service_s: float = 0.0
-    waiting_s: float = 0.0
-    usage: Usage = field(default_factory=Usage)
 
 
 class _Lineage(NamedTuple):
@@ -67,8 +51,6 @@ class ExecutionDAG:
         # Open nodes are apart, so that asking for them never scans the ended ones.
         self._waiting: dict[int, Node] = {}
         self._running: dict[int, Node] = {}
-        self._sinks: dict[int, Node] = {}
-        self._totals = Totals()
         self._best: Node | None = None
         self._lineage = _ROOT
 
@@ -84,9 +66,6 @@ class ExecutionDAG:
         node = Node(len(self._nodes), kind, name, scope, above, at, path_s, depth, via)
         self._nodes.append(node)
         self._waiting[node.id] = node
-        self._sinks[node.id] = node
-        self._totals.calls += kind is NodeKind.CALL
-        self._totals.interrupts += kind is not NodeKind.CALL
         return node
 
     def start(self, node_id: int, at: float) -> Node:
@@ -173,20 +152,6 @@ class ExecutionDAG:
         """Nodes that run now, in the order in which they started."""
         return list(self._running.values())
 
-    @property
-    def live(self) -> int:
-        """How many nodes are open: waiting or running."""
-        return len(self._waiting) + len(self._running)
-
-    def sinks(self) -> list[Node]:
-        """Nodes that no other node waited for, by id: where the program is now, or ended."""
-        return list(self._sinks.values())
-
-    @property
-    def totals(self) -> Totals:
-        """The program's sums so far, as a copy."""
-        return replace(self._totals)
-
     def critical_path(self) -> CriticalPath:
         """The ended path with the most service. Of equals, the one with the lowest ids.
 
@@ -225,23 +190,9 @@ class ExecutionDAG:
         node.wait = ""
         if report is not None and node.kind is NodeKind.CALL:
             node.service_s = report.service_s
-        self._count(node)
         if self._best is None or _length(node) > _length(self._best):
             self._best = node
         return node
-
-    def _count(self, node: Node) -> None:
-        sums, report = self._totals, node.report
-        sums.done += node.state is NodeState.DONE
-        sums.failed += node.state is NodeState.FAILED
-        sums.cancelled += node.state is NodeState.CANCELLED
-        sums.expired += node.state is NodeState.EXPIRED
-        sums.interrupted += node.state is NodeState.INTERRUPTED
-        sums.service_s += node.service_s
-        if report is None:
-            return
-        sums.waiting_s += report.waiting_s
-        sums.usage += report
 
     def _parent(self, node_id: int) -> Node:
         node = self.node(node_id)
@@ -258,8 +209,6 @@ class ExecutionDAG:
             return self._lineage
         unique = parents if len(parents) == 1 else tuple(sorted(set(parents)))
         nodes = [self._parent(parent) for parent in unique]
-        for parent in unique:
-            self._sinks.pop(parent, None)
         if len(nodes) == 1:  # as it is in a chain of calls
             via, depth = nodes[0], nodes[0].depth + 1
         else:

@@ -104,7 +104,7 @@ class Frontier:
         self._take(self._news(child, own), unrelated=not own or child._mixed)
 
     def include(self, ids: Iterable[int]) -> None:
-        """Nodes that this thread is told to come after; they need no relation to it."""
+        """Nodes that this thread comes after; they need no relation to it."""
         self._take(tuple(ids), unrelated=True)
 
     def prune(self, dag: ExecutionDAG) -> tuple[int, ...]:

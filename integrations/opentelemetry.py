@@ -215,8 +215,8 @@ class RemoteParents:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value for name, value in scope.get("headers", ())}
-        told = {name: headers[name].decode("latin-1") for name in _NAMES if name in headers}
-        token = otel.attach(_PROPAGATOR.extract(told)) if told else None
+        found = {name: headers[name].decode("latin-1") for name in _NAMES if name in headers}
+        token = otel.attach(_PROPAGATOR.extract(found)) if found else None
         try:
             await self._app(scope, receive, send)
         finally:
@@ -248,7 +248,7 @@ def exported(endpoint: str) -> Iterator[TracerProvider]:
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
     trace.set_tracer_provider(provider)
-    # Each engine sets one of its own, too, and is told that there is one.
+    # Each engine sets one of its own, too, and the SDK warns about the second.
     logging.getLogger(trace.__name__).setLevel(logging.ERROR)
     try:
         yield provider

@@ -59,16 +59,16 @@ def _loaded(target: str, what: str, *, users: bool) -> Finding:
 
     async def tried() -> list[Finding]:
         async with AsyncExitStack() as stack:
-            _, told = await prepared(served_of(target, load_all(target)), stack, users=users)
-        return told
+            _, findings = await prepared(served_of(target, load_all(target)), stack, users=users)
+        return findings
 
     try:
-        told = asyncio.run(tried())
+        findings = asyncio.run(tried())
     except ImportFailedError as error:
         return Finding(what, False, f"{error} raised {error.__cause__!r}")
     except ProgramLoadError as error:
         return Finding(what, False, str(error))
-    return Finding(what, True, "; ".join(one.why for one in told))
+    return Finding(what, True, "; ".join(one.why for one in findings))
 
 
 def _has_users(project: Path) -> bool:

@@ -134,8 +134,8 @@ def _others(text: str) -> Others:
 def make_executor(
     options: EngineOptions, fleet: Fleet, notice: Progress, *, restarts: bool = False
 ) -> Executor:
-    """The engine, which ``restarts`` if it dies, or the replicas, which always do; ``notice`` is
-    told what happens to these.
+    """The engine, which ``restarts`` if it dies, or the replicas, which always do; ``notice``
+    gets a line when one fails or comes back.
 
     Raises `ConfigError` for GPUs that are not there, and `EngineStartError` where memory is
     short.

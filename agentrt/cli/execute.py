@@ -19,12 +19,68 @@ from agentrt.cli.screen import Screen
 from agentrt.cli.signals import Drain
 from agentrt.cli.tools import NO_TOOLS, ToolSources
 from agentrt.cli.traces import opened_runtime
-from agentrt.cli.watch import Watch, watching
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.graph import NodeKind
 from agentrt.runtime import Runtime
+from agentrt.runtime.events import Event, NodeStarted
 from agentrt.runtime.run import Run, RunReport
 from agentrt.serving.questions.asked import ServerQuestions
+
+
+class Watch:
+    """The ``runs`` so far, in the order of their start."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.runs: list[Run] = []
+        self._outside: list[Event] = []  # appended to from several threads
+        self._screen = screen
+        self._ids: set[str] = set()
+
+    def add(self, run: Run) -> None:
+        """Watch this run, too; it has just been started."""
+        self.runs.append(run)
+        self._ids.add(run.id)
+
+    def show(self, runtime: Runtime) -> None:
+        """Show the runs from now on, those too that are still to come."""
+        self._screen.watch(self.runs, runtime.executor.snapshot, runtime.now)
+
+    def saw(self, event: Event) -> None:
+        """Something happened in the runtime."""
+        if event.program_id in self._ids:
+            self._screen.saw(event)
+        else:
+            self.saw_outside(event)
+
+    def saw_outside(self, event: Event) -> None:
+        """Something happened in a program that is none of the command's."""
+        if isinstance(event, NodeStarted) and event.node.kind is NodeKind.CALL:
+            self._outside.append(event)
+
+    @property
+    def outside_calls(self) -> int:
+        """How many calls were made where no program is: in a thread of the user's own, say."""
+        return len(self._outside)
+
+
+@contextmanager
+def watching(runtime: Runtime, screen: Screen) -> Iterator[Watch]:
+    """Watch the runtime's programs, and those that LangChain's follower finds beside them."""
+    watch = Watch(screen)
+    runtime.listen(watch.saw)
+    if "agentrt.integrations.langgraph.follower" not in sys.modules:
+        yield watch
+        return
+    from agentrt.integrations.langgraph import follow
+
+    beside = follow().registry
+    beside.listen(watch.saw_outside)
+    try:
+        yield watch
+    finally:
+        beside.unlisten(watch.saw_outside)
+
 
 _THREADS = 32
 
@@ -221,10 +277,10 @@ def lent(runtime: Runtime) -> Iterator[None]:
     if "langchain_core" not in sys.modules:
         yield
         return
-    from agentrt.integrations.langchain.portal import Portal
+    from agentrt.integrations.langchain.client import RuntimeClient
     from agentrt.integrations.langchain.shared import lend
 
-    with lend(Portal.borrow(runtime)):
+    with lend(RuntimeClient.borrow(runtime)):
         yield
 
 
@@ -232,7 +288,7 @@ def lent(runtime: Runtime) -> Iterator[None]:
 async def shown(
     runtime: Runtime, port: int | None, tell: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """Serve the dashboard while the body runs; ``tell`` is told where. With None, do nothing.
+    """Serve the dashboard while the body runs; ``tell`` gets its address. With None, do nothing.
 
     Raises `ConfigError` where the port is not free.
     """

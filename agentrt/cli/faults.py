@@ -49,12 +49,12 @@ class RefusedError(AgentrtError):
 
 def exit_code_of(error: BaseException) -> int:
     """Say on stderr what went wrong, and return the exit code for it."""
-    code = _told(error)
+    code = _said(error)
     drop_unwritten()
     return code
 
 
-def _told(error: BaseException) -> int:
+def _said(error: BaseException) -> int:
     match error:
         case SystemExit():
             if error.code == FAILED and reader_left():  # which click and rich tell thus

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt.cli.faults import ImportFailedError
-from agentrt.cli.human import FLAG, Answer, Human, UnansweredError, choose, read_answer
+from agentrt.cli.human import FLAG, Human, InterruptReply, UnansweredError, choose, read_reply
 from agentrt.cli.load import GraphTarget
 from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.errors import AgentrtError, ProgramLoadError, UsageError
@@ -47,7 +47,7 @@ class GraphTerms:
     n: int = 1
     thread: str | None = None
     checkpointer: str | None = None
-    answers: Sequence[Answer] = ()
+    answers: Sequence[InterruptReply] = ()
 
 
 def graph_terms(options: Mapping[str, Any], given: Any) -> GraphTerms:
@@ -63,7 +63,7 @@ def graph_terms(options: Mapping[str, Any], given: Any) -> GraphTerms:
         n=options["n"],
         thread=options["thread"],
         checkpointer=options["checkpointer"],
-        answers=tuple(map(read_answer, options["interrupt_replies"])),
+        answers=tuple(map(read_reply, options["interrupt_replies"])),
     )
 
 
@@ -78,7 +78,7 @@ class GraphPlan(Plan):
         self._target = target
         self._terms = terms
         self._invocation = invocation
-        self._answers: dict[str, Sequence[Answer]] = {}
+        self._answers: dict[str, Sequence[InterruptReply]] = {}
 
     @asynccontextmanager
     async def opened(
@@ -198,7 +198,7 @@ class GraphPlan(Plan):
 
     async def _replies(
         self, thread: str, standing: Standing, asker: str | None
-    ) -> tuple[dict[str, Any], Sequence[Answer]]:
+    ) -> tuple[dict[str, Any], Sequence[InterruptReply]]:
         given = self._answers[thread]
         if given:
             return choose(given, standing.questions)

@@ -166,14 +166,14 @@ def _mistake(form: AnswerForm, value: Any) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class InterruptReply:
     """What was answered, and the id of the question that it is for, if it was named."""
 
     value: Any
     to: str | None = None
 
 
-def read_answer(text: str) -> Answer:
+def read_reply(text: str) -> InterruptReply:
     """The value of ``--interrupt-reply``: ``[ID=]TEXT|JSON|@FILE``.
 
     As for ``--input``; true, false and null are what they are in JSON, since a text would
@@ -182,12 +182,12 @@ def read_answer(text: str) -> Answer:
     match = _ADDRESSED.fullmatch(text)
     to, text = (match[1], match[2]) if match else (None, text)
     value = _LITERALS[text] if text in _LITERALS else read_value(text, FLAG)
-    return Answer(value, to)
+    return InterruptReply(value, to)
 
 
 def choose(
-    answers: Sequence[Answer], questions: Sequence[Interrupt]
-) -> tuple[dict[str, Any], Sequence[Answer]]:
+    answers: Sequence[InterruptReply], questions: Sequence[Interrupt]
+) -> tuple[dict[str, Any], Sequence[InterruptReply]]:
     """Which of the first ``answers`` are for ``questions``, by id, and those that are left.
 
     One without an id is for the only question. Raises `UsageError` if it does not fit.

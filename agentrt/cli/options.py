@@ -1,9 +1,12 @@
-"""Options in groups, those that commands share, and ``--`` as the border to the engine's flags."""
+"""Options in groups, those that commands share, and ``--`` as the border to the engine's flags.
+
+It is long, since most options are shared.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +62,70 @@ def write_groups(
             formatter.write_dl(records)
 
 
-def grouped(group: str) -> Callable[..., Decorator]:
-    """As `click.option`, for options under the heading ``group``."""
-    return partial(click.option, cls=RunOption, group=group)
+class Options:
+    """Makes options that ``--help`` lists under the heading ``group``, each with its default.
+
+    Called, it is `click.option`; the methods are for the usual kinds.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def __call__(self, *names: str, **terms: Any) -> Decorator:
+        return click.option(*names, cls=RunOption, group=self._group, **terms)
+
+    def text(
+        self, flag: str, metavar: str, about: str, name: str | None = None, **terms: Any
+    ) -> Decorator:
+        """One that takes a word; ``default`` is shown."""
+        if (default := terms.get("default")) is not None:
+            shown = f"{default:g}" if isinstance(default, float) else default
+            about = f"{about}  [default: {shown}]".lstrip()
+        return self(flag, *_and(name), metavar=metavar, help=about, **terms)
+
+    def several(self, flag: str, name: str, metavar: str, about: str, **terms: Any) -> Decorator:
+        """One that may be given again and again."""
+        return self.text(flag, metavar, about, name, multiple=True, **terms)
+
+    def count(
+        self,
+        flag: str,
+        about: str,
+        *,
+        default: int | None = None,
+        least: int = 1,
+        metavar: str = "N",
+    ) -> Decorator:
+        """A whole number."""
+        return self.text(flag, metavar, about, default=default, type=click.IntRange(min=least))
+
+    def seconds(
+        self,
+        flag: str,
+        about: str,
+        *,
+        least: float | None = None,
+        metavar: str = "SECONDS",
+        **terms: Any,
+    ) -> Decorator:
+        """A time, above 0 unless there is a ``least``."""
+        kind = click.FloatRange(min=least or 0, min_open=least is None)
+        return self.text(flag, metavar, about, type=kind, **terms)
+
+    def file(self, flag: str, about: str, *, dir_okay: bool = False) -> Decorator:
+        """A file's path."""
+        return self.text(flag, "FILE", about, type=click.Path(dir_okay=dir_okay, path_type=Path))
+
+    def flag(self, flag: str, about: str, name: str | None = None) -> Decorator:
+        """One that is given or not."""
+        return self(flag, *_and(name), is_flag=True, help=about)
+
+
+grouped = Options
+
+
+def _and(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)
 
 
 def together(*options: Decorator) -> Decorator:
@@ -69,194 +133,166 @@ def together(*options: Decorator) -> Decorator:
     return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
 
 
-engine, scheduling, langgraph = grouped("Engine"), grouped("Scheduling"), grouped("LangGraph")
-tools = grouped("Tools")
+engine, scheduling, langgraph = Options("Engine"), Options("Scheduling"), Options("LangGraph")
+tools, output = Options("Tools"), Options("Output")
 
-kind_option = engine(
+kind_option = engine.text(
     "--engine",
+    "[vllm|transformers]",
+    "What computes: transformers is slower, has no scheduler, and lets a context choose what its "
+    "tokens see (attention=).",
     "kind",
     type=click.Choice(["vllm", "transformers"]),
     default="vllm",
-    help="What computes: transformers is slower, has no scheduler, and lets a context choose what "
-    "its tokens see (attention=).  [default: vllm]",
 )
-model_option = engine(
+model_option = engine.text(
     "--model",
-    metavar="MODEL",
-    help="A folder or a Hugging Face name.  [default: a small model that fits this machine]",
+    "MODEL",
+    "A folder or a Hugging Face name.  [default: a small model that fits this machine]",
 )
-batch_option = engine(
-    "--max-num-seqs",
-    type=click.IntRange(min=1),
-    metavar="B",
-    help="How many calls run in one batch.",
-)
-seed_option = grouped("Program")(
-    "--seed", type=int, default=0, metavar="N", help="Makes sampled calls repeatable.  [default: 0]"
+batch_option = engine.count("--max-num-seqs", "How many calls run in one batch.", metavar="B")
+seed_option = Options("Program").text(
+    "--seed", "N", "Makes sampled calls repeatable.", type=int, default=0
 )
 fleet_options = together(
-    engine(
+    engine.count(
         "--replicas",
-        type=click.IntRange(min=1),
+        "Run N engines, each with its own memory and share of the cores, or its own GPUs. A call "
+        "whose engine dies runs again on another.",
         default=1,
-        metavar="N",
-        help="Run N engines, each with its own memory and share of the cores, or its own "
-        "GPUs. A call whose engine dies runs again on another.  [default: 1]",
     ),
-    engine(
+    engine.several(
         "--replica",
         "others",
-        multiple=True,
-        metavar="'MODEL[=N] [VLLM_FLAGS]'",
-        help="Run N engines of another model, too, for the calls that name it. Repeat it for "
-        "more models.  [N: 1]",
+        "'MODEL[=N] [VLLM_FLAGS]'",
+        "Run N engines of another model, too, for the calls that name it. Repeat it for more "
+        "models.  [N: 1]",
     ),
-    engine(
+    engine.text(
         "--router",
-        metavar="NAME",
-        help="Which replica runs a call: agentix (long calls at their program's home), cost "
-        "(where it is expected to end first), least-used, prefix, round-robin; with options "
-        f"as agentix:threshold=4096.  [default: {DEFAULT_ROUTER}]",
+        "NAME",
+        "Which replica runs a call: agentix (long calls at their program's home), cost (where it "
+        "is expected to end first), least-used, prefix, round-robin; with options as "
+        f"agentix:threshold=4096.  [default: {DEFAULT_ROUTER}]",
     ),
-    engine(
+    engine.text(
         "--cluster",
-        metavar="ADDRESS",
-        help="Run the engines on the nodes of a Ray cluster: auto, HOST:PORT, or ray://HOST:PORT.",
+        "ADDRESS",
+        "Run the engines on the nodes of a Ray cluster: auto, HOST:PORT, or ray://HOST:PORT.",
     ),
 )
 scheduling_options = together(
-    scheduling(
+    scheduling.text(
         "--policy",
+        "NAME",
+        "adaptive, atlas, atlas-scalar, plas, mlfq, round-robin, program-fcfs, srtf, two-level, "
+        "fcfs, or an installed one.",
         default=DEFAULT_POLICY,
-        metavar="NAME",
-        help="adaptive, atlas, atlas-scalar, plas, mlfq, round-robin, program-fcfs, srtf, "
-        f"two-level, fcfs, or an installed one.  [default: {DEFAULT_POLICY}]",
     ),
-    scheduling(
-        "--quanta",
-        metavar="S,S,…",
-        help="Seconds of service in each queue level but the last.",
-    ),
-    scheduling(
+    scheduling.text("--quanta", "S,S,…", "Seconds of service in each queue level but the last."),
+    scheduling.text(
         "--beta",
+        "X",
+        "Promote a call once its program waited X times as long as it was served; inf: never.",
         type=float,
-        metavar="X",
-        help="Promote a call once its program waited X times as long as it was served; inf: never.",
     ),
-    scheduling(
+    scheduling.text(
         "--lane",
+        "X",
+        "The share of the batch that adaptive keeps for the oldest programs, to bound the tail; "
+        "0: none.  [default: 0.05]",
         type=float,
-        metavar="X",
-        help="The share of the batch that adaptive keeps for the oldest programs, to bound the "
-        "tail; 0: none.  [default: 0.05]",
     ),
-    scheduling(
+    scheduling.file(
         "--history",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Keep what --policy adaptive and --retention cost learn in this file, over runs "
-        "(with several engines: what adaptive learns on all of them).",
+        "Keep what --policy adaptive and --retention cost learn in this file, over runs (with "
+        "several engines: what adaptive learns on all of them).",
     ),
-    scheduling(
+    scheduling.text(
         "--retention",
+        "NAME",
+        "Whose cached context goes first when memory is short: lru is vLLM's own order, ttl and "
+        "cost keep that of programs in a tool call.  [default: cost; with another --policy lru]",
         type=click.Choice(["lru", "ttl", "cost"]),
-        metavar="NAME",
-        help="Whose cached context goes first when memory is short: lru is vLLM's own order, ttl "
-        "and cost keep that of programs in a tool call.  [default: cost; with another --policy "
-        "lru]",
     ),
-    scheduling(
+    scheduling.text(
         "--admission",
+        "NAME",
+        "Which programs may run: off lets in all, cap so many at a time, memory as many as fit "
+        "into the KV cache with their contexts.  [default: memory; with another --policy off]",
         type=click.Choice(["off", "cap", "memory"]),
-        metavar="NAME",
-        help="Which programs may run: off lets in all, cap so many at a time, memory as many as "
-        "fit into the KV cache with their contexts.  [default: memory; with another --policy off]",
     ),
-    scheduling(
+    scheduling.count(
         "--admission-cap",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="The programs that --admission cap lets in at a time.  [default: 16]",
+        "The programs that --admission cap lets in at a time.  [default: 16]",
     ),
-    scheduling(
+    scheduling.seconds(
         "--ttft-target",
-        type=click.FloatRange(min=0, min_open=True),
+        "--admission memory lets in a program that has waited for S seconds, whether there is room "
+        "or not.  [default: none]",
         metavar="S",
-        help="--admission memory lets in a program that has waited for S seconds, whether there "
-        "is room or not.  [default: none]",
     ),
 )
-traces_option = grouped("Output")(
+traces_option = output.text(
     "--otlp-traces-endpoint",
+    "URL",
+    "Send traces there by OTLP, as --otlp-traces-endpoint of 'vllm serve': spans of programs, of "
+    "their calls and tools, and vLLM's own below them.",
     "traces",
-    metavar="URL",
-    help="Send traces there by OTLP, as --otlp-traces-endpoint of 'vllm serve': spans of "
-    "programs, of their calls and tools, and vLLM's own below them.",
 )
 broker_options = together(
-    tools(
+    tools.text(
         "--broker",
-        metavar="mqtt[s]://[USER@]HOST[:PORT][/PREFIX]",
-        help="An MQTT broker, where 'agentrt worker' offers tools and events come from. Its "
-        "password is in AGENTRT_BROKER_PASSWORD.  [default PREFIX: agentrt]",
+        "mqtt[s]://[USER@]HOST[:PORT][/PREFIX]",
+        "An MQTT broker, where 'agentrt worker' offers tools and events come from. Its password is "
+        "in AGENTRT_BROKER_PASSWORD.  [default PREFIX: agentrt]",
     ),
-    tools(
+    tools.file(
         "--broker-ca",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="The certificates that mqtts:// trusts.  [default: the system's]",
+        "The certificates that mqtts:// trusts.  [default: the system's]",
+        dir_okay=True,
     ),
-    tools(
-        "--broker-cert",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="This client's own certificate.",
-    ),
-    tools(
-        "--broker-key", type=click.Path(path_type=Path), metavar="FILE", help="And its private key."
-    ),
+    tools.file("--broker-cert", "This client's own certificate.", dir_okay=True),
+    tools.file("--broker-key", "And its private key.", dir_okay=True),
 )
 tool_options = together(
-    tools(
+    tools.several(
         "--mcp",
         "mcp_files",
-        multiple=True,
+        "FILE",
+        "Programs may use the tools of the MCP servers in this file, which is as desktop clients "
+        'have it: {"mcpServers": {"NAME": {"command": …} or {"url": …}}}.',
         type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Programs may use the tools of the MCP servers in this file, which is as desktop "
-        'clients have it: {"mcpServers": {"NAME": {"command": …} or {"url": …}}}.',
     ),
-    grouped("Tools")(
+    tools.several(
         "--tools",
         "tool_urls",
-        multiple=True,
-        metavar="URL",
-        help="Programs may use the tools behind this URL. Its scheme names the transport, which "
-        "an installed package brings.",
+        "URL",
+        "Programs may use the tools behind this URL. Its scheme names the transport, which an "
+        "installed package brings.",
     ),
     broker_options,
 )
 graph_options = together(
-    langgraph(
+    langgraph.text(
         "--thread",
-        metavar="ID",
-        help="Run in this thread, which a checkpointer keeps. Without --input go on where it "
-        "stopped: after a kill, or at a question. With --n, instance 3 has the thread ID-3.",
+        "ID",
+        "Run in this thread, which a checkpointer keeps. Without --input go on where it stopped: "
+        "after a kill, or at a question. With --n, instance 3 has the thread ID-3.",
     ),
-    langgraph(
+    langgraph.text(
         "--checkpointer",
-        metavar="memory|sqlite:FILE",
-        help="Where threads are kept: sqlite:FILE outlives the command, and loses no step when it "
-        "is killed.  [default: the graph's own, else memory]",
+        "memory|sqlite:FILE",
+        "Where threads are kept: sqlite:FILE outlives the command, and loses no step when it is "
+        "killed.  [default: the graph's own, else memory]",
     ),
-    langgraph(
+    langgraph.several(
         "--interrupt-reply",
         "interrupt_replies",
-        multiple=True,
-        metavar="[ID=]TEXT|JSON|@FILE",
-        help="Answers what the graph asks with interrupt(); repeat it for the next question. "
-        "Where several are open, ID= says which. true, false and null are JSON. Without it the "
-        "question is asked on the terminal.",
+        "[ID=]TEXT|JSON|@FILE",
+        "Answers what the graph asks with interrupt(); repeat it for the next question. Where "
+        "several are open, ID= says which. true, false and null are JSON. Without it the question "
+        "is asked on the terminal.",
     ),
 )
 
@@ -274,7 +310,7 @@ def _port(context: click.Context, option: click.Parameter, value: str | None) ->
     return int(value)
 
 
-dashboard_option = grouped("Output")(
+dashboard_option = output(
     "--dashboard",
     callback=_port,
     is_flag=False,

@@ -64,8 +64,8 @@ def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
     for one in questions:
         who = one.program or "it"
         name = f" ({one.id})" if one.id else ""
-        told = f"{who} waits for a human in thread {one.thread}: {as_line(one.value, 200)}{name}"
-        say(told)
+        line = f"{who} waits for a human in thread {one.thread}: {as_line(one.value, 200)}{name}"
+        say(line)
     for command in dict.fromkeys(one.answer_with for one in questions):
         say(f"go on with: {command}")
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agentrt.cli.options import (
     ARGUMENTS,
+    Options,
     RunCommand,
     batch_option,
     dashboard_option,
     fleet_options,
     graph_options,
-    grouped,
     kind_option,
     model_option,
+    output,
     scheduling_options,
     seed_option,
     tool_options,
@@ -47,7 +47,7 @@ Exit codes: 0 every program gave its result; 1 a program or the engine failed;
 it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
 SIGTERM lets the programs finish and starts nothing new; a second one stops them.
 """
-_program, _output = grouped("Program"), grouped("Output")
+_program = Options("Program")
 _GRAPH_FLAGS = {
     "thread": "--thread",
     "checkpointer": "--checkpointer",
@@ -57,43 +57,27 @@ _GRAPH_FLAGS = {
 
 @click.command(cls=RunCommand, epilog=_EPILOG)
 @click.argument("target", metavar="PROGRAM.py[:NAME]")
-@_program(
+@_program.text(
     "--input",
+    "TEXT|JSON|@FILE",
+    "The program's input. What begins with { or [ is JSON; @FILE is a file's content, JSON if it "
+    "ends in .json; @@ stands for one @; all else is text: for a graph with messages, what the "
+    "user says.",
     "input_text",
-    metavar="TEXT|JSON|@FILE",
-    help="The program's input. What begins with { or [ is JSON; @FILE is a file's content, JSON "
-    "if it ends in .json; @@ stands for one @; all else is text: for a graph with messages, what "
-    "the user says.",
 )
-@_program(
-    "--n",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="N",
-    help="Run N instances, each with the same input.  [default: 1]",
+@_program.count("--n", "Run N instances, each with the same input.", default=1)
+@_program.count(
+    "--max-live", "So many of them run at once; the others begin as these end.", default=4096
 )
-@_program(
-    "--max-live",
-    type=click.IntRange(min=1),
-    default=4096,
-    metavar="N",
-    help="So many of them run at once; the others begin as these end.  [default: 4096]",
-)
-@_program(
+@_program.several(
     "--human",
     "answers",
-    multiple=True,
-    metavar="TEXT",
-    help="An answer, in advance, to a question that the program asks a human: text, or JSON where "
-    "the question wants that; repeat it for the next one. Without it the question is asked on the "
+    "TEXT",
+    "An answer, in advance, to a question that the program asks a human: text, or JSON where the "
+    "question wants that; repeat it for the next one. Without it the question is asked on the "
     "terminal, and with --dashboard there, too.",
 )
-@_program(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Cancel a program that takes longer.",
-)
+@_program.seconds("--timeout", "Cancel a program that takes longer.")
 @seed_option
 @tool_options
 @scheduling_options
@@ -102,25 +86,17 @@ _GRAPH_FLAGS = {
 @model_option
 @batch_option
 @fleet_options
-@_output(
-    "--dag",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the execution graph: .json for data, .mmd for a Mermaid drawing.",
+@output.file(
+    "--dag", "Write the execution graph: .json for data, .mmd for a Mermaid drawing.", dir_okay=True
 )
-@_output(
+@output.flag(
     "--json",
+    "Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
     "as_json",
-    is_flag=True,
-    help="Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
 )
 @dashboard_option
 @traces_option
-@_output(
-    "--verbose",
-    is_flag=True,
-    help="Show vLLM's own log on stderr, and no live view.",
-)
+@output.flag("--verbose", "Show vLLM's own log on stderr, and no live view.")
 def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     """Run the agent program in PROGRAM.py on an embedded vLLM engine.
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrt.cli.options import (
+    Options,
     RunCommand,
     batch_option,
     fleet_options,
-    grouped,
     model_option,
+    output,
     scheduling_options,
     tool_options,
     traces_option,
@@ -43,154 +44,109 @@ class ServeCommand(RunCommand):
     TARGETS = "[PROGRAM.py[:NAME] | langgraph.json]…"
 
 
-_server, _tenants, _events = grouped("Server"), grouped("Tenants"), grouped("Events")
+_server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Events")
 
 
 @click.command(cls=ServeCommand, epilog=_EPILOG)
 @click.argument("targets", nargs=-1, metavar="[PROGRAM.py[:NAME] | langgraph.json]…")
-@_server("--host", default="127.0.0.1", metavar="ADDRESS", help="[default: 127.0.0.1]")
-@_server(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    metavar="N",
-    help="0 takes any that is free.  [default: 8000]",
+@_server.text("--host", "ADDRESS", "", default="127.0.0.1")
+@_server.text(
+    "--port", "N", "0 takes any that is free.", type=click.IntRange(0, 65535), default=8000
 )
-@_server(
-    "--ssl-certfile",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Serve over TLS (https, wss), with the certificate in this PEM file.",
+@_server.file(
+    "--ssl-certfile", "Serve over TLS (https, wss), with the certificate in this PEM file."
 )
-@_server(
-    "--ssl-keyfile",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="And its private key.  [default: in the same file]",
+@_server.file("--ssl-keyfile", "And its private key.  [default: in the same file]")
+@_server.text(
+    "--served-model-name", "NAME", "What clients call the model.  [default: its own name]"
 )
-@_server(
-    "--served-model-name",
-    metavar="NAME",
-    help="What clients call the model.  [default: its own name]",
+@_server.flag(
+    "--strict-requests", "Refuse fields of requests that vLLM does not know; else it ignores them."
 )
-@_server(
-    "--strict-requests",
-    is_flag=True,
-    help="Refuse fields of requests that vLLM does not know; else it ignores them.",
-)
-@_server(
+@_server.text(
     "--database",
+    "sqlite:FILE|postgresql://…",
+    "Where threads and runs of graphs are kept.",
     default="sqlite:agentrt.db",
-    metavar="sqlite:FILE|postgresql://…",
-    help="Where threads and runs of graphs are kept.  [default: sqlite:agentrt.db]",
 )
-@_server(
+@_server.several(
     "--cors-origin",
     "cors_origins",
-    multiple=True,
-    metavar="ORIGIN",
-    help="Pages of this origin, such as https://chat.example.com, may call the server from a "
-    "browser; * for all. Repeat it for more.  [default: without keys, those of this machine]",
+    "ORIGIN",
+    "Pages of this origin, such as https://chat.example.com, may call the server from a browser; "
+    "* for all. Repeat it for more.  [default: without keys, those of this machine]",
 )
-@_server(
+@_server.several(
     "--webhook-host",
     "webhook_hosts",
-    multiple=True,
-    metavar="HOST",
-    help="Runs of graphs may have this host called at their end; *.DOMAIN, or * for any with a "
-    "public address. Repeat it for more.  [default: none]",
+    "HOST",
+    "Runs of graphs may have this host called at their end; *.DOMAIN, or * for any with a public "
+    "address. Repeat it for more.  [default: none]",
 )
-@_server(
+@_server.several(
     "--allowed-hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Without keys, a name beside localhost that clients may call the server by; *.NAME, "
-    "or * for any. Repeat it for more.",
+    "allowed_hosts",
+    "NAME",
+    "Without keys, a name beside localhost that clients may call the server by; *.NAME, or * for "
+    "any. Repeat it for more.",
 )
-@_server(
+@_server.flag(
     "--check",
-    is_flag=True,
-    help="Only say what of the files would be served, and what of a langgraph.json would not; "
-    "no engine starts. Exit code 1 if something would not.",
+    "Only say what of the files would be served, and what of a langgraph.json would not; no "
+    "engine starts. Exit code 1 if something would not.",
 )
-@_server(
-    "--drain-timeout",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    metavar="SECONDS",
-    help="How long a stop waits for what runs.  [default: 30]",
-)
-@_server(
-    "--seed", type=int, default=0, metavar="N", help="Makes sampled calls repeatable.  [default: 0]"
-)
-@_tenants(
+@_server.seconds("--drain-timeout", "How long a stop waits for what runs.", least=0, default=30.0)
+@_server.text("--seed", "N", "Makes sampled calls repeatable.", type=int, default=0)
+@_tenants.file(
     "--api-key-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Ask for keys, which 'agentrt keys new' makes; tenants share the engine fairly.",
+    "Ask for keys, which 'agentrt keys new' makes; tenants share the engine fairly.",
 )
-@_tenants(
+@_tenants.flag(
     "--submit",
-    is_flag=True,
-    help="Clients may send programs as source, which run in a sandbox: POST /v1/programs.",
+    "Clients may send programs as source, which run in a sandbox: POST /v1/programs.",
 )
-@_tenants(
-    "--isolate-cache",
-    is_flag=True,
-    help="No tenant's prompt finds another's prefixes in the cache.",
-)
-@_tenants(
+@_tenants.flag("--isolate-cache", "No tenant's prompt finds another's prefixes in the cache.")
+@_tenants.count(
     "--max-calls",
-    type=click.IntRange(min=1),
+    "Calls that one tenant may have under way; more are answered 429.",
     default=1024,
-    metavar="N",
-    help="Calls that one tenant may have under way; more are answered 429.  [default: 1024]",
 )
-@_tenants(
-    "--max-programs",
-    type=click.IntRange(min=1),
-    default=4096,
-    metavar="N",
-    help="Live programs of one tenant.  [default: 4096]",
-)
-@_tenants(
+@_tenants.count("--max-programs", "Live programs of one tenant.", default=4096)
+@_tenants.count(
     "--max-body",
-    type=click.IntRange(min=1024),
+    "The largest request; images make them large.",
+    least=1024,
     default=32 * 1024 * 1024,
     metavar="BYTES",
-    help="The largest request; images make them large.  [default: 33554432]",
 )
-@_tenants(
+@_tenants.seconds(
     "--idle",
-    type=click.FloatRange(min=1),
+    "A client's program that was not heard of for so long has ended; one that the server found "
+    "out from a conversation, after an eighth of it.",
+    least=1,
     default=900.0,
-    metavar="SECONDS",
-    help="A client's program that was not heard of for so long has ended; one that the server "
-    "found out from a conversation, after an eighth of it.  [default: 900]",
 )
-@_events(
+@_events.several(
     "--on",
-    multiple=True,
-    metavar="mqtt:TOPIC=PROGRAM",
-    help="Start PROGRAM for each message on TOPIC at the broker, with its topic and payload as "
-    "input. Repeat it for more.",
+    "on",
+    "mqtt:TOPIC=PROGRAM",
+    "Start PROGRAM for each message on TOPIC at the broker, with its topic and payload as input. "
+    "Repeat it for more.",
 )
-@_events(
+@_events.count(
     "--on-max",
-    type=click.IntRange(min=1),
+    "How many programs one --on may have running; what comes beyond, or fails, goes to the topic "
+    "PREFIX/dead-letters.",
     default=16,
-    metavar="N",
-    help="How many programs one --on may have running; what comes beyond, or fails, goes to the "
-    "topic PREFIX/dead-letters.  [default: 16]",
 )
-@_events("--on-tenant", default="default", metavar="NAME", help="Whose they are.")
+@_events.text("--on-tenant", "NAME", "Whose they are.", default="default")
 @tool_options
 @scheduling_options
 @model_option
 @batch_option
 @fleet_options
 @traces_option
-@grouped("Output")("--verbose", is_flag=True, help="Show vLLM's own log on stderr.")
+@output.flag("--verbose", "Show vLLM's own log on stderr.")
 def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: Any) -> int:
     """Serve the programs and graphs in the files, and the model, over HTTP.
 

@@ -128,8 +128,8 @@ class Serving:
             for one in found:
                 if one.served is False:
                     self.tell(f"{path}: {one.what} is not supported: {one.why}")
-        ready, told = await prepared(job.served, stack, users=users)
-        for one in told:
+        ready, findings = await prepared(job.served, stack, users=users)
+        for one in findings:
             self.tell(f"{one.what}: {one.why}")
         return ready
 

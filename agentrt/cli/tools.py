@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from agentrt.errors import ConfigError
+from agentrt.cli.load import import_file, split_target
+from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.interrupts import Tool, tool
 
 if TYPE_CHECKING:
     from agentrt.integrations.mcp import Server
@@ -79,7 +83,7 @@ def read_tools(options: Mapping[str, Any]) -> ToolSources:
         mcp = read_servers(options["mcp_files"])
     others: Sequence[ToolTransport] = ()
     if options["tool_urls"]:
-        from agentrt.interrupts.transports import transport_at
+        from agentrt.interrupts.toolbox import transport_at
 
         others = [transport_at(url) for url in options["tool_urls"]]
     return ToolSources(mcp, read_broker_options(options), others)
@@ -116,3 +120,51 @@ def _trigger(text: str, options: Mapping[str, Any]) -> Trigger:
         raise ConfigError(f"--on {text!r}: give mqtt:TOPIC=PROGRAM, as in mqtt:plant/+/alarm=react")
     check_filter(topic)
     return Trigger(topic, program, options["on_max"], options["on_tenant"])
+
+
+def load_tools(target: str) -> list[Tool]:
+    """The file's ``@tool`` functions; with names behind it, those, and plain functions too.
+
+    Raises `ProgramLoadError` if there is none, or for what cannot be a tool, and
+    `ImportFailedError` if the file's own code raised.
+    """
+    path, names = split_target(target)
+    if path.suffix != ".py":
+        raise ProgramLoadError(f"{path}: tools are in a Python file")
+    module = import_file(path)
+    if names is not None:
+        found = [_named(target, module, name.strip()) for name in names.split(",")]
+    else:
+        found = list(
+            {id(one): one for one in vars(module).values() if _is_own(one, module)}.values()
+        )
+    if not found:
+        raise ProgramLoadError(
+            f"{path}: no tool in it; mark functions with @tool, or name some: {path}:NAME,NAME"
+        )
+    if twice := {one.name for one in found if [other.name for other in found].count(one.name) > 1}:
+        raise ProgramLoadError(f"{path}: two tools are called {twice.pop()!r}; rename one")
+    return found
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    return isinstance(value, Tool) and value.__module__ == module.__name__
+
+
+def _named(target: str, module: ModuleType, name: str) -> Tool:
+    value = vars(module).get(name)
+    if isinstance(value, Tool):
+        return value
+    if not inspect.isfunction(value):
+        known = [one for one, value in vars(module).items() if _may_be(one, value, module)]
+        there = f"there is: {', '.join(known)}" if known else "it has none"
+        raise ProgramLoadError(f"{target}: no function {name!r} in it; {there}")
+    try:
+        return tool(value)
+    except ConfigError as error:
+        raise ProgramLoadError(f"{target}: {error}") from error
+
+
+def _may_be(name: str, value: Any, module: ModuleType) -> bool:
+    is_own = getattr(value, "__module__", None) == module.__name__
+    return is_own and (isinstance(value, Tool) or (inspect.isfunction(value) and name[0] != "_"))

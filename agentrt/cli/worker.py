@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from agentrt.cli.options import broker_options, grouped, write_groups
+from agentrt.cli.options import Options, broker_options, write_groups
 
 _EPILOG = """\b
 Examples:
@@ -21,7 +21,7 @@ Examples:
 SIGTERM or Ctrl-C finishes the calls that run and takes nothing new; a second
 one stops at once. docs/mqtt.md is for workers of another kind.
 """
-_worker = grouped("Worker")
+_worker = Options("Worker")
 
 
 class WorkerCommand(click.Command):
@@ -34,23 +34,17 @@ class WorkerCommand(click.Command):
 @click.command(cls=WorkerCommand, epilog=_EPILOG)
 @click.argument("targets", nargs=-1, required=True, metavar="TOOLS.py[:NAME,…]…")
 @broker_options
-@_worker(
+@_worker.text(
     "--name",
-    metavar="NAME",
-    help="What the worker is called, beside a number of its own.  [default: the machine's name]",
+    "NAME",
+    "What the worker is called, beside a number of its own.  [default: the machine's name]",
 )
-@_worker(
-    "--concurrency",
-    type=click.IntRange(min=1),
-    default=8,
-    metavar="N",
-    help="How many calls run at once; more wait.  [default: 8]",
-)
-@_worker(
+@_worker.count("--concurrency", "How many calls run at once; more wait.", default=8)
+@_worker.text(
     "--tenant",
+    "NAME",
+    "Whose agents may call, where PREFIX has {tenant} in it.",
     default="default",
-    metavar="NAME",
-    help="Whose agents may call, where PREFIX has {tenant} in it.  [default: default]",
 )
 def worker(targets: tuple[str, ...], **options: Any) -> int:
     """Offer the functions in TOOLS.py as tools, to all agents at a broker.
@@ -59,10 +53,9 @@ def worker(targets: tuple[str, ...], **options: Any) -> int:
     named. Agents find them with 'agentrt run|serve --broker'.
     """
     from agentrt.cli.faults import StoppedError
-    from agentrt.cli.load_tools import load_tools
     from agentrt.cli.signals import SIGNALS, Drain, Interrupts
     from agentrt.cli.streams import say
-    from agentrt.cli.tools import read_broker_options
+    from agentrt.cli.tools import load_tools, read_broker_options
     from agentrt.errors import ConfigError, ProgramLoadError
 
     broker = read_broker_options(options)

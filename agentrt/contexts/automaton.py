@@ -30,7 +30,7 @@ class Automaton(Protocol):
     """Says what tokens may follow. Its methods are functions of their arguments alone.
 
     A state that allows nothing ends the output; so does the model where `END` is among the
-    allowed. States that can be hashed are told apart by equality; others, and those of an
+    allowed. Hashable states are compared by equality; others, and those of an
     automaton without an end to them, cost a call of the engine for each token.
     """
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-from tenacity import AsyncRetrying, RetryCallState, wait_exponential_jitter
 
 from agentrt.errors import (
     InterruptExpiredError,
@@ -31,7 +30,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Observer(ToolContext, Protocol):
-    """Told what becomes of a call: it waits, it starts, it is tried again."""
+    """What a call reports: it waits, it starts, it is tried again."""
 
     def waits(self, why: str) -> None:
         """No attempt runs now: it is waiting, and ``why`` goes on from there."""
@@ -69,47 +68,32 @@ class Attempts:
         tool = request.tool
         if tool.spec is not None:
             request = ToolRequest(tool, tool.checked(request.arguments), *request[2:])
-        # To set the library up takes longer than a call in a thread: only where one failed.
-        try:
-            return await _attempt(request, transport, observer, slots, 1)
-        except Exception as error:
-            if not _may_retry(tool, error, 1):
-                raise
-            failed = error
-        async for attempt in self._retrying(tool, observer):
-            with attempt:
-                if (number := attempt.retry_state.attempt_number) == 1:
-                    raise failed
-                result = await _attempt(request, transport, observer, slots, number)
-        return result
-
-    def _retrying(self, tool: Tool, observer: Observer) -> AsyncRetrying:
-        def may(state: RetryCallState) -> bool:
-            return _may_retry(tool, _error(state), state.attempt_number)
-
-        def tell(state: RetryCallState) -> None:
-            observer.waits(f"after attempt {state.attempt_number} failed: {_error(state)}")
-
-        return AsyncRetrying(
-            sleep=self.sleep,
-            wait=wait_exponential_jitter(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=_FIRST_PAUSE_S),
-            retry=may,
-            before_sleep=tell,
-        )
+        number = 1
+        while True:
+            try:
+                return await _attempt(request, transport, observer, slots, number)
+            except Exception as error:
+                if not _may_retry(tool, error, number):
+                    raise
+                observer.waits(f"after attempt {number} failed: {error}")
+            await self.sleep(_pause_s(number))
+            number += 1
 
 
-def _may_retry(tool: Tool, error: BaseException | None, attempt: int) -> bool:
+def _pause_s(attempt: int) -> float:
+    """The pause after an attempt: twice the last one, with jitter."""
+    pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1))
+    return pause + random.uniform(0, _FIRST_PAUSE_S)
+
+
+def _may_retry(tool: Tool, error: Exception, attempt: int) -> bool:
     """Whether a call is tried again whose attempt failed in this way."""
-    if not isinstance(error, Exception) or isinstance(error, _NEVER_AGAIN):
+    if isinstance(error, _NEVER_AGAIN):
         return False
     if isinstance(error, _MAY_HAVE_RUN) and not tool.options.idempotent:
         return False
     more = _AFTER_DEATHS if isinstance(error, ToolLostError) else 0
     return attempt <= tool.options.retries + more
-
-
-def _error(state: RetryCallState) -> BaseException | None:
-    return None if state.outcome is None else state.outcome.exception()
 
 
 async def _attempt(

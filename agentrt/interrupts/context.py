@@ -30,7 +30,7 @@ _FOUND: WeakKeyDictionary[Callable[..., Any], str | None] = WeakKeyDictionary()
 
 
 def context_parameter(function: Callable[..., Any]) -> str | None:
-    """The parameter that takes the `ToolContext`, which models are told nothing of."""
+    """The parameter that takes the `ToolContext`. Models do not see it."""
     try:
         return _FOUND[function]
     except KeyError:

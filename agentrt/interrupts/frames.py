@@ -90,7 +90,7 @@ class Answered(NamedTuple):
 
 
 Outcome = Returned | Raised | Refused
-Told = Outcome | Loaded | Progress | Asked | Withdrawn
+FromWorker = Outcome | Loaded | Progress | Asked | Withdrawn
 
 
 def frame(message: object) -> bytes:

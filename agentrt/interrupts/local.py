@@ -3,15 +3,77 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from agentrt.errors import ToolFailedError
 from agentrt.graph import Progress
 from agentrt.interrupts.context import ToolContext, context_parameter
-from agentrt.interrupts.threads import Threads
 from agentrt.interrupts.tool import ToolRequest, ToolTransport
+
+_MOST_THREADS = 1000
+
+
+class Threads:
+    """Threads of one event loop for tools: one for each call under way, up to ``most``.
+
+    A `ThreadPoolExecutor` has to be waited for at the interpreter's exit: a tool that hangs would
+    hold it up. These threads are daemons.
+    """
+
+    def __init__(self, most: int = _MOST_THREADS) -> None:
+        self._most = most
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._open = 0
+        self._count = 0
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Run the function in a thread. If the caller is cancelled, the thread goes on alone."""
+        loop = asyncio.get_running_loop()
+        future, context = loop.create_future(), contextvars.copy_context()
+
+        def work() -> None:
+            try:
+                settle = partial(self._settle, future, context.run(function), None)
+            except BaseException as error:
+                settle = partial(self._settle, future, None, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle)
+
+        self._open += 1
+        self._jobs.put(work)
+        if self._count < min(self._open, self._most):
+            self._count += 1
+            name = f"agentrt/tool-{self._count}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        return await future
+
+    def close(self) -> None:
+        """Let the threads end, as soon as they are idle."""
+        for _ in range(self._count):
+            self._jobs.put(None)
+        self._count = 0
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # and what it refers to, while this thread waits for the next one
+
+    def _settle(
+        self, future: asyncio.Future[Any], result: Any, error: BaseException | None
+    ) -> None:
+        self._open -= 1
+        if future.done():  # cancelled
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
 
 class ThreadTransport(ToolTransport):

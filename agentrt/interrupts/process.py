@@ -33,6 +33,7 @@ from agentrt.interrupts.frames import (
     Answered,
     Asked,
     Call,
+    FromWorker,
     Load,
     Loaded,
     Outcome,
@@ -40,7 +41,6 @@ from agentrt.interrupts.frames import (
     Reference,
     Refused,
     Returned,
-    Told,
     Withdrawn,
     frame,
 )
@@ -49,7 +49,7 @@ from agentrt.interrupts.tool import MAX_BYTES, ToolRequest, ToolTransport
 _LOAD_S = 60.0
 """A worker that has not imported a function's module by then is killed."""
 _EXIT_S = 1.0
-"""Time for a worker that has closed its socket to end by itself, so that it can be told how."""
+"""How long a worker that closed its socket may take to end, so that its exit code is known."""
 _ROOT = str(Path(__file__).parents[2])
 # Without the user's folders, which may have files of the standard library's names.
 _START = """import sys
@@ -184,10 +184,10 @@ class Worker:
     async def load(self, reference: Reference) -> None:
         """Have it import a function. Raises `ImportError`, and `EOFError` if it dies."""
         self._writer.write(frame(Load(reference, sys.path)))
-        told = await self._receive()
-        assert isinstance(told, Loaded)
-        if told.error is not None:
-            raise ImportError(told.error)
+        message = await self._receive()
+        assert isinstance(message, Loaded)
+        if message.error is not None:
+            raise ImportError(message.error)
         self.loaded.add(reference)
 
     async def run(self, call: Call, context: ToolContext) -> Outcome:
@@ -220,10 +220,10 @@ class Worker:
             answered = Answered(asked.number, None, error)
         self._writer.write(frame(answered))
 
-    async def _receive(self) -> Told:
+    async def _receive(self) -> FromWorker:
         head = await self._reader.readexactly(LENGTH.size)
-        told: Told = pickle.loads(await self._reader.readexactly(*LENGTH.unpack(head)))
-        return told
+        message: FromWorker = pickle.loads(await self._reader.readexactly(*LENGTH.unpack(head)))
+        return message
 
     async def kill(self) -> None:
         """End it, and what it has started in its session. Idempotent."""

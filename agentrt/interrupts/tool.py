@@ -1,6 +1,7 @@
 """A tool, and the seam between it and whoever does its work: a thread, a process, MCP, MQTT.
 
-A transport of a new kind subclasses `ToolTransport`; `transports` finds those of other packages.
+A transport of a new kind subclasses `ToolTransport`; `toolbox` finds those of other packages.
+`@tool` makes a `Tool` of a function.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 from agentrt.errors import ConfigError, ToolArgumentsError, ToolResultError
 from agentrt.interrupts.context import ToolContext
-from agentrt.interrupts.schema import ToolSchema, as_json, mistake_in
+from agentrt.interrupts.schema import ToolSchema, as_json, mistake_in, name_of
 from agentrt.request import ToolSpec
 
 Isolation = Literal["thread", "process"]
@@ -50,7 +51,7 @@ class ToolOptions:
 class Tool:
     """A tool: a function of this process, or one that ``transport`` reaches.
 
-    ``spec`` is what a model is told of it, None for a function that no schema fits. ``remote`` is
+    ``spec`` describes it to a model; None for a function that no schema fits. ``remote`` is
     what its transport calls it, where a model could not or two transports do. Calling a `Tool`
     calls its function directly, without a program.
     """
@@ -186,7 +187,7 @@ class ToolTransport(ABC):
         """Leave no task, subscription or process behind. Idempotent."""
 
     async def tools(self) -> Sequence[Tool]:
-        """The tools that are offered now. Raises `ToolUnavailableError` if that cannot be told."""
+        """The tools that are offered now. Raises `ToolUnavailableError` if it cannot list them."""
         return ()
 
     async def tools_for(self, tenant: str) -> Sequence[Tool]:
@@ -205,3 +206,70 @@ class ToolTransport(ABC):
         left on this side; whoever calls it bounds its time in this way. Raises a `ToolError`, or
         what the function raised.
         """
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    isolation: Isolation = "thread",
+    timeout: float | None = None,
+    retries: int = 0,
+    concurrency: int | None = None,
+    idempotent: bool = False,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    isolation: Isolation = "thread",
+    **options: Any,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Turn a function into a tool with a schema, made of its signature and docstring.
+
+    With ``isolation="process"`` it runs in a worker process, which a timeout or a cancellation
+    ends, whatever it is in. The other options are those of `ToolOptions`. Raises `ConfigError`
+    for a function that no schema fits.
+    """
+    if function is not None:
+        return tool()(function)
+    if isolation not in ("thread", "process"):
+        raise ConfigError(f"a tool's isolation can be thread or process, not {isolation!r}")
+    chosen = ToolOptions(**options)
+
+    def made(given: Callable[..., Any]) -> Tool:
+        schema = ToolSchema(given, name)
+        if isolation == "process" and not _is_importable(given):
+            raise ConfigError(
+                f"tool {schema.name} cannot run in a process of its own: "
+                "define it at the top of a file, where the process finds it"
+            )
+        return Tool(
+            schema.name,
+            function=given,
+            spec=schema.spec(),
+            options=chosen,
+            isolation=isolation,
+            schema=schema,
+        )
+
+    return made
+
+
+def _is_importable(function: Callable[..., Any]) -> bool:
+    name = getattr(function, "__qualname__", "<none>")
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def as_tool(given: Callable[..., Any] | Tool) -> Tool:
+    """A tool as it is; a plain function as a tool without a schema, which takes what it takes."""
+    if isinstance(given, Tool):
+        return given
+    return Tool(name_of(given), function=given)

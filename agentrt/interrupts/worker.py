@@ -42,7 +42,7 @@ from agentrt.interrupts.tool import MAX_BYTES
 
 _PR_SET_PDEATHSIG = 1
 _FRAMES = 20
-"""So many of the innermost frames of a traceback are told."""
+"""How many of the innermost frames of a traceback are sent."""
 
 
 def main(fd: int, parent: int) -> None:

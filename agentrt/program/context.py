@@ -14,13 +14,12 @@ from agentrt.errors import AmbiguousOptionError, ConfigError, InterruptExpiredEr
 from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import AnswerForm, answer_form
 from agentrt.interrupts.events import Event, Feed
-from agentrt.interrupts.function import as_tool
 from agentrt.interrupts.schema import name_of
-from agentrt.program.events import Events
+from agentrt.interrupts.tool import as_tool
 from agentrt.program.options import LLMOptions, StepOptions, make_request
 from agentrt.program.results import Takes
 from agentrt.program.step import Step, Stepper, tools_by_name
-from agentrt.program.stream import ReplyStream
+from agentrt.program.stream import Events, ReplyStream
 from agentrt.request import Message, Reply
 from agentrt.tracking import enter_node
 
@@ -155,7 +154,7 @@ class Context:
 
         They run beside each other once the reply is whole; with ``eager``, an idempotent one
         starts when its own arguments are complete, while the model still writes. What a tool
-        raises is in its result, and the model is told. Images that a tool gives are for a model
+        raises is in its result, and the model reads it. Images that a tool gives are for a model
         that sees. The other options are those of `llm`,
         which says what is raised.
         """

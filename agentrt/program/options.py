@@ -54,7 +54,7 @@ class StepOptions(TypedDict, total=False):
 
 class LLMOptions(StepOptions, total=False):
     """Options of `Context.llm`: those of `StepOptions`, and ``tools``: functions, whose signature
-    and docstring are told to the model, or specs. A reply may have several ``tool_calls``.
+    and docstring the model sees, or specs. A reply may have several ``tool_calls``.
     """
 
     tools: Iterable[Callable[..., Any] | Tool | ToolSpec]

@@ -1,7 +1,7 @@
 """What the tool calls of a reply came to, as the messages with which the chat goes on.
 
 A result may have parts that are no text: images, sounds, files. A model gets those that it takes,
-and is told of the others.
+and reads a description of the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ToolResult:
 
     @property
     def message(self) -> Message:
-        """For the chat that goes on. The model is told of an error, too."""
+        """For the chat that goes on. The model reads of an error, too."""
         return {"role": "tool", "tool_call_id": self.call.id, "content": self._content()}
 
     @property
@@ -59,12 +59,12 @@ class ToolResult:
             return self.value
         if not (parts := _parts_of(self.value)):
             return json.dumps(self.value, ensure_ascii=False, default=str)
-        told = [part if self.takes.get(part["type"]) else self._told(part) for part in parts]
-        if all(part["type"] == "text" for part in told):
-            return "\n".join(part["text"] for part in told)
-        return told
+        shown = [part if self.takes.get(part["type"]) else self._in_words(part) for part in parts]
+        if all(part["type"] == "text" for part in shown):
+            return "\n".join(part["text"] for part in shown)
+        return shown
 
-    def _told(self, part: Part) -> Part:
+    def _in_words(self, part: Part) -> Part:
         """A part in words, unless it is text already."""
         kind: str = part["type"]
         if kind == "text":

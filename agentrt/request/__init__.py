@@ -106,7 +106,7 @@ class CallSpec:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose call it is, and how its program stands: what a scheduler elsewhere is told of it.
+    """Whose call it is, and how its program stands, for a scheduler in another process.
 
     ``call_id`` is the program's id and the call's node in its DAG, with a slash; "" is unknown.
     ``node`` is the name of the node function that emitted the call, "" for the program's own.

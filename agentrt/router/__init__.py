@@ -11,13 +11,13 @@ from inspect import isabstract
 
 from agentrt.errors import ConfigError
 from agentrt.router.base import ReplicaView, Router, RouterCall
-from agentrt.router.dispatch import Dispatcher, Trip
-from agentrt.router.policies import Agentix, Cost, LeastUsed, Prefix, RoundRobin
+from agentrt.router.dispatch import Dispatcher, RoutedCall
+from agentrt.router.policies import Agentix, CostRouter, LeastUsed, Prefix, RoundRobin
 
 ENTRY_POINT_GROUP = "agentrt.routers"
 
 ROUTERS: dict[str, type[Router]] = {
-    r.name: r for r in (Agentix, Cost, LeastUsed, Prefix, RoundRobin)
+    r.name: r for r in (Agentix, CostRouter, LeastUsed, Prefix, RoundRobin)
 }
 
 DEFAULT_ROUTER = "agentix"
@@ -29,9 +29,9 @@ __all__ = [
     "ROUTERS",
     "Dispatcher",
     "ReplicaView",
+    "RoutedCall",
     "Router",
     "RouterCall",
-    "Trip",
     "make_router",
     "router_names",
 ]

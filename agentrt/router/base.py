@@ -1,4 +1,4 @@
-"""What a router is asked, what it sees, and what it is told. Pure and synchronous."""
+"""What a router decides, and what it knows. Pure and synchronous."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrt.request import NO_LIMIT
 from agentrt.router.speed import Speed
 
 LEVELS = 8
-"""Queue levels that a replica's load is told apart by; the last holds all that are worse."""
+"""How many queue levels a replica's load is counted by; the last holds all that are worse."""
 
 
 @dataclass(slots=True)

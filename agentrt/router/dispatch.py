@@ -28,7 +28,7 @@ _GUESSES = 7
 
 
 @dataclass(slots=True, eq=False)
-class Trip:
+class RoutedCall:
     """A call that was sent to a replica, and what it was counted as there."""
 
     call: RouterCall
@@ -48,7 +48,7 @@ class _Home:
 
     replica: ReplicaView
     tokens: int = 0
-    trips: tuple[Trip, ...] = ()
+    calls: tuple[RoutedCall, ...] = ()
 
 
 class Dispatcher:
@@ -65,7 +65,7 @@ class Dispatcher:
         self.speed = Speed() if speed is None else speed
         self.cached_blocks = CachedBlocks()
         self._ends = list(level_ends[: LEVELS - 1])
-        self._ahead: list[_Ahead] = []
+        self._ahead: list[_LevelLoad] = []
         self._paces: list[Pace] = []
         self._homes: dict[str, _Home] = {}
         self._outputs: OrderedDict[str, float] = OrderedDict()
@@ -80,7 +80,7 @@ class Dispatcher:
             waits_s=[transfer_s] * LEVELS,
             speed=self.speed,
         )
-        self._ahead.append(_Ahead())
+        self._ahead.append(_LevelLoad())
         self._paces.append(Pace())
         return view
 
@@ -91,7 +91,7 @@ class Dispatcher:
 
     # -- calls -------------------------------------------------------------------------
 
-    def send(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> Trip:
+    def send(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> RoutedCall:
         """Ask the router where the call goes, and count it there until `ended`."""
         home = self._homes.get(call.program_id)
         call.home = None if home is None else home.replica
@@ -104,7 +104,7 @@ class Dispatcher:
         view = self.router.choose(call, replicas)
         tokens = call.prompt_tokens + int(call.output_tokens)
         missing = call.prompt_tokens - call.cached_on(view)
-        trip = Trip(call, view, tokens, missing, view.calls, blocks)
+        routed = RoutedCall(call, view, tokens, missing, view.calls, blocks)
         view.in_flight += tokens
         view.calls += 1
         self._ahead[view.index].add(call.level, 1, missing, view)
@@ -112,11 +112,13 @@ class Dispatcher:
             home = self._homes[call.program_id] = _Home(view)
         home.replica, home.tokens = view, tokens
         if blocks:
-            home.trips = (*home.trips[-_GUESSES:], trip)
-        return trip
+            home.calls = (*home.calls[-_GUESSES:], routed)
+        return routed
 
     def _match(self, call: RouterCall, blocks: Sequence[int], home: _Home | None) -> list[int]:
-        """Leading tokens in each replica's cache: what engines told, and what is likely beside."""
+        """Leading tokens in each replica's cache: what engines reported, and what the program's
+        calls under way will likely add.
+        """
         size, most = call.block_size, call.prompt_tokens - 1
         cached = self.cached_blocks.match(blocks, size, most)
         if home is None:
@@ -124,31 +126,31 @@ class Dispatcher:
         if not size:
             # Nobody tells: its program's context is where it was left, as far as we know.
             cached[home.replica.index] = max(0, min(home.tokens, most))
-        for trip in home.trips:
+        for routed in home.calls:
             # A guess: what its calls under way will store. When they end, their engines tell.
-            index, guess = trip.replica.index, common(trip.blocks, blocks) * size
+            index, guess = routed.replica.index, common(routed.blocks, blocks) * size
             cached[index] = max(cached[index], min(guess, most))
         return cached
 
-    def ended(self, trip: Trip, report: CallReport | None = None) -> None:
+    def ended(self, routed: RoutedCall, report: CallReport | None = None) -> None:
         """The call is over; ``report`` is its engine's account of it, if it has one."""
-        if trip.over:
+        if routed.over:
             return
-        trip.over = True
-        view = trip.replica
-        view.in_flight -= trip.tokens
+        routed.over = True
+        view = routed.replica
+        view.in_flight -= routed.tokens
         view.calls -= 1
-        home = self._homes.get(trip.call.program_id)
-        if home is not None and home.trips:
-            home.trips = tuple(one for one in home.trips if one is not trip)
+        home = self._homes.get(routed.call.program_id)
+        if home is not None and home.calls:
+            home.calls = tuple(one for one in home.calls if one is not routed)
         if report is not None and report.steps:
-            beside = (trip.beside + view.calls) / 2
+            beside = (routed.beside + view.calls) / 2
             if report.service_s > 0:
                 expected_s = self.speed.expected_s(report, beside)
                 view.pace = self._paces[view.index].learn(report.service_s / expected_s)
             self.speed.learn(report, beside)
-            self._learn(trip.call.kind, report.output_tokens)
-        self._ahead[view.index].add(trip.call.level, -1, -trip.missing, view)
+            self._learn(routed.call.kind, report.output_tokens)
+        self._ahead[view.index].add(routed.call.level, -1, -routed.missing, view)
 
     def _learn(self, kind: str, tokens: int) -> None:
         before = self._outputs.get(kind)
@@ -179,7 +181,7 @@ class Dispatcher:
         self.router.replica_lost(view.name)
 
 
-class _Ahead:
+class _LevelLoad:
     """Calls and uncomputed prompt tokens in flight on a replica, by level and better ones."""
 
     __slots__ = ("_calls", "_tokens")

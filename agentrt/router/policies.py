@@ -10,9 +10,11 @@ from agentrt.router.base import ReplicaView, Router, RouterCall, least_used
 PAPERS_THRESHOLD = 2048
 """Tokens of the longest prompt that is short to `Agentix`."""
 MARGIN = 0.5
-"""`Cost`: how much better another replica must be, as a share of the prefill that staying saves."""
+"""`CostRouter`: how much better another replica must be, as a share of the prefill that staying
+saves.
+"""
 OTHERS = 1.0
-"""`Cost`: what a second that another call waits counts, beside one of this call's own."""
+"""`CostRouter`: what a second that another call waits counts, beside one of this call's own."""
 IMBALANCE = 2.0
 """`Prefix`: a replica with this many times the tokens in flight of the least used is overloaded,
 unless the difference is no more than the call's own prompt."""
@@ -49,7 +51,7 @@ class Agentix(Router):
         self._homes = {program: home for program, home in self._homes.items() if home != name}
 
 
-class Cost(Router):
+class CostRouter(Router):
     """The replica where the call is expected to end first, its harm to others counted in.
 
     A call's finish is its wait behind calls of its level and better ones, the prefill of what

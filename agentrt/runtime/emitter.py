@@ -14,18 +14,69 @@ from collections.abc import (
     Sequence,
 )
 from hashlib import blake2b
+from typing import TypeVar
 
 from agentrt import tracking
-from agentrt.executors.base import Chunk, Reading
-from agentrt.executors.frontend import WORKS_FOR, Answer, Request, calling, stepped
+from agentrt.contexts.saved import SavedContext
+from agentrt.executors.base import Chunk, Notification, Reading
+from agentrt.executors.frontend import WORKS_FOR, Answer, Frontend, Request, calling
 from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Node
 from agentrt.program.results import Takes
 from agentrt.request import Call, CallReport, CallSpec, Reply
-from agentrt.runtime.contexts import ContextEmitter, next_outside
 from agentrt.runtime.interrupts import InterruptEmitter, node_of
 from agentrt.runtime.registry import identity_of
+from agentrt.runtime.services import Services
 from agentrt.tracking.scope import Scope
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContextEmitter:
+    """One run's `TokenEmitter`. ``scope`` says where the run's code is, and ``make`` makes a call
+    there, with its node's name; the runtime's ``services`` have the tokenizer.
+    """
+
+    scope: Callable[[str], Scope]
+    make: Callable[..., AsyncGenerator[Chunk, None]]
+    services: Services
+    tenant: str
+
+    async def token_call(
+        self, spec: CallSpec, name: str, *, stream: bool
+    ) -> AsyncGenerator[Chunk, None]:
+        """A call of token ids as its output grows. Raises `ConfigError` where the executor takes
+        none, and what `Executor.generate` raises.
+        """
+        scope = self.scope(name)
+        spec = (await self.frontend()).addressed(spec)
+        made = self.make(spec, scope, (), stream=stream, name=name)
+        async with contextlib.aclosing(made) as chunks:
+            while (chunk := await _next_outside(chunks)) is not None:
+                yield chunk
+
+    async def frontend(self) -> Frontend:
+        """What turns text into token ids and back."""
+        with tracking.outside():
+            return await self.services.frontend()
+
+    def save(self, name: str, context: SavedContext) -> None:
+        """Keep a context for the tenant. Raises `ConfigError` past the budget."""
+        self.services.saved.save(self.tenant, name, context)
+
+    def open(self, name: str) -> SavedContext:
+        """One that the tenant has saved. Raises `UnknownContextError`."""
+        return self.services.saved.open(self.tenant, name)
+
+    def dropped(self, call: str, shared: int) -> None:
+        """A context is given up of which ``call`` was the last; others have its first tokens."""
+        program_id = call.rpartition("/")[0]
+        self.services.executor.notify(Notification(program_id, "dropped", call, shared))
+
+    def forget(self, name: str) -> None:
+        """Keep it no longer. Raises `UnknownContextError`."""
+        self.services.saved.forget(self.tenant, name)
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,21 +94,11 @@ class RunCaller:
     client: bool = False
     replies: list[Reply] = dataclasses.field(default_factory=list)
 
-    async def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        made = self.emitter.make(spec, self.scope, self.after, stream=stream)
-        reading = Reading(made.__anext__)
-        if self.client:
-            self.emitter.begin_client_call(reading)
-        try:
-            async with contextlib.aclosing(made):
-                async for chunk in reading:
-                    reading.task = None
-                    if chunk.reply is not None:
-                        self.replies.append(chunk.reply)
-                    yield chunk
-        finally:
-            if self.client:
-                self.emitter.end_client_call(reading)
+    def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        """Make a call. The last chunk's reply is added to ``replies``."""
+        emitter = self.emitter
+        made = emitter.make(spec, self.scope, self.after, stream=stream, replies=self.replies)
+        return emitter.read_for_client(made) if self.client else made
 
     @contextlib.contextmanager
     def siblings(self, count: int) -> Iterator[Sequence[RunCaller]]:
@@ -108,11 +149,25 @@ class RunEmitter(InterruptEmitter):
     async def takes(self, model: str | None) -> Takes:
         """What a model takes beside text; None is the first that is served."""
         with tracking.outside():
-            told = (await self.services.frontend()).profile(model)
-        known = {"image_url": told.images, "input_audio": told.audio}
-        return {part: told.media_in_tools for part, takes in known.items() if takes}
+            profile = (await self.services.frontend()).profile(model)
+        known = {"image_url": profile.images, "input_audio": profile.audio}
+        return {part: profile.media_in_tools for part, takes in known.items() if takes}
 
     # -- calls -------------------------------------------------------------------------
+
+    async def read_for_client(
+        self, made: AsyncGenerator[Chunk, None]
+    ) -> AsyncGenerator[Chunk, None]:
+        """The chunks of a client program's call. A runtime that closes ends the reading."""
+        reading = Reading(made.__anext__)
+        self.begin_client_call(reading)
+        try:
+            async with contextlib.aclosing(made):
+                async for chunk in reading:
+                    reading.task = None
+                    yield chunk
+        finally:
+            self.end_client_call(reading)
 
     def begin_client_call(self, reading: Reading[Chunk]) -> None:
         """A client program's call, which `make` made, is read, until `end_client_call`.
@@ -143,8 +198,8 @@ class RunEmitter(InterruptEmitter):
         WORKS_FOR.set(self._run.row.tenant)
         with tracking.outside():
             frontend = await self.services.frontend()
-        async with contextlib.aclosing(stepped(who, frontend.chat_stream(request))) as pieces:
-            while (piece := await next_outside(pieces)) is not None:
+        async with contextlib.aclosing(frontend.chat_stream(request)) as pieces:
+            while (piece := await _next_for(who, pieces)) is not None:
                 yield piece
 
     async def make(
@@ -155,8 +210,11 @@ class RunEmitter(InterruptEmitter):
         *,
         stream: bool,
         name: str = "llm",
+        replies: list[Reply] | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """Make a call, and give its chunks, to be read outside of programs' own code."""
+        """Make a call, and give its chunks, to be read outside of programs' own code. The reply
+        is added to ``replies``.
+        """
         run, registry, executor = self._run, self._registry, self.services.executor
         executor.info.check_served(spec.model)
         if spec.sampling is not None:
@@ -173,6 +231,8 @@ class RunEmitter(InterruptEmitter):
                         chunk.reply = dataclasses.replace(
                             chunk.reply, node=node.id, program_id=run.id
                         )
+                        if replies is not None:
+                            replies.append(chunk.reply)
                     yield chunk
         except (asyncio.CancelledError, GeneratorExit):
             if not over:
@@ -198,3 +258,15 @@ class RunEmitter(InterruptEmitter):
         of = f"{self.services.seed}/{self._run.id}/{node.id}".encode()
         # To seed a generator of random numbers for one takes ten times as long.
         return int.from_bytes(blake2b(of, digest_size=4).digest()) >> 1
+
+
+async def _next_outside(items: AsyncGenerator[T, None]) -> T | None:
+    """The next of ``items``, None after the last; a task that this starts belongs to no program."""
+    with tracking.outside():
+        return await anext(items, None)
+
+
+async def _next_for(who: RunCaller, items: AsyncGenerator[T, None]) -> T | None:
+    """The same; the calls that this makes are those of ``who``."""
+    with tracking.outside(), calling(who):
+        return await anext(items, None)

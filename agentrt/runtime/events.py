@@ -64,7 +64,7 @@ _WHAT = {
 
 
 def notification_of(event: Event) -> Notification | None:
-    """What an engine is told of an event: that a program went to a tool or a human, or is back."""
+    """The notification for an engine: a program went to a tool or a human, or is back."""
     match event:
         case NodeStarted(node=node) if node.kind in _WHAT:
             what, _ = _WHAT[node.kind]

@@ -181,7 +181,7 @@ class Runtime:
         """What emits the calls of ``run``; to be used on the runtime's loop.
 
         A run without a task is a client program, whose code another framework runs: the engine
-        is told when its registry says that it ended.
+        forgets it when its registry says that it ended.
         """
         if run.task is None and run.ended_at is None:
             self._clients[run.id] = run

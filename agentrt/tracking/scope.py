@@ -24,7 +24,7 @@ class Scope:
     Copied contexts (callbacks, OS threads) hold the same scope by reference, so that what
     they see end is seen by the task.
 
-    A scope that is ``over`` sends whoever is still in it ``back``: its end was told by
+    A scope that is ``over`` sends whoever is still in it ``back``: its end was reported by
     somebody who could not change the context of the code. ``entered_in`` is the id of the
     task whose code entered it while it ran.
     """

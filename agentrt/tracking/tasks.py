@@ -35,7 +35,7 @@ def start_task(
 
 
 async def to_its_end(coro: Coroutine[Any, Any, None]) -> None:
-    """Await it all, also if this task is cancelled meanwhile: it was told to end already."""
+    """Await it all, even if this task is cancelled meanwhile: it is ending already."""
     with outside():
         ending = asyncio.create_task(coro)
     while not ending.done():

@@ -1,4 +1,4 @@
-"""Watermarking: what a program generates can be told from other text by who knows the key.
+"""Watermarking: who knows the key can tell a program's output from other text.
 
     agentrt run demos/techniques/watermark.py -- --logits-processors green_list:GreenList
 

@@ -1,7 +1,6 @@
 """Engines as actors of a Ray cluster. Ray is an optional extra, imported when one starts."""
 
-from agentrt.executors.ray.cluster import Cluster
-from agentrt.executors.ray.demand import Demand, Node
+from agentrt.executors.ray.cluster import Cluster, Demand, Node
 from agentrt.executors.ray.engine import RayEngine
 
 __all__ = ["Cluster", "Demand", "Node", "RayEngine"]

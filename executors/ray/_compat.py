@@ -8,7 +8,7 @@ from typing import Any
 def keep_stdout_clean() -> None:
     """Ray tells of nodes that died on the driver's stdout, which is for programs' results.
 
-    Who has to know is told by the calls that fail.
+    The calls that fail say it to their callers.
     """
     from ray._private import worker
 

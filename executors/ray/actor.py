@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import AgentrtError, EngineError
 from agentrt.executors.base import Chunk, FrontSetup, Notification
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.ray.prompts import without_prompt
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport
@@ -21,6 +22,46 @@ from agentrt.scheduler.table import ProgramTotals
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+
+_OF_THE_PROMPT = ("prompt", "prompt_token_ids")
+"""What vLLM's ``RequestOutput`` has of a prompt, the same in each piece."""
+
+
+def without_copies(call: Call) -> Call:
+    """The call with its prompt in one place: what was rendered has its token ids, too."""
+    if call.spec.rendered is None or call.spec.sampling is not None:
+        return call
+    return replace(call, spec=replace(call.spec, prompt_token_ids=None))
+
+
+def without_prompt(chunk: Chunk) -> Chunk:
+    """A piece without the prompt, for who has had it with the first."""
+    return _with(chunk, dict.fromkeys(_OF_THE_PROMPT))
+
+
+class PromptRestorer:
+    """Puts the prompt of a call's first piece back into those after it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Any] | None = None
+
+    def restored(self, chunk: Chunk) -> Chunk:
+        """The piece as the engine made it."""
+        if self._kept is None:
+            self._kept = {name: getattr(chunk.output, name, None) for name in _OF_THE_PROMPT}
+            return chunk
+        return _with(chunk, self._kept)
+
+
+def _with(chunk: Chunk, values: dict[str, Any]) -> Chunk:
+    if not hasattr(chunk.output, "prompt_token_ids"):
+        return chunk  # of an engine that is not vLLM's
+    output = copy.copy(chunk.output)
+    for name, value in values.items():
+        setattr(output, name, value)
+    return replace(chunk, output=output)
+
+
 Output = tuple[str, "Chunk | AgentrtError | KVEventBatch | None"]
 """Whose output it is (a call's id), and what: a piece, the call's error, or its end.
 
@@ -28,7 +69,7 @@ A note of what the engine holds comes between them, for `KV_EVENTS` in place of 
 """
 
 PROGRESS = ""
-"""In place of a call's id: what comes with it is told while the engine starts."""
+"""In place of a call's id: what comes with it is the engine's progress while it starts."""
 
 
 class EngineActor:

@@ -20,9 +20,8 @@ from agentrt.executors.base import (
 )
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.outbox import Outbox
-from agentrt.executors.ray.actor import PROGRESS, EngineActor
+from agentrt.executors.ray.actor import PROGRESS, EngineActor, PromptRestorer, without_copies
 from agentrt.executors.ray.cluster import Cluster
-from agentrt.executors.ray.prompts import PromptRestorer, without_copies
 from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.executors.vllm.processes import apart

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress, Reading
-from agentrt.executors.info import is_model
+from agentrt.executors.info import ExecutorInfo, is_model
 from agentrt.request import Call
 from agentrt.router import ReplicaView
 
@@ -37,7 +37,7 @@ _OF_EACH = (
     "needs_blocks",
     "levelled",
 )
-"""What of an engine's snapshot is told of each replica."""
+"""What of an engine's snapshot is shown of each replica."""
 
 
 class ReplicaState(StrEnum):
@@ -118,7 +118,8 @@ class Replica:
     """An engine with a name, made by ``make`` whenever it starts. ``view`` is for routers.
 
     ``calls`` are those that it has now; ``reruns`` counts the calls that it lost and that ran
-    again elsewhere. A replica that is ``drained`` takes none, even after a new start.
+    again elsewhere. A replica that is ``drained`` takes none, even after a new start. ``info`` is
+    that of the engine that started last.
     """
 
     def __init__(self, name: str, make: Callable[[], Executor]) -> None:
@@ -126,8 +127,7 @@ class Replica:
         self.state = ReplicaState.STARTING
         self.executor = make()
         self.cancel_scope = CancelScope()
-        self.model = ""
-        self.logits: tuple[tuple[str, str], ...] = ()
+        self.info = ExecutorInfo()
         self.view = ReplicaView(name)
         self.calls = 0
         self.deaths = 0
@@ -141,11 +141,16 @@ class Replica:
         self._ready_at = 0.0
         self._deaths_in_a_row = 0
 
+    @property
+    def model(self) -> str:
+        """The model that it served last; "" before its first start."""
+        return self.info.model
+
     async def start(self, progress: Progress, now: Callable[[], float]) -> None:
         """Come up, or raise what the engine's start raises."""
         self.state = ReplicaState.STARTING
         await self.executor.start(progress)
-        self.model, self.logits = self.executor.info.model, self.executor.info.logits
+        self.info = self.executor.info
         self.starts += 1
         self.state = ReplicaState.DRAINING if self.drained else ReplicaState.READY
         self._ready_at = now()
@@ -204,13 +209,13 @@ class Replica:
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What the engine says; nothing while there is none, or one that does not answer."""
-        return await self._told(self.executor.snapshot, {})
+        return await self._answer_of(self.executor.snapshot, {})
 
     async def metrics(self) -> Sequence[Metric]:
         """What the engine counts itself, or nothing."""
-        return await self._told(self.executor.metrics, ())
+        return await self._answer_of(self.executor.metrics, ())
 
-    async def _told(self, ask: Callable[[], Awaitable[T]], nothing: T) -> T:
+    async def _answer_of(self, ask: Callable[[], Awaitable[T]], nothing: T) -> T:
         if self.state in UP:
             with contextlib.suppress(AgentrtError, TimeoutError):
                 async with asyncio.timeout(_ANSWER_S):

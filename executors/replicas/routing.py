@@ -15,7 +15,7 @@ from agentrt.errors import AgentrtError
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas.replica import Replica
 from agentrt.request import Call, CallReport
-from agentrt.router import Dispatcher, Router, RouterCall, Trip
+from agentrt.router import Dispatcher, RoutedCall, Router, RouterCall
 from agentrt.router.kv_events import KVEventBatch, KVEventStream
 
 _OUTPUT_LIMIT = 4096
@@ -82,8 +82,8 @@ class Routing:
 
     # -- calls -------------------------------------------------------------------------
 
-    def send(self, call: Call, candidates: Sequence[Replica]) -> tuple[Replica, Trip]:
-        """Where a call goes; it counts there until the trip is `ended`."""
+    def send(self, call: Call, candidates: Sequence[Replica]) -> tuple[Replica, RoutedCall]:
+        """Where a call goes; it counts there until the routed is `ended`."""
         identity, spec = call.identity, call.spec
         question = RouterCall(
             call.program_id,
@@ -96,20 +96,20 @@ class Routing:
         if teller is not None and spec.prompt_token_ids is not None:
             question.block_size = self._block_sizes[teller.name]
             question.blocks = partial(teller.executor.block_hashes, spec)
-        trip = self.dispatcher.send(question, [replica.view for replica in candidates])
-        return next(r for r in candidates if r.view is trip.replica), trip
+        routed = self.dispatcher.send(question, [replica.view for replica in candidates])
+        return next(r for r in candidates if r.view is routed.replica), routed
 
     @contextlib.contextmanager
-    def counting(self, trip: Trip) -> Iterator[None]:
-        """However the body ends, the trip is over then."""
+    def counting(self, routed: RoutedCall) -> Iterator[None]:
+        """However the body ends, the routed is over then."""
         try:
             yield
         finally:
-            self.dispatcher.ended(trip)
+            self.dispatcher.ended(routed)
 
-    def ended(self, trip: Trip, report: CallReport) -> None:
+    def ended(self, routed: RoutedCall, report: CallReport) -> None:
         """The call's engine gave its report."""
-        self.dispatcher.ended(trip, report)
+        self.dispatcher.ended(routed, report)
 
     # -- KV events ---------------------------------------------------------------------
 

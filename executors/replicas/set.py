@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, FrontSetup, Notification, Progress
@@ -31,6 +31,7 @@ from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
 from agentrt.request import Call, CallReport
 from agentrt.router import Router
+from agentrt.router.policies import RoundRobin
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends, make_policy
 from agentrt.scheduler.table import ProgramTotals
@@ -44,12 +45,15 @@ class ReplicaSet(Executor):
 
     Engines may serve different models: a call that names none gets the first one's. With no
     replica left, a call waits up to ``ready_timeout_s`` for one to come back. ``health`` says when
-    an engine that does not answer counts as dead. ``notice`` is told in words what happens to
-    replicas. ``scheduling`` are the engines' settings: routers look at their queue levels, and
-    what their policy can learn of the programs of all engines is kept in their ``history``,
-    which the engines themselves are not to have: each learns from the programs that it serves.
+    an engine that does not answer counts as dead. ``notice`` gets a line when a replica fails
+    or comes back. ``scheduling`` are the engines' settings. Routers look at its queue levels. Its
+    ``history`` keeps what the policy learns of the programs of all engines; the engines themselves
+    have none, and learn from the programs that they serve.
     Raises `ConfigError` for a history that is none.
     """
+
+    NAME: ClassVar[str] = "replica-{}"
+    """What each replica is called, with its number."""
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class ReplicaSet(Executor):
         scheduling: SchedulerConfig | None = None,
     ) -> None:
         self.replicas = [
-            Replica(f"replica-{index}", partial(make, index)) for index in range(count)
+            Replica(self.NAME.format(index), partial(make, index)) for index in range(count)
         ]
         settings = scheduling or SchedulerConfig("fcfs")
         self.routing = Routing(router, level_ends(settings))
@@ -86,7 +90,7 @@ class ReplicaSet(Executor):
     def info(self) -> ExecutorInfo:
         models = dict.fromkeys(r.model for r in self.replicas if r.model)
         first = self.replicas[0].executor.info
-        logits = next((r.logits for r in self.replicas if r.logits), ())
+        logits = next((r.info.logits for r in self.replicas if r.info.logits), ())
         return ExecutorInfo(
             tuple(models), first.slots, len(self.replicas), images=first.images, logits=logits
         )
@@ -149,19 +153,19 @@ class ReplicaSet(Executor):
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         output = CallOutput(call.call_id)
         while not output.delivered:
-            replica, trip = self.routing.send(call, await self._ready(call))
+            replica, routed = self.routing.send(call, await self._ready(call))
             engine = replica.executor
             try:
                 async with contextlib.aclosing(engine.generate(call, stream=stream)) as chunks:
                     with (
                         self._running(call, replica),
-                        self.routing.counting(trip),
+                        self.routing.counting(routed),
                         replica.running(call, chunks) as reading,
                     ):
                         async for chunk in reading:
                             reading.task = None
                             if chunk.reply is not None:
-                                self.routing.ended(trip, chunk.reply.report)
+                                self.routing.ended(routed, chunk.reply.report)
                             new = output.take(_signed(chunk, replica))
                             if output.delivered:
                                 self._where.pop(call.call_id, None)
@@ -243,11 +247,11 @@ class ReplicaSet(Executor):
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)
         # The engines of now: one may have a successor by the time that another has answered.
-        told = {replica.executor: replica.cancel_scope for replica in self._that_ran(program_id)}
+        engines = {replica.executor: replica.cancel_scope for replica in self._that_ran(program_id)}
         for replica in self.replicas:
             replica.programs.discard(program_id)
         try:
-            for engine, scope in told.items():
+            for engine, scope in engines.items():
                 with contextlib.suppress(AgentrtError):
                     await scope.run(partial(engine.end_program, program_id, totals))
         finally:
@@ -262,6 +266,27 @@ class ReplicaSet(Executor):
 
     async def metrics(self) -> Sequence[Metric]:
         return await metrics_of(self.replicas)
+
+
+class RestartedEngine(ReplicaSet):
+    """A set of one engine, which `agentrt serve` runs: it is known by its own info and snapshot."""
+
+    NAME = "the engine"
+
+    def __init__(self, make: Callable[[], Executor], **options: Any) -> None:
+        super().__init__(lambda index: make(), 1, RoundRobin(), **options)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        replica = self.replicas[0]
+        return replica.info if replica.starts else replica.executor.info
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        replica = self.replicas[0]
+        found = await replica.snapshot()
+        if not found or not replica.deaths:
+            return found
+        return {**found, "deaths": replica.deaths, "last_error": replica.last_error}
 
 
 def _signed(chunk: Chunk, replica: Replica) -> Chunk:

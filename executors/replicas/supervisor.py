@@ -73,8 +73,8 @@ async def _ask(engine: Executor) -> None:
 
 
 class Supervisor:
-    """Starts and restarts ``replicas``. ``ready`` is told of each whose engine has started,
-    ``lost`` of each whose engine is gone.
+    """Starts and restarts ``replicas``. ``ready`` is called with each whose engine has
+    started, ``lost`` with each whose engine is gone.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from agentrt.executors.transformers.attention import (
     seen,
 )
 from agentrt.executors.transformers.cache import TextCache
-from agentrt.executors.transformers.constraining import Grammars
+from agentrt.executors.transformers.choosing import Grammars
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,18 +141,18 @@ class CausalModel:
         return self.moves and attention.chunk is None
 
     def _seeing(self, attention: Attention, before: int, cache: TextCache) -> dict[str, Any]:
-        """What the model is told of the tokens after the first ``before``."""
+        """The model's arguments for the tokens after the first ``before``."""
         if len(cache.ids) - before == 1:
             return self._seeing_all(attention, before, len(cache.positions))
         import torch
 
         at = torch.tensor(cache.positions, device=self.device)
         queries = at[before - len(cache.ids) :]
-        told = {"attention_mask": as_mask(seen(attention, queries, at), self._dtype)}
+        options = {"attention_mask": as_mask(seen(attention, queries, at), self._dtype)}
         if not self._places_move(attention):
-            return {**told, "position_ids": queries[None]}
+            return {**options, "position_ids": queries[None]}
         moved = places(self._model, attention, queries, at)
-        return {**told, "position_ids": queries.new_zeros(1, len(queries)), "places": moved}
+        return {**options, "position_ids": queries.new_zeros(1, len(queries)), "places": moved}
 
     def _seeing_all(self, attention: Attention, before: int, count: int) -> dict[str, Any]:
         """The same for one token: it sees all ``count`` that are cached."""
@@ -163,8 +163,8 @@ class CausalModel:
             return {"attention_mask": self._no_mask, "position_ids": at}
         if count != self._last_place[0]:  # it stays the same once the text fills its window
             self._last_place = count, place_of_one(self._model, count)
-        told = {"attention_mask": self._no_mask, "position_ids": self._zero}
-        return {**told, "places": self._last_place[1]}
+        options = {"attention_mask": self._no_mask, "position_ids": self._zero}
+        return {**options, "places": self._last_place[1]}
 
     def _can_move(self) -> bool:
         """Whether the model gives the same logits if we rotate its queries and keys."""

@@ -26,13 +26,13 @@ def properties(packet: int, **fields: Any) -> Properties:
     return made
 
 
-def hear(client: Any, on_message: Callable[[aiomqtt.Message], None]) -> None:
-    """Have each message given to ``on_message`` at once. It must be quick and not raise."""
+def deliver(client: Any, on_message: Callable[[aiomqtt.Message], None]) -> None:
+    """Call ``on_message`` with each message at once. It must be quick and not raise."""
 
-    def heard(paho: Any, data: Any, message: Any) -> None:
+    def received(paho: Any, data: Any, message: Any) -> None:
         on_message(aiomqtt.Message._from_paho_message(message))
 
-    client._client.on_message = heard
+    client._client.on_message = received
 
 
 def publish_now(

@@ -118,7 +118,7 @@ def asks(error: BaseException) -> Sequence[tuple[str, str]]:
 
 
 def was_drained(error: BaseException) -> bool:
-    """Whether a graph was told to stop, and did."""
+    """Whether a graph was asked to stop, and did."""
     from langgraph.errors import GraphDrained
 
     return isinstance(error, GraphDrained)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agentrt.integrations._compat.langchain import add_provider
 from agentrt.integrations.langchain.chat import ChatAgentRT
-from agentrt.integrations.langchain.portal import Portal
+from agentrt.integrations.langchain.client import RuntimeClient
 
-__all__ = ["ChatAgentRT", "Portal"]
+__all__ = ["ChatAgentRT", "RuntimeClient"]
 
 add_provider("agentrt", __name__, ChatAgentRT.__name__)

@@ -24,6 +24,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from agentrt.errors import ConfigError
 from agentrt.integrations._compat.langgraph import node_heartbeat
+from agentrt.integrations.langchain.client import RuntimeClient, Terms
 from agentrt.integrations.langchain.limits import as_profile, expected_profile, overflows_told
 from agentrt.integrations.langchain.messages import as_chat
 from agentrt.integrations.langchain.options import (
@@ -35,9 +36,8 @@ from agentrt.integrations.langchain.options import (
     request_of,
     seconds,
 )
-from agentrt.integrations.langchain.portal import Portal, Terms
 from agentrt.integrations.langchain.replies import PROVIDER, ChunkMaker, as_result
-from agentrt.integrations.langchain.shared import endpoint_portal, engine_portal
+from agentrt.integrations.langchain.shared import endpoint_client, engine_client
 from agentrt.integrations.langchain.structured import Method, structured
 from agentrt.integrations.langgraph import follow, scope_of_call
 from agentrt.runtime import Runtime
@@ -53,7 +53,7 @@ class ChatAgentRT(BaseChatModel):
     """A chat model whose calls agentrt schedules.
 
     Without arguments it is this process's embedded engine, which starts at the first call
-    and is shared. ``runtime`` is an open `Runtime` on the running event loop, or a `Portal`
+    and is shared. ``runtime`` is an open `Runtime` on the running event loop, or a `RuntimeClient`
     to one; ``base_url`` is an OpenAI-compatible endpoint instead. ``model`` must be what is
     served. ``temperature`` 0, the default, is greedy; None is what the model's makers
     recommend. ``max_tokens`` None is what the model's context has room for. ``timeout`` is in
@@ -95,7 +95,7 @@ class ChatAgentRT(BaseChatModel):
     runtime: Any = Field(default=None, exclude=True, repr=False)
 
     model_config = ConfigDict(populate_by_name=True)
-    _borrowed: Portal | None = PrivateAttr(default=None)
+    _borrowed: RuntimeClient | None = PrivateAttr(default=None)
     _expects: bool = PrivateAttr(default=False)
 
     # -- construction ------------------------------------------------------------------
@@ -110,16 +110,16 @@ class ChatAgentRT(BaseChatModel):
     @model_validator(mode="after")
     def _borrow_runtime(self) -> Self:
         follow()  # before the first graph starts
-        if isinstance(self.runtime, Portal):
+        if isinstance(self.runtime, RuntimeClient):
             self._borrowed = self.runtime
         elif isinstance(self.runtime, Runtime):
-            self._borrowed = Portal.borrow(self.runtime)
+            self._borrowed = RuntimeClient.borrow(self.runtime)
         elif self.runtime is not None:
             raise ConfigError(
                 f"runtime is a {type(self.runtime).__name__}; give an open agentrt.Runtime or a "
-                "Portal, or leave it out for the embedded engine"
+                "RuntimeClient, or leave it out for the embedded engine"
             )
-        self._learn_profile(self._portal(self.model))
+        self._learn_profile(self._client(self.model))
         return self
 
     def _resolve_model_profile(self) -> ModelProfile:
@@ -127,11 +127,11 @@ class ChatAgentRT(BaseChatModel):
         elsewhere = self.runtime is not None or self.base_url is not None
         return expected_profile(self.model, known=not elsewhere)
 
-    def _learn_profile(self, portal: Portal) -> None:
+    def _learn_profile(self, client: RuntimeClient) -> None:
         """Take over what the engine says of itself, once it is there."""
-        if self._expects and portal.front is not None:
+        if self._expects and client.front is not None:
             with suppress(ConfigError):  # a call will say what is wrong with the model's name
-                self.profile = as_profile(portal.front.profile(self.model))
+                self.profile = as_profile(client.front.profile(self.model))
 
     # -- what LangChain asks about it --------------------------------------------------
 
@@ -168,20 +168,20 @@ class ChatAgentRT(BaseChatModel):
         self, messages: Chat, stop: Stop = None, run_manager: SyncManager = None, **kwargs: Any
     ) -> ChatResult:
         with self._asking(messages, stop, kwargs, run_manager) as asked:
-            return as_result(asked.portal.call(asked.request, asked.terms))
+            return as_result(asked.client.call(asked.request, asked.terms))
 
     async def _agenerate(
         self, messages: Chat, stop: Stop = None, run_manager: AsyncManager = None, **kwargs: Any
     ) -> ChatResult:
         with self._asking(messages, stop, kwargs, run_manager) as asked:
-            return as_result(await asked.portal.acall(asked.request, asked.terms))
+            return as_result(await asked.client.acall(asked.request, asked.terms))
 
     def _stream(
         self, messages: Chat, stop: Stop = None, run_manager: SyncManager = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         with (
             self._asking(messages, stop, kwargs, run_manager, stream=True) as asked,
-            closing(asked.portal.stream(asked.request, asked.terms)) as pieces,
+            closing(asked.client.stream(asked.request, asked.terms)) as pieces,
         ):
             for piece in pieces:
                 yield from asked.maker.chunks(piece)
@@ -190,7 +190,7 @@ class ChatAgentRT(BaseChatModel):
         self, messages: Chat, stop: Stop = None, run_manager: AsyncManager = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         with self._asking(messages, stop, kwargs, run_manager, stream=True) as asked:
-            async with aclosing(asked.portal.astream(asked.request, asked.terms)) as pieces:
+            async with aclosing(asked.client.astream(asked.request, asked.terms)) as pieces:
                 async for piece in pieces:
                     for made in asked.maker.chunks(piece):
                         yield made
@@ -210,7 +210,7 @@ class ChatAgentRT(BaseChatModel):
             with overflows_told():
                 yield asked
         finally:
-            self._learn_profile(asked.portal)
+            self._learn_profile(asked.client)
 
     def _ask(
         self,
@@ -235,14 +235,14 @@ class ChatAgentRT(BaseChatModel):
             with_usage=options["stream_usage"] is not False,
             first_index=100 if self.output_version == "v1" else 0,
         )
-        return _Asked(self._portal(options["model"]), request, terms, maker)
+        return _Asked(self._client(options["model"]), request, terms, maker)
 
-    def _portal(self, model: str | None) -> Portal:
+    def _client(self, model: str | None) -> RuntimeClient:
         if self._borrowed is not None:
             return self._borrowed
         if self.base_url is None:
-            return engine_portal(self.model)
-        return endpoint_portal(
+            return engine_client(self.model)
+        return endpoint_client(
             self.base_url,
             model=model,
             api_key=None if self.api_key is None else self.api_key.get_secret_value(),
@@ -257,8 +257,8 @@ class ChatAgentRT(BaseChatModel):
         """The text's tokens, by the model's own tokenizer; it starts an engine that has not."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
-        portal = self._portal(self.model)
-        return portal.ask(lambda front: front.tokenize(text, self.model))
+        client = self._client(self.model)
+        return client.ask(lambda front: front.tokenize(text, self.model))
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
@@ -268,7 +268,7 @@ class ChatAgentRT(BaseChatModel):
             return super().get_num_tokens_from_messages(messages)
         shaped = [convert_to_openai_tool(tool) for tool in tools or ()]
         request = request_of(as_chat(messages), {"model": self.model, "tools": shaped})
-        return self._portal(self.model).ask(lambda front: front.count_tokens(request))
+        return self._client(self.model).ask(lambda front: front.count_tokens(request))
 
     # -- tools and schemas -------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class ChatAgentRT(BaseChatModel):
 class _Asked:
     """A call that is about to be made: by way of what, and what is asked on what terms."""
 
-    portal: Portal
+    client: RuntimeClient
     request: dict[str, Any]
     terms: Terms
     maker: ChunkMaker

@@ -26,7 +26,7 @@ def overflows_told() -> Iterator[None]:
 
 
 def expected_profile(model: str | None, *, known: bool) -> ModelProfile:
-    """The profile before an engine has told its own; ``known`` says that it is one of ours here."""
+    """The profile before an engine has given its own; ``known``: it is one of our engines here."""
     limit = None
     if known:
         from agentrt.executors.vllm.options import expected_context
@@ -35,25 +35,25 @@ def expected_profile(model: str | None, *, known: bool) -> ModelProfile:
     return as_profile(FrontProfile(model or "", limit))
 
 
-def as_profile(told: FrontProfile) -> ModelProfile:
-    """What a front end tells of a model, as LangChain's middleware reads it."""
-    profile = ModelProfile(
+def as_profile(profile: FrontProfile) -> ModelProfile:
+    """A front end's profile of a model, as LangChain's middleware reads it."""
+    found = ModelProfile(
         text_inputs=True,
-        image_inputs=told.images,
-        image_url_inputs=told.images,
-        image_tool_message=told.images,
-        audio_inputs=told.audio,
-        video_inputs=told.video,
+        image_inputs=profile.images,
+        image_url_inputs=profile.images,
+        image_tool_message=profile.images,
+        audio_inputs=profile.audio,
+        video_inputs=profile.video,
         pdf_inputs=False,
         pdf_tool_message=False,
         text_outputs=True,
-        reasoning_output=told.reasoning,
-        tool_calling=told.tools,
-        tool_choice=told.tools,
-        tool_call_streaming=told.tools,
+        reasoning_output=profile.reasoning,
+        tool_calling=profile.tools,
+        tool_choice=profile.tools,
+        tool_call_streaming=profile.tools,
         structured_output=True,
         temperature=True,
     )
-    if told.max_model_len is not None:
-        profile["max_input_tokens"] = told.max_model_len
-    return profile
+    if profile.max_model_len is not None:
+        found["max_input_tokens"] = profile.max_model_len
+    return found

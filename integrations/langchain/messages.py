@@ -53,8 +53,8 @@ def _parts(message: BaseMessage) -> Iterator[BaseMessage]:
 def _said(message: BaseMessage) -> Said:
     blocks = _blocks(message)
     if blocks:
-        told = [_known(block) for block in blocks if _type(block) not in _IN_FIELDS]
-        message = message.model_copy(update={"content": told})
+        content = [_known(block) for block in blocks if _type(block) not in _IN_FIELDS]
+        message = message.model_copy(update={"content": content})
     try:
         said: Any = convert_to_openai_messages(message)
     except (ValueError, TypeError, KeyError) as error:

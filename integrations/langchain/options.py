@@ -190,14 +190,14 @@ def as_format(wanted: Any) -> Mapping[str, Any]:
     if isinstance(wanted, Mapping) and wanted.get("type") in ("text", "json_object"):
         return wanted
     if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
-        told = wanted.get("json_schema") or {}
-        if told.get("schema") is None:
+        given = wanted.get("json_schema") or {}
+        if given.get("schema") is None:
             raise ConfigError("response_format of type json_schema needs json_schema.schema")
-        return {**wanted, "json_schema": {**told, "schema": _as_schema(told["schema"])}}
+        return {**wanted, "json_schema": {**given, "schema": _as_schema(given["schema"])}}
     schema = _as_schema(wanted)
     name = schema.get("title", "output")
-    told = {"name": name, "schema": schema, "strict": True}
-    return {"type": "json_schema", "json_schema": told}
+    named = {"name": name, "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": named}
 
 
 def _as_schema(schema: Any) -> Mapping[str, Any]:

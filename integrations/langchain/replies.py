@@ -144,7 +144,7 @@ def _usage(usage: Mapping[str, Any] | None) -> UsageMetadata | None:
         return None
     prompt, output = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    told = UsageMetadata(
+    found = UsageMetadata(
         input_tokens=prompt,
         output_tokens=output,
         total_tokens=prompt + output,
@@ -153,8 +153,8 @@ def _usage(usage: Mapping[str, Any] | None) -> UsageMetadata | None:
     )
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
     if thought is not None:
-        told["output_token_details"] = OutputTokenDetails(reasoning=thought)
-    return told
+        found["output_token_details"] = OutputTokenDetails(reasoning=thought)
+    return found
 
 
 def _metadata(answer: Answer) -> dict[str, Any]:

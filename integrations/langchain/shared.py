@@ -1,4 +1,4 @@
-"""The portals that all chat models of a process share: one per engine, or per endpoint."""
+"""The clients that all chat models of a process share: one per engine, or per endpoint."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from agentrt.integrations.langchain.portal import Portal
+from agentrt.integrations.langchain.client import RuntimeClient
 from agentrt.runtime import Runtime
 from agentrt.runtime._compat import call_before_exit
 
-_PORTALS: dict[Hashable, Portal] = {}
-_LENT: list[Portal] = []
+_CLIENTS: dict[Hashable, RuntimeClient] = {}
+_LENT: list[RuntimeClient] = []
 _LOCK = threading.Lock()
 
 
 @contextmanager
-def lend(portal: Portal) -> Iterator[None]:
-    """While the body runs, all chat models of this process use ``portal`` for their engine."""
+def lend(client: RuntimeClient) -> Iterator[None]:
+    """While the body runs, all chat models of this process use ``client`` for their engine."""
     with _LOCK:
-        _LENT.append(portal)
+        _LENT.append(client)
     try:
         yield
     finally:
         with _LOCK:
-            _LENT.remove(portal)
+            _LENT.remove(client)
 
 
-def engine_portal(model: str | None) -> Portal:
-    """The portal to this process's embedded engine for ``model``; None is the default model.
+def engine_client(model: str | None) -> RuntimeClient:
+    """The client to this process's embedded engine for ``model``; None is the default model.
 
     A lent one may serve another model: it refuses a call that names one.
     """
@@ -43,36 +43,36 @@ def engine_portal(model: str | None) -> Portal:
 
         return Runtime(VLLMEngine(EngineOptions(model=model)))
 
-    return shared_portal(("engine", model), make)
+    return shared_client(("engine", model), make)
 
 
-def endpoint_portal(base_url: str, **options: Any) -> Portal:
-    """The portal to a model at an OpenAI-compatible endpoint, with `OpenAIEndpoint`'s options."""
+def endpoint_client(base_url: str, **options: Any) -> RuntimeClient:
+    """The client to a model at an OpenAI-compatible endpoint, with `OpenAIEndpoint`'s options."""
 
     def make() -> Runtime:
         from agentrt.executors.openai import OpenAIEndpoint
 
         return Runtime(OpenAIEndpoint(base_url, **options))
 
-    return shared_portal(("endpoint", base_url, repr(options)), make)
+    return shared_client(("endpoint", base_url, repr(options)), make)
 
 
-def shared_portal(key: Hashable, make: Callable[[], Runtime]) -> Portal:
-    """The portal of that key: a new one if there is none, or if it was closed."""
+def shared_client(key: Hashable, make: Callable[[], Runtime]) -> RuntimeClient:
+    """The client of that key: a new one if there is none, or if it was closed."""
     with _LOCK:
-        portal = _PORTALS.get(key)
-        if portal is None or portal.closed:
-            portal = _PORTALS[key] = Portal(make)
-        return portal
+        client = _CLIENTS.get(key)
+        if client is None or client.closed:
+            client = _CLIENTS[key] = RuntimeClient(make)
+        return client
 
 
 def close_all() -> None:
-    """Close every shared portal. The next call of a chat model opens a new one."""
+    """Close every shared client. The next call of a chat model opens a new one."""
     with _LOCK:
-        portals = list(_PORTALS.values())
-        _PORTALS.clear()
-    for portal in portals:
-        portal.close()
+        clients = list(_CLIENTS.values())
+        _CLIENTS.clear()
+    for client in clients:
+        client.close()
 
 
 call_before_exit(close_all)

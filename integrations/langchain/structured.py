@@ -36,18 +36,18 @@ def structured(
         raise ConfigError(f"method {method!r} is none of {', '.join(_METHODS)}")
     if schema is None and method != "json_mode":
         raise ConfigError(f"method {method!r} needs a schema")
-    told = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+    shown = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
     bound: Runnable[LanguageModelInput, Any]
     parser: BaseOutputParser[Any]
     if method == "function_calling":
         tools = [schema, *options.pop("tools", ())]
-        one = {"parallel_tool_calls": False, "ls_structured_output_format": told}
+        one = {"parallel_tool_calls": False, "ls_structured_output_format": shown}
         bound = model.bind_tools(tools, tool_choice="any", strict=strict, **one, **options)
         parser = _tool_parser(schema)
     else:
         # JSON mode, too, is constrained to the schema where there is one: it costs nothing here.
         form = {"type": "json_object"} if schema is None else as_format(schema)
-        bound = model.bind(response_format=form, ls_structured_output_format=told, **options)
+        bound = model.bind(response_format=form, ls_structured_output_format=shown, **options)
         parser = _text_parser(schema)
     return _with_raw(bound, parser) if include_raw else bound | parser
 

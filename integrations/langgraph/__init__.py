@@ -4,8 +4,7 @@
 models, whose calls go over HTTP.
 """
 
-from agentrt.integrations.langgraph.follower import Follower
+from agentrt.integrations.langgraph.follower import Follower, follow, scope_of_call
 from agentrt.integrations.langgraph.instrument import instrument, uninstrument
-from agentrt.integrations.langgraph.process import follow, scope_of_call
 
 __all__ = ["Follower", "follow", "instrument", "scope_of_call", "uninstrument"]

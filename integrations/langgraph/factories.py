@@ -34,7 +34,7 @@ class Access:
 
 
 class Factory:
-    """A function that makes a graph. It ``varies`` if it is told what the graph is for.
+    """A function that makes a graph. It ``varies`` if it asks what the graph is for.
 
     Raises `ProgramLoadError` for a function that needs anything else.
     """

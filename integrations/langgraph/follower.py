@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from threading import RLock
+from functools import cache
+from threading import Lock, RLock
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, BaseRunManager
 
 from agentrt import tracking
+from agentrt.errors import EngineDiedError
 from agentrt.graph import Frontier, NodeKind
 from agentrt.integrations._compat import langgraph
 from agentrt.integrations.langgraph.frames import Followed, Frame, Question, terms_of
 from agentrt.runtime.registry import RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
+from agentrt.tracking import frameworks
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
 
-Told = Mapping[str, Any]
+RunFields = Mapping[str, Any]
 """What LangChain says of a run that starts: its parent, its tags, its metadata."""
 _UNNAMED = "program"
 _SWEEP_AT = 64
@@ -65,10 +68,10 @@ class Follower(BaseCallbackHandler):
     # -- chains, graphs, nodes ---------------------------------------------------------
 
     def on_chain_start(
-        self, serialized: dict[str, Any] | None, inputs: Any, *, run_id: UUID, **told: Any
+        self, serialized: dict[str, Any] | None, inputs: Any, *, run_id: UUID, **fields: Any
     ) -> None:
         with self._lock:
-            frame = self._begin(run_id, told.get("name"), told)
+            frame = self._begin(run_id, fields.get("name"), fields)
             if frame.program.asked and getattr(inputs, "resume", None) is not None:
                 self._answer(frame)
         if frame.apart:
@@ -83,11 +86,11 @@ class Follower(BaseCallbackHandler):
     # -- tools -------------------------------------------------------------------------
 
     def on_tool_start(
-        self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **told: Any
+        self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **fields: Any
     ) -> None:
-        tool = told.get("name") or (serialized or {}).get("name") or "tool"
+        tool = fields.get("name") or (serialized or {}).get("name") or "tool"
         with self._lock:
-            frame = self._begin(run_id, tool, told)
+            frame = self._begin(run_id, tool, fields)
             run = frame.program.run
             frame.tool = registry_of(run).begin_interrupt(run, frame.scope, NodeKind.TOOL, tool)
         if frame.apart:
@@ -101,10 +104,10 @@ class Follower(BaseCallbackHandler):
 
     # -- inside ------------------------------------------------------------------------
 
-    def _begin(self, run_id: UUID, name: str | None, told: Told) -> Frame:
+    def _begin(self, run_id: UUID, name: str | None, fields: RunFields) -> Frame:
         """The frame of a run that starts."""
-        metadata: Mapping[str, Any] = told.get("metadata") or {}
-        parent = self._frames.get(told["parent_run_id"]) if told.get("parent_run_id") else None
+        metadata: Mapping[str, Any] = fields.get("metadata") or {}
+        parent = self._frames.get(fields["parent_run_id"]) if fields.get("parent_run_id") else None
         here = tracking.current_scope()
         around = _around(here, parent)
         if around is None:
@@ -113,22 +116,22 @@ class Follower(BaseCallbackHandler):
             program, namespace = self._program_of(around.owner), langgraph.namespace_of(metadata)
             frame = Frame(around, program, namespace, here, langgraph.thread_of(metadata))
             with registry_of(program.run).lock:
-                self._join(frame, run_id, name, told, parent)
+                self._join(frame, run_id, name, fields, parent)
         self._frames[run_id] = frame
         frame.program.frames.add(run_id)
         return frame
 
     def _join(
-        self, frame: Frame, run_id: UUID, name: str | None, told: Told, parent: Frame | None
+        self, frame: Frame, run_id: UUID, name: str | None, fields: RunFields, parent: Frame | None
     ) -> None:
         """Give a frame its scope: a node's, a branch's, its own, or that of the code around it."""
-        metadata = told.get("metadata") or {}
+        metadata = fields.get("metadata") or {}
         if parent is not None and langgraph.is_node(name, metadata, parent.namespace):
             if parent.root:
                 self._name_after(parent, str(name), metadata)
             step = langgraph.step_of(metadata)
             frame.enter(parent.supersteps(), step, frame.namespace, str(name))
-        elif parent is not None and langgraph.is_branch(told.get("tags") or ()):
+        elif parent is not None and langgraph.is_branch(fields.get("tags") or ()):
             frame.enter(parent.supersteps(), None, str(run_id), "")
         elif not tracking.is_alone_in(frame.scope):
             frame.fork(frame.scope)
@@ -247,3 +250,39 @@ def _ending(error: BaseException | None) -> tuple[RunState, BaseException | None
     if isinstance(error, Exception) and not langgraph.was_drained(error):
         return RunState.FAILED, error
     return RunState.CANCELLED, None
+
+
+_STARTING = Lock()
+
+
+def follow() -> Follower:
+    """Follow all LangChain and LangGraph runs of this process from now on; idempotent.
+
+    Returns the process's follower, whose ``registry`` has the programs' DAGs and states.
+    """
+    with _STARTING:
+        return _follower()
+
+
+@cache
+def _follower() -> Follower:
+    follower = Follower(RunRegistry(mark="~"))
+    for module in langgraph.INTERNAL_MODULES:
+        frameworks.add_internal(module)
+    frameworks.add_awaiting(langgraph.AWAITING_MODULE, langgraph.IN_THREAD)
+    langgraph.attach(follower)
+    return follower
+
+
+def scope_of_call(run_manager: BaseRunManager | None) -> Scope | None:
+    """Where in its program the code is that calls a chat model, or None outside any.
+
+    ``run_manager`` is the model's, where LangChain gives it one; on some paths it does not.
+    Raises `EngineDiedError` in a program that was cancelled: a thread of it may go on.
+    """
+    here = tracking.current_scope()
+    if here is not None and isinstance(here.owner, Run) and here.owner.state is RunState.CANCELLED:
+        raise EngineDiedError(f"program {here.owner.id} was cancelled, and calls no more")
+    if run_manager is not None:
+        return follow().scope(run_manager.parent_run_id)
+    return follow().scope(langgraph.enclosing_run())

@@ -19,8 +19,8 @@ from agentrt.errors import ProgramLoadError
 from agentrt.graph import NodeKind
 from agentrt.integrations._compat.langgraph import QUESTIONS, UNNAMED_GRAPH
 from agentrt.integrations.langgraph.factories import Access, Factory
+from agentrt.integrations.langgraph.follower import follow
 from agentrt.integrations.langgraph.frames import terms_of
-from agentrt.integrations.langgraph.process import follow
 from agentrt.program import Context, Program
 from agentrt.runtime.registry import registry_of
 from agentrt.runtime.run import Run

@@ -23,7 +23,7 @@ from typing import Any
 from agentrt.executors.identity import to_headers
 from agentrt.graph import Node
 from agentrt.integrations._compat import httpx
-from agentrt.integrations.langgraph.process import follow, scope_of_call
+from agentrt.integrations.langgraph.follower import follow, scope_of_call
 from agentrt.request import CallReport
 from agentrt.runtime.registry import identity_of, registry_of
 from agentrt.runtime.run import Run

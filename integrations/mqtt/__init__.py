@@ -1,9 +1,10 @@
 """Tools and events over MQTT 5: workers on any machine, found and called through a broker.
 
 `tools` has the transport that a runtime calls tools with, `worker` the other side, which offers
-functions as tools, `asking` how those ask humans, `events` what programs wait for, `questions`
-what they ask humans. `broker` says how a broker is reached, `connection` keeps the connection up,
-`topics` and `messages` are the protocol of docs/mqtt.md.
+functions as tools; `calls` and `replies` are what each side keeps of a call. `events` has what
+programs wait for, `questions` what they ask humans. `broker` says how a broker is reached,
+`connection` keeps the connection up. `topics` and `messages` are the protocol of
+docs/mqtt.md.
 """
 
 from __future__ import annotations

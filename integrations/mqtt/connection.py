@@ -17,7 +17,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from agentrt import tracking
 from agentrt.errors import ToolUnavailableError
-from agentrt.integrations._compat.aiomqtt import end_session, hear, properties, publish_now
+from agentrt.integrations._compat.aiomqtt import deliver, end_session, properties, publish_now
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.outgoing import Outgoing
 
@@ -31,15 +31,15 @@ NO_DELAY = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 """Without it each round trip costs 40 ms."""
 
 
-class _Hearing(logging.Handler):
-    """Hands on what is logged."""
+class _LogForwarder(logging.Handler):
+    """Calls ``on_line`` with each line that is logged."""
 
-    def __init__(self, heard: Callable[[str], None]) -> None:
+    def __init__(self, on_line: Callable[[str], None]) -> None:
         super().__init__()
-        self._heard = heard
+        self._on_line = on_line
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._heard(record.getMessage())
+        self._on_line(record.getMessage())
 
 
 class Connection:
@@ -80,7 +80,7 @@ class Connection:
         self._idle = asyncio.Event()
         self._fault, self._said = "it has not answered yet", ""
         self._library = logging.Logger("aiomqtt", logging.ERROR)  # noqa: LOG001 - each has its own
-        self._library.addHandler(_Hearing(self._hint))
+        self._library.addHandler(_LogForwarder(self._hint))
 
     def open(self) -> None:
         """Begin to connect."""
@@ -270,7 +270,7 @@ class Connection:
             max_queued_outgoing_messages=0,
         )
         client.pending_calls_threshold = 1 << 30
-        hear(client, self._heard)
+        deliver(client, self._received)
         self._newest = client
         return client
 
@@ -281,11 +281,11 @@ class Connection:
         return aiomqtt.Will(will.topic, will.payload, will.qos, will.retain, delay)
 
     async def _read(self, client: aiomqtt.Client) -> None:
-        """Raises `aiomqtt.MqttError` when the connection breaks; messages go to `_heard`."""
+        """Raises `aiomqtt.MqttError` when the connection breaks; messages go to `_received`."""
         async for _ in client.messages:
             pass
 
-    def _heard(self, message: aiomqtt.Message) -> None:
+    def _received(self, message: aiomqtt.Message) -> None:
         try:
             self._on_message(message)
         except ValueError as error:

@@ -44,7 +44,7 @@ class _Part(BaseModel):
 
 
 class OfferedTool(_Part):
-    """A tool that a worker offers: what a model is told of it, and its options."""
+    """A tool that a worker offers: its description for models, and its options."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$")
     description: str = ""
@@ -172,7 +172,7 @@ class Reply(_Part):
     question: ToolQuestion | None = None
 
 
-class Answer(_Part):
+class AnswerMessage(_Part):
     """What somebody answers to a question; ``reply_to`` and ``id`` are as in a `Request`."""
 
     answer: Any

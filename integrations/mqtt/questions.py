@@ -21,7 +21,7 @@ from agentrt import tracking
 from agentrt.errors import ConfigError, ToolError
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.connection import Connection
-from agentrt.integrations.mqtt.messages import MAX_BYTES, Answer, Taken, decode, encode
+from agentrt.integrations.mqtt.messages import MAX_BYTES, AnswerMessage, Taken, decode, encode
 from agentrt.integrations.mqtt.outgoing import Outgoing, subscribe
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class MqttQuestions:
         correlation = getattr(message.properties, "CorrelationData", None)
         given, taken = None, Taken(state="answered")
         try:
-            given = decode(Answer, message.payload)
+            given = decode(AnswerMessage, message.payload)
             await self._board.answer_of(tenant, question, given.answer)
         except (ValueError, ToolError) as error:
             taken = Taken(state="refused", why=str(error))

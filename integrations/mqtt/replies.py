@@ -4,26 +4,94 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentrt.errors import ToolResultError
+from agentrt.errors import QuestionClosedError, ToolResultError
 from agentrt.graph import Progress
-from agentrt.integrations.mqtt.asking import Asking
 from agentrt.integrations.mqtt.jobs import Job, Sender
-from agentrt.integrations.mqtt.messages import Failure, Reply, Share, ToolQuestion, encode
+from agentrt.integrations.mqtt.messages import (
+    Failure,
+    Reply,
+    Share,
+    ToolAnswer,
+    ToolQuestion,
+    encode,
+)
 from agentrt.integrations.mqtt.outgoing import Outgoing
 
 log = logging.getLogger(__name__)
 Said = Literal["accepted", "progress", "asks", "withdrawn", "done", "failed"]
 
 
+Say = Callable[[Job, Literal["asks", "withdrawn"], ToolQuestion], None]
+"""Sends a reply with a question."""
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    job: Job
+    question: ToolQuestion
+    answered: asyncio.Future[Any] = field(default_factory=asyncio.Future)
+
+
+class ToolQuestions:
+    """The questions of one worker's tools: each is asked through its job's caller, who answers.
+
+    Any reply may be lost: a question is sent again with each later one, until it is answered.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._open: dict[str, _Open] = {}
+
+    async def ask(self, job: Job, text: str, schema: Mapping[str, Any] | None) -> Any:
+        """The answer. Raises a `ToolError` where there is none."""
+        if job.ended_at is not None:
+            raise QuestionClosedError("the tool's call is over")
+        form = None if schema is None else dict(schema)
+        one = _Open(job, ToolQuestion(id=uuid.uuid4().hex, text=text, schema=form))
+        self._say(job, "asks", one.question)
+        self._open[one.question.id] = one
+        try:
+            return await one.answered
+        except asyncio.CancelledError:
+            self._say(job, "withdrawn", ToolQuestion(id=one.question.id))
+            raise
+        finally:
+            del self._open[one.question.id]
+
+    def repeat(self, job: Job) -> None:
+        """Ask again: what was asked, or answered, may be lost."""
+        for one in self._open.values():
+            if one.job is job:
+                self._say(job, "asks", one.question)
+
+    def close(self, job: Job) -> None:
+        """The job is over: whoever asks on, in a thread that was left behind, gets no answer."""
+        for one in self._open.values():
+            if one.job is job and not one.answered.done():
+                one.answered.set_exception(QuestionClosedError("the tool's call is over"))
+
+    def take(self, given: ToolAnswer) -> None:
+        """The first answer counts, and none to what is not asked any more."""
+        one = self._open.get(given.question)
+        if one is None or one.answered.done():
+            return
+        if given.error is not None:
+            one.answered.set_exception(given.error.error(one.job.request.tool))
+        else:
+            one.answered.set_result(given.answer)
+
+
 class Replies:
-    """The replies of one worker, which ``send`` puts on their way; ``asking`` has its questions."""
+    """The replies of one worker, which ``send`` puts on their way; ``questions`` are its tools'."""
 
     def __init__(self, worker: str, send: Callable[..., None]) -> None:
         self._worker, self._send = worker, send
-        self.asking = Asking(self._ask)
+        self.questions = ToolQuestions(self._ask)
 
     def done(self, tool: str, result: Any) -> tuple[Reply, int]:
         """The reply with a result, and its size (bytes). Raises `ToolResultError`."""
@@ -45,7 +113,7 @@ class Replies:
         """Say how a job stands."""
         if job.reply is not None or not job.cancelled:
             self._reply(job.sender, job.reply or self._said("accepted"))
-            self.asking.repeat(job)
+            self.questions.repeat(job)
 
     def progress(self, job: Job, progress: Progress) -> None:
         """Say how far a job is."""
@@ -87,4 +155,4 @@ class JobContext:
         self._loop.call_soon_threadsafe(self._replies.progress, self._job, progress)
 
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
-        return await self._replies.asking.ask(self._job, question, schema)
+        return await self._replies.questions.ask(self._job, question, schema)

@@ -13,18 +13,16 @@ from typing import Any
 import aiomqtt
 
 from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
-from agentrt.integrations.mqtt.asking import Asked
 from agentrt.integrations.mqtt.broker import Broker
-from agentrt.integrations.mqtt.calls import ToolAttempt, call_id_of
+from agentrt.integrations.mqtt.calls import CallQuestions, Fleet, ToolAttempt, call_id_of
 from agentrt.integrations.mqtt.connection import Connection
-from agentrt.integrations.mqtt.fleet import Fleet
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
 from agentrt.integrations.mqtt.outgoing import Outgoing, publish, subscribe
 from agentrt.integrations.mqtt.topics import Topics
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 
 _SYNC_S = 3.0
-_UNHEARD = 100
+_MOST_UNANSWERED = 100
 """Calls on their way at once that no worker has accepted: brokers drop what they cannot queue."""
 _SILENCES = 3
 """So often a call is sent without a word from a worker before it is lost."""
@@ -61,10 +59,10 @@ class MqttTools(ToolTransport):
         self._client_id = f"agentrt-{uuid.uuid4().hex[:12]}"
         self._fleets: defaultdict[str, Fleet] = defaultdict(Fleet)
         self._calls: dict[str, ToolAttempt] = {}
-        self._unheard = asyncio.Semaphore(_UNHEARD)
+        self._unanswered_calls = asyncio.Semaphore(_MOST_UNANSWERED)
         self._synced, self._sync = asyncio.Event(), ""
         self._settle, self._settled_at = settle, 0.0
-        self._heard = asyncio.Event()
+        self._announcement = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
         self._connection = Connection(
             broker,
@@ -96,7 +94,7 @@ class MqttTools(ToolTransport):
         """Wait for a worker's next announcement, soon after the first connection."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._settled_at):
-                return await self._heard.wait()
+                return await self._announcement.wait()
         return False
 
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
@@ -109,11 +107,11 @@ class MqttTools(ToolTransport):
             topics,
             topics.replies(self._client_id),
             None if request.timeout is None else loop.time() + request.timeout,
-            Asked(context, partial(self._give, topics)),
+            CallQuestions(context, partial(self._give, topics)),
         )
         call.payload = call.encoded()
-        await self._unheard.acquire()
-        call.heard = self._unheard.release
+        await self._unanswered_calls.acquire()
+        call.on_first_reply = self._unanswered_calls.release
         self._calls[call.id] = call
         try:
             return await self._answer(call)
@@ -122,9 +120,9 @@ class MqttTools(ToolTransport):
             raise
         finally:
             del self._calls[call.id]
-            call.hear()
+            call.replied()
             call.assign(None)
-            await call.asked.close()
+            await call.questions.close()
 
     async def _answer(self, call: ToolAttempt) -> Any:
         """Send it again until it is answered."""
@@ -169,7 +167,7 @@ class MqttTools(ToolTransport):
 
     def _give(self, topics: Topics, worker: str, answer: bytes) -> None:
         """An answer to what a tool asks."""
-        self._connection.send(Outgoing(topics.told(worker), answer))
+        self._connection.send(Outgoing(topics.answers_for(worker), answer))
 
     # -- the connection -----------------------------------------------------------------
 
@@ -229,8 +227,8 @@ class MqttTools(ToolTransport):
         known = fleet.workers.get(worker)
         was_sure = known is not None and not known.unsure
         fleet.announce(worker, decode(Announcement, payload))
-        self._heard.set()
-        self._heard = asyncio.Event()
+        self._announcement.set()
+        self._announcement = asyncio.Event()
         if was_sure or not self._connection.is_up:
             return
         for call in self._calls_of(fleet, worker):
@@ -269,7 +267,7 @@ class MqttTools(ToolTransport):
         if call is None or call.answer.done():
             self.dropped += 1
             return
-        call.hear()
+        call.replied()
         try:
             reply = decode(Reply, message.payload)
         except ValueError as error:
@@ -284,7 +282,7 @@ class MqttTools(ToolTransport):
         elif reply.progress is not None:
             call.context.progress(reply.progress.progress())
         elif reply.question is not None:
-            call.asked.hear(reply.worker, reply.question, asks=reply.state == "asks")
+            call.questions.take(reply.worker, reply.question, asks=reply.state == "asks")
         elif reply.error is None:
             call.assign(reply.worker)
         elif reply.error.kind == "unavailable" and call.fleet.offering(call.tool):

@@ -71,7 +71,7 @@ class Topics:
         """Where one worker takes calls."""
         return f"{self.prefix}/workers/{worker}/calls"
 
-    def told(self, worker: str) -> str:
+    def answers_for(self, worker: str) -> str:
         """Where one worker gets answers to what its tools ask."""
         return f"{self.prefix}/workers/{worker}/answers"
 

@@ -48,10 +48,10 @@ _GOODBYE_S = 10.0
 
 
 class Worker:
-    """Offers ``tools`` until it is told to `drain`; one `run`.
+    """Offers ``tools`` until `drain` is called; one `run`.
 
-    ``concurrency`` is how many calls run at once, of all tools; more wait. ``notice`` is told,
-    in a line for people, how the connection stands. Times are in seconds.
+    ``concurrency`` is how many calls run at once, of all tools; more wait. ``notice`` gets
+    a line for people when the connection changes. Times are in seconds.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Worker:
     # -- the connection -----------------------------------------------------------------
 
     async def _subscribe(self, client: aiomqtt.Client) -> None:
-        own = (self._topics.inbox(self.id), self._topics.told(self.id))
+        own = (self._topics.inbox(self.id), self._topics.answers_for(self.id))
         topics = [*own, self._common.client("+")]
         for name in self._tools:
             topics.append(self._topics.cancels(name))
@@ -173,7 +173,7 @@ class Worker:
         elif topic.endswith("/calls"):
             self._asked(message)
         elif topic.endswith("/answers"):
-            self._replies.asking.take(decode(ToolAnswer, message.payload))
+            self._replies.questions.take(decode(ToolAnswer, message.payload))
         else:
             self._gone(topic.rpartition("/")[2])
 
@@ -226,7 +226,7 @@ class Worker:
                 self._end(job, self._replies.failed(lost))
 
     def _end(self, job: Job, reply: Reply | None = None) -> None:
-        """Stop a job. Without a reply nobody is told."""
+        """Stop a job, and send ``reply`` if there is one."""
         job.cancelled, job.reply = True, reply
         self._jobs.end(job, asyncio.get_running_loop().time())
         if job.task is not None:
@@ -241,7 +241,7 @@ class Worker:
             job.reply = await self._outcome(job)
         finally:
             accepting.cancel()
-            self._replies.asking.close(job)
+            self._replies.questions.close(job)
             if not job.cancelled:
                 self._jobs.end(job, loop.time())
         self._replies.tell(job)

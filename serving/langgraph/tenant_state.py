@@ -11,7 +11,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from agentrt.integrations.langchain.portal import Portal
+from agentrt.integrations.langchain.client import RuntimeClient
 from agentrt.integrations.langchain.shared import lend
 from agentrt.integrations.langgraph.factories import Access, Purpose
 from agentrt.integrations.langgraph.threads import thread_config
@@ -87,7 +87,7 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
     """
     async with AsyncExitStack() as stack:
         storage = await stack.enter_async_context(open_storage(server.database, server.lifetimes))
-        stack.enter_context(lend(Portal.borrow(server.runtime)))
+        stack.enter_context(lend(RuntimeClient.borrow(server.runtime)))
         graphs = await stack.enter_async_context(open_graphs(server, storage))
         database, quotas = storage.database, Quotas(server)
         asks, deadlines = server.questions.changed, Deadlines()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+import json
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,29 @@ from agentrt.request import Call, CallReport, Reply
 
 Write = Callable[[str], Path]
 Invoke = Callable[..., int]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ended: its exit code, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The last line of its output."""
+        return json.loads(self.out.splitlines()[-1])
+
+    @property
+    def said(self) -> str:
+        """The last line on stderr."""
+        return self.err.splitlines()[-1]
+
+
+Run = Callable[..., Ran]
+Refused = Callable[..., None]
 
 
 class EchoEngine(Executor):
@@ -74,3 +99,38 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
         return call([str(arg) for arg in args])
 
     return run
+
+
+@pytest.fixture
+def run_program(write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs the program of this source, by `agentrt run`; ``name`` picks one of several."""
+
+    def run(source: str, *options: object, name: str = "") -> Ran:
+        code = invoke("run", f"{write(source)}{name}", *options)
+        return Ran(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def refused(invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs a command that is a mistake: exit code 2, and one line on stderr that has ``says``."""
+
+    def run(*args: object, says: Iterable[str]) -> None:
+        capsys.readouterr()
+        check(capsys, invoke(*args), *says)
+
+    return run
+
+
+def check(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> None:
+    """The command was refused: exit code 2, and one line on stderr with these words."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    lines = err.splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: ")
+    assert code == 2
+    for word in words:
+        assert word in lines[0]

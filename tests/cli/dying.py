@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncGenerator
 from functools import partial
 
-import agentrt.executors.replicas.single as single
+import agentrt.executors.replicas.set as replica_set
 import agentrt.executors.vllm.engine as engine
 from agentrt.cli.app import call as run
 from agentrt.errors import EngineDiedError
@@ -42,5 +42,5 @@ class MortalEngine(EchoEngine):
 
 if __name__ == "__main__":
     engine.VLLMEngine = MortalEngine  # type: ignore[misc, assignment]
-    single.Backoff = partial(Backoff, first_s=0.01, tries=2)  # type: ignore[assignment, attr-defined]
+    replica_set.Backoff = partial(Backoff, first_s=0.01, tries=2)  # type: ignore[assignment, attr-defined]
     sys.exit(run(sys.argv[1:]))

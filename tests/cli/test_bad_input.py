@@ -11,7 +11,12 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.options import config_fault
-from tests.cli.conftest import EchoEngine, Invoke, Write
+from tests.cli.conftest import (
+    EchoEngine,
+    Refused,
+    Run,
+    Write,
+)
 
 GOOD = "@program\nasync def good(ctx): return 1\n"
 ASKS = "@program\nasync def asks(ctx): return await ctx.human('Which colour?')\n"
@@ -20,23 +25,6 @@ A_MODEL = ["a folder with a config.json", "a hub name such as"]
 ATLAS = ["--policy", "atlas"]
 ADAPTIVE = ["--policy", "adaptive", "--history"]
 TWO = f"{GOOD}@program\nasync def better(ctx): return 2\n"
-
-
-def only_line(capsys: pytest.CaptureFixture[str]) -> str:
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    lines = err.splitlines()
-    assert len(lines) == 1, err
-    assert lines[0].startswith("error: ")
-    return lines[0]
-
-
-def check(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> None:
-    line = only_line(capsys)
-    assert code == 2
-    for word in words:
-        assert word in line
 
 
 @pytest.mark.parametrize(
@@ -59,12 +47,11 @@ def test_program_file(
     suffix: str,
     words: list[str],
     write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    check(capsys, invoke("run", f"{write(source)}{suffix}"), *words)
+    refused("run", f"{write(source)}{suffix}", says=words)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +73,7 @@ def test_program_file(
     ],
 )
 def test_target(
-    target: str,
-    words: list[str],
-    tmp_path: Path,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    target: str, words: list[str], tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("tea\n")
@@ -101,7 +83,7 @@ def test_target(
     (tmp_path / "empty").mkdir()
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "inner.py").write_text(GOOD)
-    check(capsys, invoke("run", target), *words)
+    refused("run", target, says=words)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +167,7 @@ def test_option(
     words: list[str],
     tmp_path: Path,
     write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -194,7 +175,7 @@ def test_option(
     (tmp_path / "old.json").write_text('{"version": 0}')
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xfa")
     (tmp_path / "folder.json").mkdir()
-    check(capsys, invoke("run", write(GOOD), *options), *words)
+    refused("run", write(GOOD), *options, says=words)
 
 
 class EngineConfig(BaseModel):
@@ -219,9 +200,7 @@ class EngineConfig(BaseModel):
 def test_what_vllm_refuses_is_told_without_its_frame(
     values: dict[str, Any],
     reason: str,
-    write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
+    run_program: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def start(self: EchoEngine, progress: Progress) -> None:
@@ -231,8 +210,9 @@ def test_what_vllm_refuses_is_told_without_its_frame(
             raise config_fault("tiny", error) from error
 
     monkeypatch.setattr(EchoEngine, "start", start)
-    assert invoke("run", write(GOOD)) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    ran = run_program(GOOD)
+    line = ran.said
+    assert ran.code == 2
     assert line.startswith("error: vLLM refuses these options with model 'tiny': ")
     assert reason in line
     assert line.endswith("(change --model, or the flags after --)")
@@ -249,57 +229,47 @@ def test_what_vllm_refuses_is_told_without_its_frame(
         (["--loud"], ["--loud", "agentrt --help"]),
     ],
 )
-def test_command(
-    args: list[str], words: list[str], invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check(capsys, invoke(*args), *words)
+def test_command(args: list[str], words: list[str], refused: Refused) -> None:
+    refused(*args, says=words)
 
 
-def test_a_program_that_raises_is_told_in_its_own_code(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(
+def test_a_program_that_raises_is_told_in_its_own_code(write: Write, run_program: Run) -> None:
+    source = (
         "import asyncio\n"
         "async def deep(ctx):\n    await ctx.llm('a')\n    raise KeyError('tea')\n"
         "@program\nasync def bad(ctx):\n    async with asyncio.TaskGroup() as group:\n"
         "        group.create_task(deep(ctx))\n"
     )
-    assert invoke("run", path) == 1
-    err = capsys.readouterr().err
-    frames = [line for line in err.splitlines() if "  File " in line]
+    ran = run_program(source)
+    assert ran.code == 1
+    frames = [line for line in ran.err.splitlines() if "  File " in line]
     assert len(frames) == 2
-    assert all(str(path) in frame for frame in frames)
-    assert "KeyError: 'tea'" in err
-    assert "error: program bad-1 failed: ExceptionGroup" in err
+    assert all(str(write(source)) in frame for frame in frames)
+    assert "KeyError: 'tea'" in ran.err
+    assert "error: program bad-1 failed: ExceptionGroup" in ran.err
 
 
 def test_a_file_that_raises_on_import_is_told_in_one_line_and_where(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+    write: Write, run_program: Run
 ) -> None:
-    path = write("import json\nx = json.loads('{')\n")
-    assert invoke("run", path) == 1
-    [line] = capsys.readouterr().err.splitlines()
+    ran = run_program("import json\nx = json.loads('{')\n")
+    path = write("")
+    assert ran.code == 1
+    [line] = ran.err.splitlines()
     assert line.startswith(f"error: {path}: not imported: JSONDecodeError: Expecting property")
     assert line.endswith(f" ({path}:3)")
 
 
-def test_a_program_past_its_time_is_cancelled(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write("@program\nasync def slow(ctx): return await ctx.llm('hang')\n")
-    assert invoke("run", path, "--timeout", "0.05") == 1
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line == "error: program slow-1 took longer than 0.05 s (--timeout)"
+def test_a_program_past_its_time_is_cancelled(run_program: Run) -> None:
+    slow = "@program\nasync def slow(ctx): return await ctx.llm('hang')\n"
+    ran = run_program(slow, "--timeout", "0.05")
+    said = "error: program slow-1 took longer than 0.05 s (--timeout)"
+    assert (ran.code, ran.said) == (1, said)
 
 
-def test_our_own_bug_says_so(
-    write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_our_own_bug_says_so(run_program: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("agentrt.cli.execute.Outcome")
-    assert invoke("run", write(GOOD)) == 70
-    err = capsys.readouterr().err
-    assert "Traceback" in err
-    assert "bug in agentrt" in err.splitlines()[-1]
+    ran = run_program(GOOD)
+    assert ran.code == 70
+    assert "Traceback" in ran.err
+    assert "bug in agentrt" in ran.said

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Invoke, Write
+from tests.cli.conftest import Ran, Run
 
 ASKS = "@program\nasync def asks(ctx, model=None): return str(await ctx.llm('hi', model=model))\n"
 
 
-def last_line(capsys: pytest.CaptureFixture[str]) -> str:
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    assert out == ""
-    return err.splitlines()[-1]
+def failed(ran: Ran, code: int) -> str:
+    """The last line of a command that failed."""
+    assert (ran.code, ran.out) == (code, "")
+    assert "Traceback" not in ran.err
+    return ran.said
 
 
-def test_no_memory_for_another_engine(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert invoke("run", write(ASKS), "--replicas", 1000) == 1
-    line = last_line(capsys)
+def test_no_memory_for_another_engine(run_program: Run) -> None:
+    line = failed(run_program(ASKS, "--replicas", 1000), 1)
     assert line.startswith("error: 1000 engines take about ")
     assert "give fewer --replicas, or a smaller cache" in line
 
@@ -45,56 +41,37 @@ def test_no_memory_for_another_engine(
     ],
 )
 def test_gpus_that_are_not_there(
-    options: list[str],
-    words: str,
-    write: Write,
-    invoke: Invoke,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], words: str, run_program: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrt.cli.engines.count_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert invoke("run", write(ASKS), *options) == 2
-    assert last_line(capsys).startswith(f"error: {words}")
+    assert failed(run_program(ASKS, *options), 2).startswith(f"error: {words}")
 
 
 def test_a_gpu_that_the_environment_names_and_is_not_there(
-    write: Write,
-    invoke: Invoke,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_program: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrt.cli.engines.count_gpus", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,5")
-    assert invoke("run", write(ASKS), "--replicas", 2) == 2
-    assert "there is no GPU 5 on this machine" in last_line(capsys)
+    assert "there is no GPU 5 on this machine" in failed(run_program(ASKS, "--replicas", 2), 2)
 
 
-def test_without_ray(
-    write: Write,
-    invoke: Invoke,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_ray(run_program: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
 
     def without(name: str, package: str | None = None) -> ModuleSpec | None:
         return None if name == "ray" else find(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
-    assert invoke("run", write(ASKS), "--cluster", "auto") == 2
-    assert last_line(capsys) == (
+    assert failed(run_program(ASKS, "--cluster", "auto"), 2) == (
         "error: --cluster needs Ray, which is not installed: pip install 'agentrt[ray]'"
     )
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
-def test_a_cluster_that_cannot_be_reached(
-    address: str, write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cluster_that_cannot_be_reached(address: str, run_program: Run) -> None:
     pytest.importorskip("ray")
-    assert invoke("run", write(ASKS), "--cluster", address, "--replicas", 2) == 1
-    line = last_line(capsys)
+    line = failed(run_program(ASKS, "--cluster", address, "--replicas", 2), 1)
     assert line.startswith(f"error: no Ray cluster at --cluster {address}: Connection refused")
     assert "ray start --head" in line
 
@@ -106,29 +83,20 @@ def folders(tmp_path: Path, *names: str) -> list[str]:
     return [str(tmp_path / name) for name in names]
 
 
-def test_replicas_of_several_models(
-    tmp_path: Path, write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replicas_of_several_models(tmp_path: Path, run_program: Run) -> None:
     """Each serves the calls that name it; one that none serves ends the program, as a mistake."""
     big, small = folders(tmp_path, "big", "small")
-    path = write(ASKS)
     models = ["--model", big, "--replica", f"{small}=2"]
-    assert invoke("run", path, *models, "--input", "small", "--json") == 0
-    replicas = json.loads(capsys.readouterr().out.splitlines()[-1])["engine"]["replicas"]
-    assert [one["model"] for one in replicas] == [big, small, small]
-    assert invoke("run", path, *models, "--input", "huge") == 2
-    assert last_line(capsys) == (
+    ran = run_program(ASKS, *models, "--input", "small", "--json")
+    assert [one["model"] for one in ran.json["engine"]["replicas"]] == [big, small, small]
+    assert failed(run_program(ASKS, *models, "--input", "huge"), 2) == (
         "error: program asks-1: this engine serves 'big' or 'small', not model 'huge': leave model "
         "out, or name 'big' or 'small', or start it with --model"
     )
 
 
-def test_one_engine_serves_one_model(
-    tmp_path: Path, write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_engine_serves_one_model(tmp_path: Path, run_program: Run) -> None:
     [big] = folders(tmp_path, "big")
-    path = write(ASKS)
-    assert invoke("run", path, "--model", big, "--input", "big") == 0
-    capsys.readouterr()
-    assert invoke("run", path, "--model", big, "--input", "small") == 2
-    assert "this engine serves 'big', not model 'small'" in last_line(capsys)
+    assert run_program(ASKS, "--model", big, "--input", "big").code == 0
+    line = failed(run_program(ASKS, "--model", big, "--input", "small"), 2)
+    assert "this engine serves 'big', not model 'small'" in line

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Invoke, Write
+from tests.cli.conftest import Invoke, Refused, Write
 from tests.cli.graphs import ASKS, ECHO, FORK, HEAD
-from tests.cli.test_bad_input import check
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
@@ -71,35 +70,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )  # fmt: skip
 def test_before_anything_runs(
-    source: str,
-    suffix: str,
-    options: list[str],
-    words: list[str],
-    write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
+    source: str, suffix: str, options: list[str], words: list[str], write: Write, refused: Refused
 ) -> None:
-    check(capsys, invoke("run", f"{write(source)}{suffix}", *options), *words)
+    refused("run", f"{write(source)}{suffix}", *options, says=words)
 
 
 def test_sqlite_without_its_package(
-    write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    write: Write, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check(capsys, invoke("run", write(ECHO), *ON_T), "install agentrt[checkpoint]")
+    refused("run", write(ECHO), *ON_T, says=["install agentrt[checkpoint]"])
 
 
-def test_a_pydantic_state_needs_all_its_fields(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pydantic_state_needs_all_its_fields(write: Write, refused: Refused) -> None:
     path = write(
         f"{HEAD}from pydantic import BaseModel\nclass Form(BaseModel):\n    who: str\n"
         "    why: str\ndef one(state: Form) -> dict:\n    return {}\ngraph = chain(Form, one)\n"
     )
-    check(capsys, invoke("run", path, "--input", '{"who": "a"}'), "needs 'why' in its --input")
+    refused("run", path, "--input", '{"who": "a"}', says=["needs 'why' in its --input"])
 
 
 @pytest.mark.parametrize(
@@ -118,12 +106,11 @@ def test_a_thread_that_stands_otherwise(
     words: list[str],
     write: Write,
     invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     path = write(source)
     assert invoke("run", path, *WITH_INPUT, *ON_T) in (0, 3)
-    capsys.readouterr()
-    check(capsys, invoke("run", path, *ON_T, *options), *words)
+    refused("run", path, *ON_T, *options, says=words)
 
 
 def test_a_reply_that_does_not_fit_a_later_question(
@@ -151,9 +138,7 @@ def test_a_model_that_is_not_served(
     assert line.endswith("or start it with --model")
 
 
-def test_a_checkpointer_that_cannot_wait(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpointer_that_cannot_wait(write: Write, refused: Refused) -> None:
     path = write(
         "import sqlite3\nfrom langgraph.checkpoint.sqlite import SqliteSaver\n"
         f"{HEAD}{ONE}saver = SqliteSaver(sqlite3.connect('own.db', check_same_thread=False))\n"
@@ -161,7 +146,7 @@ def test_a_checkpointer_that_cannot_wait(
         "atexit.register(saver.conn.close)\n"
     )
     words = ["SqliteSaver, has no async methods", "--checkpointer sqlite:FILE"]
-    check(capsys, invoke("run", path, *WITH_INPUT), *words)
+    refused("run", path, *WITH_INPUT, says=words)
 
 
 def test_a_factory_that_raises(
@@ -194,16 +179,10 @@ def test_a_factory_that_raises(
     ],
 )
 def test_a_project(
-    project: object,
-    suffix: str,
-    words: list[str],
-    folder: Path,
-    write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
+    project: object, suffix: str, words: list[str], folder: Path, write: Write, refused: Refused
 ) -> None:
     write(ECHO)
     (folder / "bad.env").write_text("KEY\n")
     text = project if isinstance(project, str) else json.dumps(project)
     (folder / "langgraph.json").write_text(text)
-    check(capsys, invoke("run", f".{suffix}", *WITH_INPUT), *words)
+    refused("run", f".{suffix}", *WITH_INPUT, says=words)

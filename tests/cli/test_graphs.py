@@ -5,34 +5,34 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Invoke, Write
+from tests.cli.conftest import Invoke, Run, Write
 from tests.cli.graphs import ECHO, HEAD
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
 
 @pytest.fixture
-def result(invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> Any:
+def result(run_program: Run) -> Callable[..., Any]:
     """Runs the command with --json and returns what it printed; it must succeed."""
 
-    def run(*args: object, code: int = 0) -> Any:
-        assert invoke("run", *args, "--json") == code, capsys.readouterr().err
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
+    def run(source: str, *options: object, name: str = "") -> Any:
+        ran = run_program(source, *options, "--json", name=name)
+        assert ran.code == 0, ran.err
+        return ran.json
 
     return run
 
 
-def test_a_graph_is_a_program_with_its_nodes_in_its_dag(
-    write: Write, result: Any, tmp_path: Path
-) -> None:
+def test_a_graph_is_a_program_with_its_nodes_in_its_dag(result: Any, tmp_path: Path) -> None:
     """1. Its type is the variable's name. 2. Scopes are node names. 3. Parents are known."""
     dag = tmp_path / "dag.json"
-    value = result(write(ECHO), "--input", '{"text": "tea"}', "--dag", dag)
+    value = result(ECHO, "--input", '{"text": "tea"}', "--dag", dag)
     assert value["results"] == [{"text": "tea!", "seen": []}]
     [program] = value["programs"]
     assert (program["id"], program["type"], program["state"]) == ("graph-1", "graph", "done")
@@ -43,8 +43,8 @@ def test_a_graph_is_a_program_with_its_nodes_in_its_dag(
     assert [node["parents"] for node in nodes] == [[], [0]]
 
 
-def test_many_instances_are_many_programs(write: Write, result: Any) -> None:
-    value = result(write(ECHO), "--input", '{"text": "tea"}', "--n", 3)
+def test_many_instances_are_many_programs(result: Any) -> None:
+    value = result(ECHO, "--input", '{"text": "tea"}', "--n", 3)
     assert [one["id"] for one in value["programs"]] == ["graph-1", "graph-2", "graph-3"]
     assert [one["calls"] for one in value["programs"]] == [2, 2, 2]
     assert len({one["session"] for one in value["programs"]}) == 3
@@ -87,11 +87,9 @@ graph = chain(Tea, one)
         (BOTH, ":graph", "graph"),
     ],
 )
-def test_what_is_a_graph_and_its_type(
-    source: str, suffix: str, kind: str, write: Write, result: Any
-) -> None:
-    path = write(f"{HEAD}def one(state: Tea) -> Tea:\n    return {{'cups': 1}}\n{source}")
-    value = result(f"{path}{suffix}", "--input", '{"text": "tea"}')
+def test_what_is_a_graph_and_its_type(source: str, suffix: str, kind: str, result: Any) -> None:
+    source = f"{HEAD}def one(state: Tea) -> Tea:\n    return {{'cups': 1}}\n{source}"
+    value = result(source, "--input", '{"text": "tea"}', name=suffix)
     assert [one["type"] for one in value["programs"]] == [kind]
     assert value["results"][0]
 
@@ -106,15 +104,8 @@ def test_what_is_a_graph_and_its_type(
         ("Annotated[list, operator.add]", '["a"]', "['a']"),
     ],
 )
-def test_input(
-    schema: str,
-    given: str,
-    seen: str,
-    write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = write(
+def test_input(schema: str, given: str, seen: str, run_program: Run) -> None:
+    source = (
         f"{HEAD}class Single(TypedDict):\n    topic: str\n"
         "def look(state):\n"
         "    if isinstance(state, dict) and 'messages' in state:\n"
@@ -124,34 +115,27 @@ def test_input(
         f"graph = StateGraph({schema})\ngraph.add_node('look', look)\n"
         "graph.add_edge(START, 'look')\n"
     )
-    assert invoke("run", path, "--input", given) == 0
-    assert capsys.readouterr().out.splitlines()[0] == seen
+    assert run_program(source, "--input", given).out.splitlines()[0] == seen
 
 
-def test_of_a_chat_people_read_the_last_message(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(
+def test_of_a_chat_people_read_the_last_message(run_program: Run) -> None:
+    source = (
         f"{HEAD}async def say(state: MessagesState):\n"
         "    return {'messages': [await model.ainvoke(state['messages'])]}\n"
         "graph = chain(MessagesState, say)\n"
     )
-    assert invoke("run", path, "--input", "hello") == 0
-    assert capsys.readouterr().out == "hello\n"
+    assert run_program(source, "--input", "hello").out == "hello\n"
 
 
-def test_calls_outside_every_program_are_counted(
-    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = write(
+def test_calls_outside_every_program_are_counted(run_program: Run) -> None:
+    source = (
         f"{HEAD}from langchain_core.runnables import RunnableLambda\n"
         "def stray(state: Tea) -> Tea:\n    with ThreadPoolExecutor() as pool:\n"
         "        pool.submit(model.invoke, 'bare').result()\n"
         "        pool.submit((RunnableLambda(str) | model).invoke, 'chain').result()\n"
         "    model.invoke('inside')\n    return {'cups': 1}\ngraph = chain(Tea, stray)\n"
     )
-    assert invoke("run", path, "--input", '{"text": "x"}') == 0
-    err = " ".join(capfd.readouterr().err.split())
+    err = " ".join(run_program(source, "--input", '{"text": "x"}').err.split())
     assert "2 calls came from outside every program (a thread pool of their own?)" in err
     assert "graph-1 1 3" in err  # one call, three tokens: the one inside
     assert "chat-1 done" not in err
@@ -181,12 +165,12 @@ def test_tenant_and_size_hint_of_the_graphs_own_config(
     assert seen == [("ann", 9, "t")] * 2
 
 
-def test_a_program_may_use_the_engine_through_a_chat_model(write: Write, result: Any) -> None:
-    path = write(
+def test_a_program_may_use_the_engine_through_a_chat_model(result: Any) -> None:
+    source = (
         f"{HEAD}from agentrt import program\n"
         "@program\nasync def plain(ctx):\n    return (await model.ainvoke('hi')).content\n"
     )
-    value = result(path)
+    value = result(source)
     assert value["results"] == ["hi"]
     assert value["programs"][0]["calls"] == 1
 

@@ -11,9 +11,9 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
-from agentrt.interrupts.transports import ENTRY_POINT_GROUP
+from agentrt.interrupts.toolbox import ENTRY_POINT_GROUP
 from agentrt.request import ToolSpec
-from tests.cli.conftest import Invoke, Write
+from tests.cli.conftest import Invoke, Run, Write
 
 # One loads a file that is called json.py.
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -46,7 +46,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> None:
         assert group == "agentrt.tool_transports"
         return made
 
-    monkeypatch.setattr("agentrt.interrupts.transports.entry_points", entry_points)
+    monkeypatch.setattr("agentrt.interrupts.toolbox.entry_points", entry_points)
 
 
 FETCH = """
@@ -57,13 +57,9 @@ async def fetch(ctx):
 """
 
 
-def test_another_packages_transport_brings_its_tools(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_packages_transport_brings_its_tools(run_program: Run) -> None:
     """Two have a tool of one name: each is found by its transport's."""
-    given = ("--tools", "listed://lab", "--tools", "listed://attic")
-    assert invoke("run", write(FETCH), *given) == 0
-    out = capsys.readouterr().out
+    out = run_program(FETCH, "--tools", "listed://lab", "--tools", "listed://attic").out
     assert "lab__fetch" in out
     assert "attic__fetch" in out
     assert "glue from lab" in out
@@ -80,13 +76,11 @@ def test_another_packages_transport_brings_its_tools(
         ("listed://process", "each transport of tools needs a name of its own: thread, process"),
     ],
 )
-def test_a_url_that_leads_nowhere_is_refused(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str], url: str, says: str
-) -> None:
-    assert invoke("run", write(FETCH), "--tools", url) == 2
-    error = capsys.readouterr().err
-    assert says in " ".join(error.split())
-    assert "Traceback" not in error
+def test_a_url_that_leads_nowhere_is_refused(run_program: Run, url: str, says: str) -> None:
+    ran = run_program(FETCH, "--tools", url)
+    assert ran.code == 2
+    assert says in " ".join(ran.err.split())
+    assert "Traceback" not in ran.err
 
 
 IN_A_PROCESS = """
@@ -111,11 +105,8 @@ async def drill(ctx):
 """
 
 
-def test_a_files_own_tools_run_in_processes(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert invoke("run", write(IN_A_PROCESS)) == 0
-    assert capsys.readouterr().out == "6\n"
+def test_a_files_own_tools_run_in_processes(run_program: Run) -> None:
+    assert run_program(IN_A_PROCESS).out == "6\n"
 
 
 def test_a_file_whose_name_is_taken_works_too(

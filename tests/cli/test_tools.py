@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Invoke, Write
-from tests.cli.test_bad_input import GOOD, check
+from tests.cli.conftest import Invoke, Write, check
+from tests.cli.test_bad_input import GOOD
 from tests.integrations.mcp.servers import SCRIPT
 
 ADDS = """

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Invoke, Write
-from tests.cli.test_bad_input import GOOD, check
+from tests.cli.conftest import Invoke, Refused, Write
+from tests.cli.test_bad_input import GOOD
 from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.processes import ROOT, WorkerProcess, workers
 
@@ -44,14 +44,9 @@ async def asks(ctx):
     ],
 )
 def test_bad_input(
-    target: str,
-    options: list[str],
-    said: list[str],
-    write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
+    target: str, options: list[str], said: list[str], write: Write, refused: Refused
 ) -> None:
-    check(capsys, invoke("worker", write(target), *options), *said)
+    refused("worker", write(target), *options, says=said)
 
 
 @pytest.mark.parametrize(
@@ -63,17 +58,17 @@ def test_bad_input(
     ],
 )
 def test_names_that_are_no_tools(
-    names: str, said: list[str], write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+    names: str, said: list[str], write: Write, refused: Refused
 ) -> None:
-    check(capsys, invoke("worker", f"{write(TOOLS)}:{names}", "--broker", "mqtt://x"), *said)
+    refused("worker", f"{write(TOOLS)}:{names}", "--broker", "mqtt://x", says=said)
 
 
 def test_certificates_without_a_broker_are_refused_by_all_commands(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+    write: Write, refused: Refused
 ) -> None:
+    says = ["--broker-ca is for a broker: give --broker mqtts://"]
     for command in ("run", "serve", "worker"):
-        code = invoke(command, write(GOOD), "--broker-ca", "ca.pem")
-        check(capsys, code, "--broker-ca is for a broker: give --broker mqtts://")
+        refused(command, write(GOOD), "--broker-ca", "ca.pem", says=says)
 
 
 def test_a_worker_loads_no_engine(write: Write) -> None:
@@ -129,10 +124,6 @@ def test_a_worker_that_the_broker_refuses_says_so_and_ends(tmp_path: Path) -> No
     ],
 )
 def test_what_no_event_can_start(
-    options: list[str],
-    said: str,
-    write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], said: str, write: Write, refused: Refused
 ) -> None:
-    check(capsys, invoke("serve", write(GOOD), *options), said)
+    refused("serve", write(GOOD), *options, says=[said])

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from agentrt import Context, Runtime, SchedulerConfig, program
 from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.graph import check_integrity
+from tests.graph.integrity import check_integrity
 
 T = TypeVar("T")
 

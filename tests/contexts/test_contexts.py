@@ -20,9 +20,10 @@ from agentrt.errors import (
     UsageError,
 )
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.graph import NodeKind, check_integrity
+from agentrt.graph import NodeKind
 from tests.doubles.scripted import ScriptedExecutor
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.graph.integrity import check_integrity
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 HELLO = [{"role": "user", "content": "Hello?"}]

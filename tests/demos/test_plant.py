@@ -13,7 +13,7 @@ import pytest
 
 import plant_machines
 from agentrt import Runtime
-from agentrt.graph import NodeKind, NodeState, check_integrity
+from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.mqtt import Broker, MqttTools, Worker
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.outgoing import Outgoing
@@ -21,6 +21,7 @@ from agentrt.interrupts.questions import Question
 from agentrt.runtime.run import Run
 from plant import ACTIONS, plant
 from tests.doubles.scripted import ScriptedExecutor
+from tests.graph.integrity import check_integrity
 from tests.integrations.mqtt.conftest import Alarms, broker, mosquitto, running  # noqa: F401  # fixtures
 
 ALARM = {"sensor": "temperature", "value": 97}

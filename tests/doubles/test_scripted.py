@@ -14,12 +14,13 @@ from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Executor
 from agentrt.executors.frontend import spec_of
 from agentrt.executors.replies import StreamedAnswer, reply_of
-from agentrt.graph import NodeState, check_integrity
+from agentrt.graph import NodeState
 from agentrt.program.options import make_request
 from agentrt.request import Call, CallReport, CallSpec, Identity
 from tests.doubles.choices import Output
 from tests.doubles.madeup import made_up_value
 from tests.doubles.scripted import ScriptedExecutor
+from tests.graph.integrity import check_integrity
 
 TREE: dict[str, Any] = {
     "$defs": {

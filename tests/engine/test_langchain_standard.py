@@ -20,7 +20,7 @@ from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.integrations.langchain import ChatAgentRT, Portal
+from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient
 from agentrt.integrations.langchain.job import Job
 from tests.integrations.langchain.suite import OnAgentRT
 
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.engine
 
 FLAGS = ("--dtype", "float32", "--max-model-len", "2048")
 ENGINE = VLLMEngine(EngineOptions(max_num_seqs=4, flags=FLAGS))
-PORTAL = Portal(lambda: Runtime(ENGINE))
+PORTAL = RuntimeClient(lambda: Runtime(ENGINE))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def portal() -> Iterator[None]:
+def client() -> Iterator[None]:
     PORTAL.open()
     yield
     PORTAL.close()

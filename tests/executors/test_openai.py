@@ -319,12 +319,12 @@ async def test_a_server_that_wants_a_key(server: Server) -> None:
 
 
 @pytest.fixture
-def close_portals() -> Iterator[None]:
+def close_clients() -> Iterator[None]:
     yield
     shared.close_all()
 
 
-@pytest.mark.usefixtures("close_portals")
+@pytest.mark.usefixtures("close_clients")
 def test_a_chat_model_by_its_url(server: Server) -> None:
     model = ChatAgentRT(base_url=server.url, api_key=SecretStr("key"))
     message = model.invoke("hello")
@@ -336,7 +336,7 @@ def test_a_chat_model_by_its_url(server: Server) -> None:
         model.invoke("hello", model="gpt")
 
 
-@pytest.mark.usefixtures("close_portals")
+@pytest.mark.usefixtures("close_clients")
 @pytest.mark.parametrize("said", ['{"answer": "not ours"}', "plain words"])
 def test_native_text_beside_tools_is_text(server: Server, said: str) -> None:
     tool: Callable[[int], int] = abs
@@ -348,7 +348,7 @@ def test_native_text_beside_tools_is_text(server: Server, said: str) -> None:
     assert "".join(chunk.text for chunk in model.stream("hello")) == said.replace(" ", "")
 
 
-@pytest.mark.usefixtures("close_portals")
+@pytest.mark.usefixtures("close_clients")
 def test_several_calls_stream(server: Server) -> None:
     calls = [A_CALL, {**A_CALL, "id": "d"}]
     server.message = {"role": "assistant", "content": "so", "tool_calls": calls}

@@ -15,9 +15,9 @@ from agentrt.graph import (
     Node,
     NodeKind,
     calls_before,
-    check_integrity,
     maximal,
 )
+from tests.graph.integrity import check_integrity
 
 
 class Counting(ExecutionDAG):

@@ -198,7 +198,7 @@ async def test_messages_of_mqtt_are_heard_and_published_at_once() -> None:
     library = import_module("aiomqtt")
     client, heard, published = library.Client("127.0.0.1"), list[str](), list[str]()
     assert client._client.on_message == client._on_message, changed("what hears", "aiomqtt")
-    aiomqtt.hear(client, lambda message: heard.append(str(message.topic)))
+    aiomqtt.deliver(client, lambda message: heard.append(str(message.topic)))
     client._client.on_message(client._client, None, MQTTMessage(topic=b"a"))
     assert heard == ["a"], changed("its messages", "aiomqtt")
 

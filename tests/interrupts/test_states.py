@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import InterruptExpiredError
-from agentrt.graph import Interrupt, Node, NodeKind, NodeState, Progress, check_integrity, to_json
+from agentrt.graph import Interrupt, Node, NodeKind, NodeState, Progress, to_json
 from agentrt.request import CallReport
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, notification_of
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.scope import Scope
+from tests.graph.integrity import check_integrity
 
 KINDS = [NodeKind.TOOL, NodeKind.HUMAN, NodeKind.EVENT]
 ENDS = {

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from agentrt.interrupts.threads import Threads
+from agentrt.interrupts.local import Threads
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who")
 
@@ -59,39 +59,6 @@ async def test_one_that_is_left_behind_disturbs_nobody() -> None:
     assert not over.is_set()
     open_.set()
     assert await threads.run(over.is_set)
-    threads.close()
-
-
-async def test_all_results_that_are_there_wake_the_loop_up_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop, woken = asyncio.get_running_loop(), []
-    wake = loop.call_soon_threadsafe
-    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda do: woken.append(wake(do)))
-    threads = Threads(most=1)
-    for wakes in (1, 2):
-        over = threading.Event()
-        calls = (int, lambda: 1 // 0, over.set)
-        tasks = [asyncio.create_task(threads.run(call)) for call in calls]
-        await asyncio.sleep(0)
-        assert over.wait(60)  # meanwhile the loop hears nothing
-        got = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(one) for one in got] == [int, ZeroDivisionError, type(None)]
-        # The last result may come just after the loop has been told of the others.
-        assert wakes <= len(woken) <= 2 * wakes
-    threads.close()
-
-
-async def test_more_than_a_few_start_only_for_what_waits() -> None:
-    threads, gate = Threads(), threading.Event()
-    tasks = [asyncio.create_task(threads.run(gate.wait)) for _ in range(100)]
-    await asyncio.sleep(0)
-    assert threads._count == 32
-    while threads._count < 100:  # they block: soon each has a thread
-        await asyncio.sleep(0)
-    gate.set()
-    await asyncio.gather(*tasks)
-    assert threads._count == 100
     threads.close()
 
 

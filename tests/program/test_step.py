@@ -11,12 +11,13 @@ import pytest
 
 from agentrt import Context, Runtime, ToolCall, program, tool
 from agentrt.errors import ConfigError, EngineDiedError
-from agentrt.graph import NodeKind, NodeState, check_integrity
+from agentrt.graph import NodeKind, NodeState
 from agentrt.program.definition import Program
 from agentrt.request import Call, ToolSpec
 from agentrt.runtime.run import Run
 from tests.doubles.choices import Output
 from tests.doubles.scripted import ScriptedExecutor
+from tests.graph.integrity import check_integrity
 
 FIRST = ToolCall("look", {"item": "lamp"}, "a")
 LAST = ToolCall("order", {"item": 'a {} " chair', "count": 2}, "b")

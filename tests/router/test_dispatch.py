@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agentrt.request import CallReport
-from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_router
+from agentrt.router import Dispatcher, ReplicaView, RoutedCall, RouterCall, make_router
 from agentrt.router.base import LEVELS
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.router.speed import Speed
@@ -43,17 +43,17 @@ class Fleet:
             self.views[replica], KVEventBatch.of(1, stored, removed or ())
         )
 
-    def send(self, program: str, hashes: list[int], attained_s: float = 0.0) -> Trip:
+    def send(self, program: str, hashes: list[int], attained_s: float = 0.0) -> RoutedCall:
         return self.dispatcher.send(call_of(program, hashes, attained_s), self.views)
 
     def where(self, program: str, hashes: list[int]) -> int:
         """Where a call would go; it is over at once."""
-        trip = self.send(program, hashes)
-        self.dispatcher.ended(trip)
+        routed = self.send(program, hashes)
+        self.dispatcher.ended(routed)
         self.dispatcher.program_ended(program)
-        return trip.replica.index
+        return routed.replica.index
 
-    def fill(self, replica: int, calls: int, attained_s: float = 0.0) -> list[Trip]:
+    def fill(self, replica: int, calls: int, attained_s: float = 0.0) -> list[RoutedCall]:
         """Short calls of others, sent to one replica."""
         only = [self.views[replica]]
         return [
@@ -109,8 +109,8 @@ def test_cost_counts_the_way_and_the_pace() -> None:
     fleet.views[0] = fleet.dispatcher.join("far", 4, transfer_s=0.5)
     for _ in range(40):
         for view, service_s in zip(fleet.views[1:], (1.0, 3.0), strict=True):
-            (trip,) = [fleet.dispatcher.send(call_of("x", []), [view])]
-            fleet.dispatcher.ended(trip, replace(TYPICAL, service_s=service_s))
+            (routed,) = [fleet.dispatcher.send(call_of("x", []), [view])]
+            fleet.dispatcher.ended(routed, replace(TYPICAL, service_s=service_s))
     assert fleet.views[2].pace > 1.15
     assert fleet.where("p", blocks("b", 4)) == 1
     fleet.fill(1, 20)
@@ -122,15 +122,15 @@ def test_a_guess_stands_until_the_call_ends() -> None:
     programs do not. 3. When it ends without a word of it from the engine, nothing is held.
     """
     fleet, prompt = Fleet("cost"), blocks("a", 100)
-    trip = fleet.send("p", prompt)
+    routed = fleet.send("p", prompt)
     again = call_of("p", [*prompt, *blocks("more", 4)])
     second = fleet.dispatcher.send(again, fleet.views)
-    assert again.cached_on(trip.replica) == 100 * SIZE
-    assert fleet.dispatcher.cached_blocks.blocks(trip.replica.index) == set()
+    assert again.cached_on(routed.replica) == 100 * SIZE
+    assert fleet.dispatcher.cached_blocks.blocks(routed.replica.index) == set()
     other = call_of("q", prompt)
     third = fleet.dispatcher.send(other, fleet.views)
-    assert other.cached_on(trip.replica) == 0
-    for one in (trip, second, third):
+    assert other.cached_on(routed.replica) == 0
+    for one in (routed, second, third):
         fleet.dispatcher.ended(one)
     last = call_of("p", prompt)
     fleet.dispatcher.send(last, fleet.views)
@@ -186,10 +186,10 @@ def test_outputs_of_kinds_that_were_not_seen_for_long_are_forgotten() -> None:
 
     for number in range(4097):
         if number == 4096:
-            trip = fleet.dispatcher.send(replace(call_of("p", []), kind="0"), fleet.views)
-            fleet.dispatcher.ended(trip, TYPICAL)
-        trip = fleet.dispatcher.send(replace(call_of("p", []), kind=str(number)), fleet.views)
-        fleet.dispatcher.ended(trip, TYPICAL)
+            routed = fleet.dispatcher.send(replace(call_of("p", []), kind="0"), fleet.views)
+            fleet.dispatcher.ended(routed, TYPICAL)
+        routed = fleet.dispatcher.send(replace(call_of("p", []), kind=str(number)), fleet.views)
+        fleet.dispatcher.ended(routed, TYPICAL)
     assert [expected(kind) for kind in ("0", "1", "2", "4096")] == [100, 128, 100, 100]
 
 
@@ -230,11 +230,11 @@ def test_a_call_had_as_many_beside_it_as_at_its_start_and_at_its_end_on_average(
     dispatcher = Dispatcher(make_router("least-used"), speed=speed)
     view = dispatcher.join("a")
     assert view.speed is speed
-    trips = [dispatcher.send(call_of("p", []), [view]) for _ in range(5)]
+    calls = [dispatcher.send(call_of("p", []), [view]) for _ in range(5)]
     assert view.calls == 5
-    for trip in trips:
-        dispatcher.ended(trip, TYPICAL)
-        dispatcher.ended(trip, TYPICAL)
+    for routed in calls:
+        dispatcher.ended(routed, TYPICAL)
+        dispatcher.ended(routed, TYPICAL)
     assert speed.beside == [(0 + 4) / 2, (1 + 3) / 2, (2 + 2) / 2, (3 + 1) / 2, (4 + 0) / 2]
     assert (view.calls, view.in_flight) == (0, 0)
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from agentrt.request import CallReport
-from agentrt.router import Dispatcher, RouterCall, Trip, make_router, router_names
+from agentrt.router import Dispatcher, RoutedCall, RouterCall, make_router, router_names
 from agentrt.router.kv_events import KVEventBatch
 from tests.lines import lines_run
 
@@ -25,17 +25,17 @@ def mean_lines(router: str, live: int, calls: int = 100) -> float:
         program = number % live
         blocks = contexts[program]
         call = RouterCall(f"p{program}", 16 * 32, block_size=16, blocks=blocks.tolist)
-        trips: list[Trip] = []
+        routed: list[RoutedCall] = []
 
-        def send(call: RouterCall = call, trips: list[Trip] = trips) -> None:
-            trips.append(dispatcher.send(call, views))
+        def send(call: RouterCall = call, routed: list[RoutedCall] = routed) -> None:
+            routed.append(dispatcher.send(call, views))
 
         if number < live:
             send()
         else:
             total += lines_run(send)
-        dispatcher.ended(trips[0], CallReport(service_s=0.1, steps=10, output_tokens=10))
-        index = trips[0].replica.index
+        dispatcher.ended(routed[0], CallReport(service_s=0.1, steps=10, output_tokens=10))
+        index = routed[0].replica.index
         notes[index] += 1
         if number < live:
             dispatcher.cache_changed(views[index], KVEventBatch(notes[index], blocks, array("Q")))

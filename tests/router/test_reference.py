@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.router import Dispatcher, ReplicaView, RouterCall, Trip, make_router
+from agentrt.router import Dispatcher, ReplicaView, RoutedCall, RouterCall, make_router
 from agentrt.router.base import LEVELS
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.router.speed import Speed
@@ -119,7 +119,7 @@ def turns(calls: int, slots: int) -> float:
 class Sent:
     """A call under way, as the test counts it."""
 
-    trip: Trip
+    routed: RoutedCall
     program: str
     replica: int
     level: int
@@ -170,8 +170,8 @@ class Counted:
     ) -> None:
         size = len(hashes) * SIZE
         call = RouterCall(program, size + 3, attained_s, "k", 40, SIZE, lambda: hashes)
-        trip = self.fleet.send(call, ready)
-        at = trip.replica.index
+        routed = self.fleet.send(call, ready)
+        at = routed.replica.index
         assert call.home is (self.views[self.homes[program]] if program in self.homes else None)
         assert call.level == sum(attained_s >= end for end in self.ends)
         # Its program's last calls under way leave their prompts where they went.
@@ -180,14 +180,14 @@ class Counted:
             known = [shared(s.hashes, hashes) for s in own if s.replica == view.index]
             known.append(sum(1 for h in hashes if h in self.stored[view.index]))
             assert call.cached_on(view) == max(known) * SIZE
-        missing = call.prompt_tokens - call.cached_on(trip.replica)
-        self.sent.append(Sent(trip, program, at, call.level, missing, size + 43, hashes))
+        missing = call.prompt_tokens - call.cached_on(routed.replica)
+        self.sent.append(Sent(routed, program, at, call.level, missing, size + 43, hashes))
         self.homes[program] = at
 
     def end(self, one: Sent) -> None:
         self.sent.remove(one)
         for _ in range(2):  # that it is told twice does no harm
-            self.fleet.ended(one.trip)
+            self.fleet.ended(one.routed)
 
     def store(self, replica: int, hashes: list[int], *, snapshot: bool) -> None:
         """The end of what the replica has goes, and these blocks come."""

@@ -15,7 +15,7 @@ from agentrt.router import (
     make_router,
     router_names,
 )
-from agentrt.router.policies import Agentix, Cost
+from agentrt.router.policies import Agentix, CostRouter
 
 SHORT, LONG = RouterCall("p", 2048), RouterCall("p", 2049)
 
@@ -172,5 +172,5 @@ def test_what_is_no_router_is_refused(text: str, message: str) -> None:
 
 def test_options_may_have_spaces_and_empty_ones_are_left_out() -> None:
     router = make_router("cost: margin = 0.25::others=2:")
-    assert isinstance(router, Cost)
+    assert isinstance(router, CostRouter)
     assert (router._margin, router._others) == (0.25, 2.0)

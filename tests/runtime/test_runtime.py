@@ -11,7 +11,7 @@ import pytest
 from agentrt import Context, Reply, Runtime, node, program
 from agentrt.errors import ConfigError, EngineStartError, UsageError
 from agentrt.executors.frontend import WORKS_FOR
-from agentrt.graph import NodeKind, NodeState, check_integrity
+from agentrt.graph import NodeKind, NodeState
 from agentrt.interrupts.questions import Question, Questions
 from agentrt.program import Program
 from agentrt.request import Call
@@ -19,6 +19,7 @@ from agentrt.runtime.events import NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.runtime.run import RunState
 from agentrt.scheduler import ProgramTotals
 from tests.doubles.scripted import ScriptedExecutor
+from tests.graph.integrity import check_integrity
 
 
 @pytest.fixture

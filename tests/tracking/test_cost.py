@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from agentrt import tracking
-from agentrt.graph import ExecutionDAG, Node, check_integrity
+from agentrt.graph import ExecutionDAG, Node
 from agentrt.tracking import current_scope
 from agentrt.tracking.scope import Scope
+from tests.graph.integrity import check_integrity
 from tests.tracking.toy import Program, installed, run, ticks
 
 

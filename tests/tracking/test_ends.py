@@ -8,70 +8,52 @@ from typing import Any
 
 import pytest
 
-from tests.tracking.toy import Boom, Program, run, ticks
+from tests.tracking.toy import Boom, Program, leads_to, run, ticks
 
 
-async def test_failure_is_an_end_like_another() -> None:
-    p = Program()
-
-    async def main() -> None:
-        with suppress(Boom):
-            await p.emit("a", fails=True)
-        await p.emit("b")
-
-    assert await run(p, main()) == {"a": "", "b": "a"}
+@leads_to(a="", b="a")
+async def test_failure_is_an_end_like_another(p: Program) -> None:
+    with suppress(Boom):
+        await p.emit("a", fails=True)
+    await p.emit("b")
 
 
-async def test_gather_that_returns_exceptions_waits_for_all() -> None:
-    p = Program()
-
+@leads_to(a="", b="", c="", d="a b c")
+async def test_gather_that_returns_exceptions_waits_for_all(p: Program) -> None:
     async def quits() -> None:
         await p.emit("c", 2)
         raise asyncio.CancelledError
 
-    async def main() -> None:
-        await asyncio.gather(
-            p.emit("a", fails=True), p.emit("b", 5), quits(), return_exceptions=True
-        )
-        await p.emit("d")
-
-    assert await run(p, main()) == {"a": "", "b": "", "c": "", "d": "a b c"}
+    await asyncio.gather(p.emit("a", fails=True), p.emit("b", 5), quits(), return_exceptions=True)
+    await p.emit("d")
 
 
-async def test_gather_that_raises_waited_for_the_failed_one_only() -> None:
+@leads_to(quick="", fails="", slow="", a="fails", b="a")
+async def test_gather_that_raises_waited_for_the_failed_one_only(p: Program) -> None:
     """1. quick ends 2. fails fails 3. slow goes on, and nobody waits for it."""
-    p = Program()
-
-    async def main() -> None:
-        with suppress(Boom):
-            await asyncio.gather(p.emit("quick", 1), p.emit("fails", 3, fails=True), slow())
-        await p.emit("a", 9)
-        await p.emit("b")
 
     async def slow() -> None:
         await p.emit("slow", 5)
 
-    assert await run(p, main()) == {"quick": "", "fails": "", "slow": "", "a": "fails", "b": "a"}
+    with suppress(Boom):
+        await asyncio.gather(p.emit("quick", 1), p.emit("fails", 3, fails=True), slow())
+    await p.emit("a", 9)
+    await p.emit("b")
 
 
-async def test_cancelled_branch() -> None:
-    p = Program()
-
-    async def main() -> None:
-        task = asyncio.create_task(p.emit("branch", 99))
-        await p.emit("a")
-        task.cancel()
-        await p.emit("b")
-        with suppress(asyncio.CancelledError):
-            await task
-        await p.emit("c")
-
-    assert await run(p, main()) == {"branch": "", "a": "", "b": "a", "c": "b branch"}
+@leads_to(branch="", a="", b="a", c="b branch")
+async def test_cancelled_branch(p: Program) -> None:
+    task = asyncio.create_task(p.emit("branch", 99))
+    await p.emit("a")
+    task.cancel()
+    await p.emit("b")
+    with suppress(asyncio.CancelledError):
+        await task
+    await p.emit("c")
 
 
-async def test_cancelling_the_waiter_cancels_and_joins_the_awaited() -> None:
-    p = Program()
-
+@leads_to(inner="", cleanup="inner", a="cleanup")
+async def test_cancelling_the_waiter_cancels_and_joins_the_awaited(p: Program) -> None:
     async def waiter() -> None:
         task = asyncio.create_task(p.emit("inner", 99))
         try:
@@ -79,42 +61,31 @@ async def test_cancelling_the_waiter_cancels_and_joins_the_awaited() -> None:
         finally:
             await p.emit("cleanup")
 
-    async def main() -> None:
-        task = asyncio.create_task(waiter())
-        await ticks(3)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        await p.emit("a")
-
-    assert await run(p, main()) == {"inner": "", "cleanup": "inner", "a": "cleanup"}
+    task = asyncio.create_task(waiter())
+    await ticks(3)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await p.emit("a")
 
 
-async def test_cancelled_before_it_began() -> None:
-    p = Program()
-
-    async def main() -> None:
-        await p.emit("a")
-        task = asyncio.create_task(p.emit("never"))
-        task.cancel()
-        await asyncio.wait([task])
-        await p.emit("b")
-
-    assert await run(p, main()) == {"a": "", "b": "a"}
+@leads_to(a="", b="a")
+async def test_cancelled_before_it_began(p: Program) -> None:
+    await p.emit("a")
+    task = asyncio.create_task(p.emit("never"))
+    task.cancel()
+    await asyncio.wait([task])
+    await p.emit("b")
 
 
-async def test_gather_still_going_is_no_parent() -> None:
+@leads_to(quick="", slow="", a="", b="a", c="b quick slow")
+async def test_gather_still_going_is_no_parent(p: Program) -> None:
     """Some of its tasks have ended, but the gather has not."""
-    p = Program()
-
-    async def main() -> None:
-        both = asyncio.gather(p.emit("quick", 1), p.emit("slow", 30))
-        await p.emit("a", 5)
-        await p.emit("b")
-        await both
-        await p.emit("c")
-
-    assert await run(p, main()) == {"quick": "", "slow": "", "a": "", "b": "a", "c": "b quick slow"}
+    both = asyncio.gather(p.emit("quick", 1), p.emit("slow", 30))
+    await p.emit("a", 5)
+    await p.emit("b")
+    await both
+    await p.emit("c")
 
 
 async def test_gather_over_but_not_awaited_counts_already() -> None:
@@ -144,24 +115,14 @@ async def test_result_read_in_a_callback_counts_from_then_on() -> None:
     assert seen == ["x"]
 
 
-async def test_exception_read_in_a_callback_counts_only_if_there_is_one() -> None:
+@leads_to(xFalse="", aFalse="", xTrue="aFalse", aTrue="aFalse", b="aTrue xTrue")
+async def test_exception_read_in_a_callback_counts_only_if_there_is_one(p: Program) -> None:
     """A callback that looks for failures, as logging does, waits for nothing."""
-    p = Program()
-
-    async def main() -> None:
-        for fails in (False, True):
-            task = asyncio.create_task(p.emit(f"x{fails}", fails=fails))
-            task.add_done_callback(lambda done: done.exception())
-            await p.emit(f"a{fails}", 9)
-        await p.emit("b")
-
-    assert await run(p, main()) == {
-        "xFalse": "",
-        "aFalse": "",
-        "xTrue": "aFalse",
-        "aTrue": "aFalse",
-        "b": "aTrue xTrue",
-    }
+    for fails in (False, True):
+        task = asyncio.create_task(p.emit(f"x{fails}", fails=fails))
+        task.add_done_callback(lambda done: done.exception())
+        await p.emit(f"a{fails}", 9)
+    await p.emit("b")
 
 
 @pytest.mark.parametrize("way", ["gather", "group", "callback"])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from agentrt import tracking
-from agentrt.graph import ExecutionDAG, Node, NodeKind, check_integrity
+from agentrt.graph import ExecutionDAG, Node, NodeKind
 from agentrt.tracking import current_scope, emission_parents
 from agentrt.tracking.scope import Scope
+from tests.graph.integrity import check_integrity
 
 
 class Boom(Exception):
@@ -72,6 +73,23 @@ async def run(program: Program, main: Coroutine[Any, Any, None]) -> dict[str, st
         await tracking.cancel_tasks(program)
     check_integrity(program.dag)
     return program.edges()
+
+
+Story = Callable[[Program], Coroutine[Any, Any, None]]
+
+
+def leads_to(**edges: str) -> Callable[[Story], Callable[[], Coroutine[Any, Any, None]]]:
+    """Make a test of a program's code: these are its nodes, each with its parents' names."""
+
+    def as_test(story: Story) -> Callable[[], Coroutine[Any, Any, None]]:
+        async def test() -> None:
+            program = Program()
+            assert await run(program, story(program)) == edges
+
+        test.__doc__ = story.__doc__
+        return test
+
+    return as_test
 
 
 async def ticks(count: int) -> None:

@@ -11,7 +11,7 @@ from agentrt.lab.engine.virtual import EngineCounts
 from agentrt.lab.program import LiveProgram, Words, plain_words
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
-from agentrt.router import Dispatcher, RouterCall, Trip, make_router
+from agentrt.router import Dispatcher, RoutedCall, RouterCall, make_router
 from agentrt.router.speed import Speed
 
 CallEnded = Callable[[LiveProgram, int, CallReport], None]
@@ -100,18 +100,18 @@ class Replicas:
     ) -> None:
         self.dispatcher = Dispatcher(make_router(router), level_ends, speed)
         self.views = [self.dispatcher.join(f"replica-{index}", slots) for index in range(count)]
-        self._trips: dict[str, Trip] = {}
+        self._calls: dict[str, RoutedCall] = {}
         self._served: dict[str, dict[int, None]] = {}
 
     def send(self, call_id: str, question: RouterCall) -> int:
         """The number of the engine that a call goes to."""
-        trip = self._trips[call_id] = self.dispatcher.send(question, self.views)
-        index = trip.replica.index
+        routed = self._calls[call_id] = self.dispatcher.send(question, self.views)
+        index = routed.replica.index
         self._served.setdefault(question.program_id, {})[index] = None
         return index
 
     def ended(self, call_id: str, report: CallReport) -> None:
-        self.dispatcher.ended(self._trips.pop(call_id), report)
+        self.dispatcher.ended(self._calls.pop(call_id), report)
 
     def served(self, program_id: str) -> list[int]:
         """The engines that have served a program, the first one first."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from agentrt.executors.frontend import HELD, WORKS_FOR
+from agentrt.executors.frontend import REPORT_HOLD, WORKS_FOR
 from agentrt.executors.vllm.turns import SharedThread, Turns
 
 LONG = 32_000
@@ -145,7 +145,7 @@ async def _holding(apart: Callable[..., Awaitable[Any]], work: Callable[[], Any]
     try:
         return await apart(timed, WORKS_FOR.get())
     finally:
-        HELD.get()(held_s)
+        REPORT_HOLD.get()(held_s)
 
 
 def _is_text(message: Any) -> bool:

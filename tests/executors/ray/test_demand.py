@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.executors.ray.demand import Demand, Node, demand
+from agentrt.executors.ray.cluster import Demand, Node, demand
 
 GIB = 1 << 30
 CPU_NODES = st.lists(

@@ -15,8 +15,7 @@ from vllm import CompletionOutput, RequestOutput, SamplingParams
 from vllm.lora.request import LoRARequest
 
 from agentrt.executors.base import Chunk
-from agentrt.executors.ray.actor import EngineActor
-from agentrt.executors.ray.prompts import PromptRestorer, without_copies
+from agentrt.executors.ray.actor import EngineActor, PromptRestorer, without_copies
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallSpec, Identity, RenderedCall, Reply
 from tests.doubles.scripted import ScriptedExecutor

@@ -25,6 +25,7 @@ async def opened(*engines: Mortal, **options: Any) -> AsyncIterator[tuple[Restar
     finally:
         await one.close()
         assert not one._supervisor._tasks
+        assert not one._where
 
 
 async def text_of(engine: RestartedEngine, *, stream: bool = True) -> str:
@@ -58,7 +59,7 @@ async def test_it_is_not_well_while_it_starts_again_and_calls_wait() -> None:
 
     async with opened(Mortal(), Slow()) as (engine, cast):
         cast.latest(0).dead = True
-        await engine._supervisor.check(engine.replica)
+        await engine._supervisor.check(engine.replicas[0])
         assert not engine.alive()
         assert await engine.snapshot() == {}
         reading = asyncio.create_task(text_of(engine))
@@ -96,7 +97,7 @@ async def test_one_that_hangs_lets_its_calls_and_questions_go() -> None:
         ending = asyncio.create_task(engine.end_program("p"))
         async with asyncio.timeout(60):
             await mute._stuck.wait()
-            await engine._supervisor.check(engine.replica)
+            await engine._supervisor.check(engine.replicas[0])
             assert await reading == TEXT
             assert await asking == CallReport()
             await ending
@@ -109,6 +110,7 @@ async def test_a_call_that_is_cancelled_while_its_engine_dies_is_cancelled() -> 
         reading = asyncio.create_task(text_of(engine))
         await mute._stuck.wait()
         reading.cancel()
-        engine.replica.cancel_scope.cancel("it died")
+        engine.replicas[0].cancel_scope.cancel("it died")
         with pytest.raises(asyncio.CancelledError):
             await reading
+        assert await engine.aborted("p/0") == CallReport()

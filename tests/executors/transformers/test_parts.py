@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from agentrt.executors.transformers.cache import PrefixCache
-from agentrt.executors.transformers.decoding import Decoding
+from agentrt.executors.transformers.decoding import Decoding, OutputText
 from agentrt.executors.transformers.model import CausalModel
-from agentrt.executors.transformers.text import OutputText
 from agentrt.request import Call, CallSpec, Identity
 from tests.executors.transformers.models import config_of, model_of
 

@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 
 from vllm.exceptions import VLLMValidationError
 
-from agentrt.executors.frontend import HELD, WORKS_FOR
+from agentrt.executors.frontend import REPORT_HOLD, WORKS_FOR
 from agentrt.executors.vllm.frontend import long_prompts
 from agentrt.executors.vllm.frontend.long_prompts import (
     AHEAD,
@@ -209,7 +209,7 @@ async def test_what_a_chat_holds_the_interpreter_for_is_told(
     read = SimpleNamespace(thread_time=lambda: next(clock))
     monkeypatch.setattr(long_prompts, "time", read)
     work_apart(renderer, MOST)
-    HELD.set(told.append)
+    REPORT_HOLD.set(told.append)
     user = {"role": "user", "content": "hi"}
     await renderer.render_messages_async([user] * (MANY + 1), None)
     monkeypatch.setattr(renderer, "render_messages", None)

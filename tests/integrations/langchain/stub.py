@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrt import Runtime
 from agentrt.executors.base import Chunk, Progress
-from agentrt.integrations.langchain import Portal
+from agentrt.integrations.langchain import RuntimeClient
 from agentrt.request import Call, ToolCall
 from tests.doubles.madeup import made_up_output
 from tests.doubles.scripted import ScriptedExecutor
@@ -57,8 +57,10 @@ def filled(value: Any, numbers: list[int], quotes: list[str]) -> Any:
     return quotes.pop(0) if isinstance(value, str) and quotes else value
 
 
-def stub_portal() -> Portal:
-    return Portal(lambda: Runtime(ScriptedExecutor(copy_from_the_question, model="stub/one")))
+def stub_client() -> RuntimeClient:
+    return RuntimeClient(
+        lambda: Runtime(ScriptedExecutor(copy_from_the_question, model="stub/one"))
+    )
 
 
 class HeldExecutor(ScriptedExecutor):

@@ -15,7 +15,7 @@ from langchain_openai import ChatOpenAI
 
 from agentrt import Runtime
 from agentrt.errors import ConfigError
-from agentrt.integrations.langchain import ChatAgentRT, Portal
+from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient
 from agentrt.integrations.langchain.options import OF_CALLS, REFUSED
 from agentrt.integrations.langchain.shared import lend
 from tests.doubles.scripted import ScriptedExecutor
@@ -123,7 +123,7 @@ async def test_several_answers_are_not_greedy_unless_asked(
 
 
 async def test_langchain_finds_it_by_its_provider(runtime: Runtime, executor: Any) -> None:
-    with lend(Portal.borrow(runtime)):
+    with lend(RuntimeClient.borrow(runtime)):
         model: Any = init_chat_model("agentrt:tiny", temperature=0.5)
         assert (type(model), model.model_name, model.temperature) == (ChatAgentRT, "tiny", 0.5)
         agent: Any = create_agent("agentrt:tiny", [])

@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, HumanMessage, trim_messages
 from agentrt import Runtime
 from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.integrations.langchain import ChatAgentRT, Portal
+from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient
 from agentrt.request import Call
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.integrations.langchain.samples import add, ping
@@ -47,18 +47,18 @@ SPOKEN = Spoken()
 
 
 @pytest.fixture(scope="module")
-def portal() -> Iterator[Portal]:
+def client() -> Iterator[RuntimeClient]:
     folder = str(embedded_model(lambda message: None))
     flags = (*FLAGS, "--max-model-len", str(ROOM))
-    portal = Portal(lambda: Runtime(ScriptedEngine(SPOKEN, folder, flags)))
-    portal.open()
-    yield portal
-    portal.close()
+    client = RuntimeClient(lambda: Runtime(ScriptedEngine(SPOKEN, folder, flags)))
+    client.open()
+    yield client
+    client.close()
 
 
 @pytest.fixture
-def model(portal: Portal) -> Iterator[ChatAgentRT]:
-    yield ChatAgentRT(runtime=portal)
+def model(client: RuntimeClient) -> Iterator[ChatAgentRT]:
+    yield ChatAgentRT(runtime=client)
     SPOKEN.says, SPOKEN.answers = Spoken.says, None
 
 
@@ -92,10 +92,10 @@ def test_a_call_that_is_cut_off_is_never_made(model: ChatAgentRT) -> None:
             assert made in ([], [{"a": 1, "b": 2}]), "part of its arguments are not its arguments"
 
 
-def test_sampling_fields_reach_the_engine(model: ChatAgentRT, portal: Portal) -> None:
+def test_sampling_fields_reach_the_engine(model: ChatAgentRT, client: RuntimeClient) -> None:
     SPOKEN.says = "<think></think>Yes."
     model.invoke("hello", top_k=7, min_p=0.1, temperature=0.5, extra_body={"min_tokens": 2})
-    engine: Any = portal._runtime and portal._runtime.executor
+    engine: Any = client._runtime and client._runtime.executor
     params = engine.calls[-1].spec.rendered.params
     assert (params.top_k, params.min_p, params.temperature, params.min_tokens) == (7, 0.1, 0.5, 2)
     with pytest.raises(CallRejectedError, match="top_p"):
@@ -123,7 +123,7 @@ def test_tokens_are_counted_by_the_models_own_tokenizer(model: ChatAgentRT) -> N
     assert own.get_num_tokens("Hello") == 3
 
 
-async def test_the_engines_own_loop_may_count_too(portal: Portal) -> None:
+async def test_the_engines_own_loop_may_count_too(client: RuntimeClient) -> None:
     """As the node of a graph does that trims its messages, on the loop that runs the engine."""
     folder = str(embedded_model(lambda message: None))
     async with Runtime(ScriptedEngine(SPOKEN, folder, (*FLAGS, "--max-model-len", "256"))) as here:
@@ -139,7 +139,7 @@ def test_a_profile_has_the_engines_own_limits(model: ChatAgentRT) -> None:
     assert model.profile is not None
     assert model.profile["max_input_tokens"] == ROOM
     assert (model.profile["reasoning_output"], model.profile["image_inputs"]) == (True, False)
-    early = Portal(model.runtime._make)
+    early = RuntimeClient(model.runtime._make)
     late = ChatAgentRT(runtime=early)
     assert late.profile is not None
     assert "max_input_tokens" not in late.profile

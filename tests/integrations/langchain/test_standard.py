@@ -13,17 +13,17 @@ from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests, chat_models
 from langchain_tests.unit_tests import ChatModelUnitTests
 
-from agentrt.integrations.langchain import Portal
-from tests.integrations.langchain.stub import stub_portal
+from agentrt.integrations.langchain import RuntimeClient
+from tests.integrations.langchain.stub import stub_client
 from tests.integrations.langchain.suite import OnAgentRT
 
-PORTAL: Portal | None = None
+PORTAL: RuntimeClient | None = None
 
 
 @pytest.fixture(scope="module", autouse=True)
-def portal() -> Iterator[None]:
+def client() -> Iterator[None]:
     global PORTAL
-    PORTAL = stub_portal()
+    PORTAL = stub_client()
     yield
     PORTAL.close()
     PORTAL = None

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from agentrt import Runtime, ToolCall
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.integrations.langchain import Portal
+from agentrt.integrations.langchain import RuntimeClient
 from agentrt.request import Call
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.integrations.langchain.stub import answer_to
@@ -26,11 +26,11 @@ from tests.integrations.langchain.suite import OnAgentRT
 
 pytestmark = pytest.mark.engine
 TEMPLATE = '{{ {"messages": messages, "tools": tools or []} | tojson }}'
-PORTAL: Portal | None = None
+PORTAL: RuntimeClient | None = None
 
 
 @pytest.fixture(scope="module", autouse=True)
-def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     global PORTAL
     template: Path = tmp_path_factory.mktemp("chat") / "template.jinja"
     template.write_text(TEMPLATE)
@@ -46,7 +46,7 @@ def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         return f"<think>\nLet me see.\n</think>\n\n{said}"
 
     whole = (*flags, "--chat-template", str(template), "--max-model-len", "2048")
-    PORTAL = Portal(lambda: Runtime(ScriptedEngine(thinks, str(folder), whole)))
+    PORTAL = RuntimeClient(lambda: Runtime(ScriptedEngine(thinks, str(folder), whole)))
     PORTAL.open()
     yield
     PORTAL.close()

@@ -16,13 +16,14 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
-from agentrt.graph import Node, check_integrity
+from agentrt.graph import Node
 from agentrt.integrations.langgraph import Follower, follow
 from agentrt.request import CallReport
 from agentrt.runtime.events import Event, ProgramEnded, ProgramStarted
 from agentrt.runtime.registry import registry_of
 from agentrt.runtime.run import Run
 from agentrt.tracking.scope import Scope
+from tests.graph.integrity import check_integrity
 
 REPORT = CallReport(service_s=1.0, steps=1)
 

@@ -14,11 +14,12 @@ from langgraph.types import Command, interrupt
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import EngineDiedError
-from agentrt.graph import NodeKind, NodeState, check_integrity
+from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langgraph import follow
 from agentrt.runtime.run import Run, RunState
 from tests.doubles.scripted import ScriptedExecutor
+from tests.graph.integrity import check_integrity
 from tests.integrations.langchain.stub import HeldExecutor
 
 

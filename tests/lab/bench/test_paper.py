@@ -11,7 +11,7 @@ import pytest
 
 from agentrt.cli.app import call
 from agentrt.lab.engine.step_time import StepTimeModel
-from tests.cli.test_bad_input import check
+from tests.cli.conftest import check
 
 OPTIONS = (
     "--programs",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentrt.cli.app import call
-from tests.cli.test_bad_input import check
+from tests.cli.conftest import check
 from tests.cli.test_help import run
 
 SMALL = (

@@ -18,7 +18,7 @@ import pytest
 
 from agentrt.cli.app import call
 from agentrt.lab.runs.workers import run_all
-from tests.cli.test_bad_input import check
+from tests.cli.conftest import check
 from tests.cli.test_help import run
 
 TINY = ("--programs", "20", "--batch", "4", "--jobs", "1")

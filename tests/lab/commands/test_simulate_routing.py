@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrt.cli.app import call
-from tests.cli.test_bad_input import check
+from tests.cli.conftest import check
 
 TINY = ("--workload", "react", "--programs", "4", "--batch", "4", "--seeds", "2", "--jobs", "1")
 

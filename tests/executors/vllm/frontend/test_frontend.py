@@ -20,12 +20,13 @@ from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.frontend import frontend
 from agentrt.executors.vllm.frontend.flags import check_given, given_flags
 from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
-from agentrt.graph import NodeState, check_integrity
+from agentrt.graph import NodeState
 from agentrt.program.stream import Delta
 from agentrt.request import Call, ToolCall
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.scope import Scope
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.graph.integrity import check_integrity
 
 FLAGS = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--max-model-len", "512")
 SHARED_LOOP = pytest.mark.asyncio(loop_scope="module")

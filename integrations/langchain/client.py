@@ -1,8 +1,7 @@
-"""A portal leads from any thread and any event loop to a runtime, which lives on one loop.
+"""Calls a runtime, which lives on one event loop, from any thread and any other event loop.
 
-anyio's `BlockingPortal` is no base for it: the loop's own code has to open and close that one,
-which a borrowed runtime has no place for, and who cancels its future goes on while the call
-still runs.
+anyio's `BlockingPortal` does not fit: only the loop's own code can open and close it, and a
+caller that cancels its future goes on while the call still runs.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.frontend import Answer, Frontend, Request
 from agentrt.executors.info import ExecutorInfo
 from agentrt.integrations.langchain.calls import alone, run_call, run_stream
-from agentrt.integrations.langchain.heartbeat import Beat, Pulse
+from agentrt.integrations.langchain.heartbeats import Heartbeat, Heartbeats
 from agentrt.integrations.langchain.job import Job
 from agentrt.runtime import Runtime
 from agentrt.tracking.current import running_loop
@@ -41,19 +40,19 @@ class Terms:
     """
 
     timeout: float | None = None
-    heartbeat: Beat | None = None
+    heartbeat: Heartbeat | None = None
     scope: Scope | None = None
 
 
 _ANY = Terms()
 
 
-class Portal:
-    """Takes calls from everywhere to one runtime.
+class RuntimeClient:
+    """Makes calls on one runtime, from anywhere in the process.
 
-    ``Portal(make)`` owns its runtime: ``make`` is called, and the engine started, at the first
-    call, on a thread with an event loop of its own, until `close`. `Portal.borrow` lends one
-    that is open already.
+    ``RuntimeClient(make)`` owns its runtime. The first call runs ``make`` and starts the engine, on
+    a thread with an event loop of its own; `close` stops both. `RuntimeClient.borrow` uses a
+    runtime that is open already.
     """
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
@@ -63,21 +62,23 @@ class Portal:
         self._thread: threading.Thread | None = None
         self._opening: asyncio.Task[Runtime] | None = None
         self._lock = threading.Lock()
-        self._pulse = Pulse()
+        self._heartbeats = Heartbeats()
         self.closed = False
 
     @classmethod
-    def borrow(cls, runtime: Runtime, loop: asyncio.AbstractEventLoop | None = None) -> Portal:
-        """A portal to an open runtime, on ``loop``: by default the one that runs now."""
-        portal = cls(lambda: runtime)
-        portal._make, portal._runtime = None, runtime
-        portal._loop = loop or running_loop()
-        if portal._loop is None:
+    def borrow(
+        cls, runtime: Runtime, loop: asyncio.AbstractEventLoop | None = None
+    ) -> RuntimeClient:
+        """A client to an open runtime, on ``loop``: by default the one that runs now."""
+        client = cls(lambda: runtime)
+        client._make, client._runtime = None, runtime
+        client._loop = loop or running_loop()
+        if client._loop is None:
             raise ConfigError(
                 "a runtime is borrowed on its own event loop: make the chat model inside "
-                "'async with Runtime(…) as runtime:', or give Portal.borrow(runtime, loop)"
+                "'async with Runtime(…) as runtime:', or give RuntimeClient.borrow(runtime, loop)"
             )
-        return portal
+        return client
 
     def open(self) -> None:
         """Start the engine now, and block until it is there. Raises what its start raises."""
@@ -165,7 +166,7 @@ class Portal:
         if thread is None or self._loop is None:
             return
         if thread is threading.current_thread():
-            raise ConfigError("a portal cannot be closed from its own event loop")
+            raise ConfigError("a client cannot be closed from its own event loop")
         Job(self._loop, self._close_runtime).wait()
         self._loop.call_soon_threadsafe(self._loop.stop)
         thread.join()
@@ -187,7 +188,7 @@ class Portal:
 
     @asynccontextmanager
     async def _under(self, terms: Terms) -> AsyncIterator[Runtime]:
-        with self._pulse.beating(terms.heartbeat):
+        with self._heartbeats.sending(terms.heartbeat):
             runtime = await self._opened()
             await runtime.frontend()
             try:
@@ -236,7 +237,7 @@ class Portal:
     def _home(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self.closed:
-                raise ConfigError("this portal to the runtime is closed; make a new one")
+                raise ConfigError("this client to the runtime is closed; make a new one")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(

@@ -1,4 +1,4 @@
-"""Heartbeats: a LangGraph node with an idle timeout does not die while its call waits its turn."""
+"""Heartbeats for LangGraph: a node with an idle timeout must outlive the wait for its call."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Beat = Callable[[], None]
+Heartbeat = Callable[[], None]
 
 _PERIOD_S = 0.05
-"""Well below any idle timeout that makes sense: LangGraph does not tell how long it is."""
+"""Well below any sensible idle timeout. LangGraph does not say how long a node's is."""
 
 
-class Pulse:
-    """Gives the heartbeats of all calls that are under way, from one timer of one loop."""
+class Heartbeats:
+    """Sends the heartbeats of all calls under way, from one timer of one event loop."""
 
     def __init__(self) -> None:
-        self._beats: dict[int, Beat] = {}
+        self._beats: dict[int, Heartbeat] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0
 
     @property
-    def is_beating(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a timer runs."""
         return self._timer is not None
 
     @contextmanager
-    def beating(self, beat: Beat | None) -> Iterator[None]:
-        """Give ``beat`` regularly while the body runs. None is no heartbeat, and no timer."""
+    def sending(self, beat: Heartbeat | None) -> Iterator[None]:
+        """Call ``beat`` regularly while the body runs. With None, do nothing."""
         if beat is None:
             yield
             return

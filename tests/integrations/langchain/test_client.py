@@ -1,4 +1,4 @@
-"""A portal takes calls from any thread and any loop, and leaves nothing running behind them."""
+"""A client takes calls from any thread and any loop, and leaves nothing running behind them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from agentrt import Runtime
 from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError, EngineStartError
 from agentrt.executors.base import Chunk, Progress
-from agentrt.integrations.langchain import Portal, shared
-from agentrt.integrations.langchain.portal import Terms
+from agentrt.integrations.langchain import RuntimeClient, shared
+from agentrt.integrations.langchain.client import Terms
 from agentrt.request import Call
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
@@ -51,10 +51,10 @@ def held() -> HeldExecutor:
 
 
 @pytest.fixture
-def owned(held: HeldExecutor) -> Iterator[Portal]:
-    portal = Portal(lambda: Runtime(held))
-    yield portal
-    portal.close()
+def owned(held: HeldExecutor) -> Iterator[RuntimeClient]:
+    client = RuntimeClient(lambda: Runtime(held))
+    yield client
+    client.close()
     assert held.live == 0
     assert "agentrt" not in {thread.name for thread in threading.enumerate()}
 
@@ -66,7 +66,7 @@ async def started(held: HeldExecutor) -> None:
 # -- one that owns its runtime ---------------------------------------------------------------
 
 
-def test_a_thread_waits_for_its_reply(held: HeldExecutor, owned: Portal) -> None:
+def test_a_thread_waits_for_its_reply(held: HeldExecutor, owned: RuntimeClient) -> None:
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(owned.call, ASK) for _ in range(3)]
         held.began.wait()
@@ -79,7 +79,7 @@ def test_a_thread_waits_for_its_reply(held: HeldExecutor, owned: Portal) -> None
     assert sorted(held.ended) == ["chat-1", "chat-2", "chat-3"]
 
 
-def test_a_thread_reads_a_stream(held: HeldExecutor, owned: Portal) -> None:
+def test_a_thread_reads_a_stream(held: HeldExecutor, owned: RuntimeClient) -> None:
     owned.open()
     held.let_go()
     pieces = list(owned.stream(ASK))
@@ -87,14 +87,14 @@ def test_a_thread_reads_a_stream(held: HeldExecutor, owned: Portal) -> None:
     assert ["agentrt" in piece for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
-async def test_another_loop_waits_for_its_reply(held: HeldExecutor, owned: Portal) -> None:
+async def test_another_loop_waits_for_its_reply(held: HeldExecutor, owned: RuntimeClient) -> None:
     call = asyncio.create_task(owned.acall(ASK))
     await started(held)
     held.let_go()
     assert text_of(await call) == "one two three"
 
 
-def test_a_closed_stream_ends_its_call(held: HeldExecutor, owned: Portal) -> None:
+def test_a_closed_stream_ends_its_call(held: HeldExecutor, owned: RuntimeClient) -> None:
     stream = owned.stream(ASK)
     assert text_of(next(stream)) == "one"
     stream.close()
@@ -103,7 +103,7 @@ def test_a_closed_stream_ends_its_call(held: HeldExecutor, owned: Portal) -> Non
     assert held.ended == ["chat-1"]
 
 
-def test_ctrl_c_ends_the_call(held: HeldExecutor, owned: Portal) -> None:
+def test_ctrl_c_ends_the_call(held: HeldExecutor, owned: RuntimeClient) -> None:
     main = threading.main_thread().ident
     assert main is not None
 
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_the_call(held: HeldExecutor, owned: Portal) -> None:
     assert held.ended == ["chat-1"]
 
 
-async def test_closing_tells_those_that_wait(held: HeldExecutor, owned: Portal) -> None:
+async def test_closing_tells_those_that_wait(held: HeldExecutor, owned: RuntimeClient) -> None:
     blocked = asyncio.create_task(asyncio.to_thread(owned.call, ASK))
     waiting = asyncio.create_task(owned.acall(ASK))
     while held.live < 2:
@@ -156,19 +156,19 @@ class Lame(ScriptedExecutor):
 
 def test_a_start_that_failed_is_tried_again_by_the_next_call() -> None:
     lame = Lame(failures=1)
-    portal = Portal(lambda: Runtime(lame))
+    client = RuntimeClient(lambda: Runtime(lame))
     with pytest.raises(EngineStartError, match="no memory"):
-        portal.call(ASK)
-    assert text_of(portal.call(ASK))
-    portal.close()
+        client.call(ASK)
+    assert text_of(client.call(ASK))
+    client.close()
     assert lame.starts == 2
 
 
 async def test_many_callers_wait_for_one_start() -> None:
     lame = Lame(failures=0)
-    portal = Portal(lambda: Runtime(lame))
-    await asyncio.gather(*[portal.acall(ASK) for _ in range(5)])
-    await asyncio.to_thread(portal.close)
+    client = RuntimeClient(lambda: Runtime(lame))
+    await asyncio.gather(*[client.acall(ASK) for _ in range(5)])
+    await asyncio.to_thread(client.close)
     assert lame.starts == 1
 
 
@@ -190,19 +190,19 @@ class Sluggish(ScriptedExecutor):
 
 async def test_closing_during_the_start_gives_it_up() -> None:
     sluggish = Sluggish()
-    portal = Portal(lambda: Runtime(sluggish))
-    call = asyncio.create_task(portal.acall(ASK))
+    client = RuntimeClient(lambda: Runtime(sluggish))
+    call = asyncio.create_task(client.acall(ASK))
     await asyncio.to_thread(sluggish.starting.wait)
-    await asyncio.to_thread(portal.close)
+    await asyncio.to_thread(client.close)
     with pytest.raises(EngineDiedError):
         await call
     assert sluggish.stopped
 
 
 def test_closing_twice_or_unused_is_nothing() -> None:
-    portal = Portal(lambda: Runtime(ScriptedExecutor()))
-    portal.close()
-    portal.close()
+    client = RuntimeClient(lambda: Runtime(ScriptedExecutor()))
+    client.close()
+    client.close()
 
 
 # -- a borrowed one --------------------------------------------------------------------------
@@ -211,10 +211,10 @@ def test_closing_twice_or_unused_is_nothing() -> None:
 @FROM
 async def test_cancelling_a_call_aborts_it(held: HeldExecutor, where: Elsewhere) -> None:
     async with Runtime(held) as runtime:
-        portal = Portal.borrow(runtime)
+        client = RuntimeClient.borrow(runtime)
 
         async def give_up() -> None:
-            call = asyncio.create_task(portal.acall(ASK))
+            call = asyncio.create_task(client.acall(ASK))
             await started(held)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -227,10 +227,10 @@ async def test_cancelling_a_call_aborts_it(held: HeldExecutor, where: Elsewhere)
 @FROM
 async def test_leaving_a_stream_aborts_it(held: HeldExecutor, where: Elsewhere) -> None:
     async with Runtime(held) as runtime:
-        portal = Portal.borrow(runtime)
+        client = RuntimeClient.borrow(runtime)
 
         async def leave() -> None:
-            stream = portal.astream(ASK)
+            stream = client.astream(ASK)
             assert text_of(await anext(stream)) == "one"
             await stream.aclose()
             assert (held.live, len(runtime.runs)) == (0, 0)
@@ -241,13 +241,13 @@ async def test_leaving_a_stream_aborts_it(held: HeldExecutor, where: Elsewhere) 
 @FROM
 async def test_a_timeout_aborts_the_call(held: HeldExecutor, where: Elsewhere) -> None:
     async with Runtime(held) as runtime:
-        portal = Portal.borrow(runtime)
+        client = RuntimeClient.borrow(runtime)
 
         async def wait() -> None:
             with pytest.raises(CallTimeoutError, match=r"its timeout of 0.01 s"):
-                await portal.acall(ASK, Terms(timeout=0.01))
+                await client.acall(ASK, Terms(timeout=0.01))
             with pytest.raises(TimeoutError):
-                [chunk async for chunk in portal.astream(ASK, Terms(timeout=0.01))]
+                [chunk async for chunk in client.astream(ASK, Terms(timeout=0.01))]
             assert (held.live, len(runtime.runs)) == (0, 0)
 
         await where(wait())
@@ -255,18 +255,18 @@ async def test_a_timeout_aborts_the_call(held: HeldExecutor, where: Elsewhere) -
 
 async def test_a_worker_thread_may_block_but_the_loop_may_not() -> None:
     async with Runtime(ScriptedExecutor(lambda call: "yes")) as runtime:
-        portal = Portal.borrow(runtime)
-        assert text_of(await asyncio.to_thread(portal.call, ASK)) == "yes"
-        chunks = await asyncio.to_thread(lambda: list(portal.stream(ASK)))
+        client = RuntimeClient.borrow(runtime)
+        assert text_of(await asyncio.to_thread(client.call, ASK)) == "yes"
+        chunks = await asyncio.to_thread(lambda: list(client.stream(ASK)))
         assert text_of(chunks[0]) == "yes"
-        for blocking in (lambda: portal.call(ASK), lambda: list(portal.stream(ASK))):
+        for blocking in (lambda: client.call(ASK), lambda: list(client.stream(ASK))):
             with pytest.raises(ConfigError, match="would wait for itself: use ainvoke"):
                 blocking()
 
 
 async def test_a_stream_of_a_thread_may_be_closed_on_the_loop(held: HeldExecutor) -> None:
     async with Runtime(held) as runtime:
-        stream = Portal.borrow(runtime).stream(ASK)
+        stream = RuntimeClient.borrow(runtime).stream(ASK)
         assert text_of(await asyncio.to_thread(next, stream)) == "one"
         stream.close()
         while held.live:
@@ -276,13 +276,13 @@ async def test_a_stream_of_a_thread_may_be_closed_on_the_loop(held: HeldExecutor
 def test_a_runtime_is_borrowed_where_it_lives() -> None:
     runtime = Runtime(ScriptedExecutor())
     with pytest.raises(ConfigError, match="borrowed on its own event loop"):
-        Portal.borrow(runtime)
+        RuntimeClient.borrow(runtime)
     loop = asyncio.new_event_loop()
     with pytest.raises(ConfigError, match="does not run"):
-        Portal.borrow(runtime, loop).call(ASK)
+        RuntimeClient.borrow(runtime, loop).call(ASK)
     loop.close()
     with pytest.raises(EngineDiedError, match="closed"):
-        asyncio.run(Portal.borrow(runtime, loop).acall(ASK))
+        asyncio.run(RuntimeClient.borrow(runtime, loop).acall(ASK))
 
 
 class Broken(ScriptedExecutor):
@@ -294,10 +294,10 @@ class Broken(ScriptedExecutor):
 @FROM
 async def test_an_engine_that_dies_is_heard_of(where: Elsewhere) -> None:
     async with Runtime(Broken()) as runtime:
-        portal = Portal.borrow(runtime)
+        client = RuntimeClient.borrow(runtime)
 
         async def read() -> list[str]:
-            stream = portal.astream(ASK)
+            stream = client.astream(ASK)
             texts = [text_of(await anext(stream))]
             with pytest.raises(EngineDiedError, match="power cut"):
                 await anext(stream)
@@ -309,17 +309,17 @@ async def test_an_engine_that_dies_is_heard_of(where: Elsewhere) -> None:
 # -- those of the process --------------------------------------------------------------------
 
 
-def test_a_key_has_one_portal_until_it_is_closed() -> None:
+def test_a_key_has_one_client_until_it_is_closed() -> None:
     def make() -> Runtime:
         return Runtime(ScriptedExecutor())
 
-    portal = shared.shared_portal("key", make)
-    assert shared.shared_portal("key", make) is portal
-    assert shared.shared_portal("other", make) is not portal
-    assert text_of(portal.call(ASK))
+    client = shared.shared_client("key", make)
+    assert shared.shared_client("key", make) is client
+    assert shared.shared_client("other", make) is not client
+    assert text_of(client.call(ASK))
     shared.close_all()
-    assert portal.closed
-    assert shared.shared_portal("key", make) is not portal
+    assert client.closed
+    assert shared.shared_client("key", make) is not client
     shared.close_all()
 
 
@@ -333,8 +333,8 @@ class Engine(ScriptedExecutor):
     async def close(self):
         await asyncio.to_thread(print, "stopped in a worker thread")
 
-portal = shared.shared_portal("key", lambda: Runtime(Engine()))
-answer = portal.call({"messages": [{"role": "user", "content": "hello"}]})
+client = shared.shared_client("key", lambda: Runtime(Engine()))
+answer = client.call({"messages": [{"role": "user", "content": "hello"}]})
 print(answer["choices"][0]["finish_reason"])
 """
 

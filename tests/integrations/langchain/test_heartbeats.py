@@ -16,8 +16,8 @@ from langgraph.types import TimeoutPolicy
 
 from agentrt import Runtime
 from agentrt.integrations._compat.langgraph import node_heartbeat
-from agentrt.integrations.langchain import ChatAgentRT, Portal, chat
-from agentrt.integrations.langchain.heartbeat import Beat, Pulse
+from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient, chat
+from agentrt.integrations.langchain.heartbeats import Heartbeat, Heartbeats
 from tests.integrations.langchain.stub import HeldExecutor
 
 IDLE_S = 0.2
@@ -70,7 +70,7 @@ async def test_a_call_that_is_held_keeps_its_node_alive(
     clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: 0.0})
     monkeypatch.setattr("langgraph.pregel._retry.time", clock)  # it stands still while we wait
 
-    def counted() -> Beat | None:
+    def counted() -> Heartbeat | None:
         beat = node_heartbeat()
         assert beat is not None
 
@@ -119,33 +119,33 @@ async def test_no_heart_beats_where_nobody_listens(timeout: TimeoutPolicy | None
     assert found == [None, None, None]
 
 
-async def test_a_pulse_has_a_timer_only_while_somebody_needs_it() -> None:
-    pulse, beats = Pulse(), asyncio.Queue[str]()
-    with pulse.beating(None):
-        assert not pulse.is_beating
-    with pulse.beating(lambda: beats.put_nowait("a")):
-        with pulse.beating(lambda: beats.put_nowait("b")):
+async def test_heartbeats_have_a_timer_only_while_somebody_needs_it() -> None:
+    heartbeats, beats = Heartbeats(), asyncio.Queue[str]()
+    with heartbeats.sending(None):
+        assert not heartbeats.is_running
+    with heartbeats.sending(lambda: beats.put_nowait("a")):
+        with heartbeats.sending(lambda: beats.put_nowait("b")):
             assert [await beats.get() for _ in range(4)] == ["a", "b", "a", "b"]
-        assert pulse.is_beating
+        assert heartbeats.is_running
         assert await beats.get() == "a"
-    assert not pulse.is_beating
+    assert not heartbeats.is_running
 
 
-async def test_a_portal_that_is_owned_gives_them_from_its_own_thread() -> None:
+async def test_a_client_that_is_owned_gives_them_from_its_own_thread() -> None:
     held, beats = HeldExecutor(), []
-    portal = Portal(lambda: Runtime(held))
+    client = RuntimeClient(lambda: Runtime(held))
 
     async def node(state: State) -> State:
         beat = node_heartbeat()
         assert beat is not None
         beats.append(beat)
-        return {"text": (await ChatAgentRT(runtime=portal).ainvoke("hello")).text}
+        return {"text": (await ChatAgentRT(runtime=client).ainvoke("hello")).text}
 
     policy = TimeoutPolicy(idle_timeout=30)
     run = asyncio.create_task(graph_of(node, policy).ainvoke({"text": ""}))
     assert await asyncio.to_thread(held.began.wait, 60)
-    assert portal._pulse.is_beating
+    assert client._heartbeats.is_running
     held.let_go()
     assert await run == {"text": "one two three"}
-    await asyncio.to_thread(portal.close)
-    assert not portal._pulse.is_beating
+    await asyncio.to_thread(client.close)
+    assert not client._heartbeats.is_running

@@ -51,7 +51,7 @@ async def opened(
         async with Runtime(ScriptedExecutor(), tools=[transport], **options) as runtime:
             yield runtime, transport
             assert not runtime.questions.open
-        assert not worker._replies.asking._open
+        assert not worker._replies.questions._open
     assert asyncio.all_tasks() <= before
 
 
