@@ -203,6 +203,9 @@ def test_closing_twice_or_unused_is_nothing() -> None:
     portal = Portal(lambda: Runtime(ScriptedExecutor()))
     portal.close()
     portal.close()
+    assert portal.closed
+    with pytest.raises(ConfigError, match="closed"):
+        portal.call(ASK)
 
 
 # -- a borrowed one --------------------------------------------------------------------------
