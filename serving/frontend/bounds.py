@@ -87,6 +87,16 @@ def check_bounds(path: str, body: Mapping[str, Any]) -> None:
         _check_structured(body["structured_outputs"], weight)
 
 
+def check_length(body: Mapping[str, Any], most: int) -> None:
+    """Raise `ApiError` for a prompt of more than ``most`` token ids, before vLLM looks at each."""
+    prompt = body.get("prompt")
+    if not isinstance(prompt, list) or len(prompt) <= most or not _is_tokens(prompt):
+        return
+    if body.get("truncate_prompt_tokens") is None:
+        text = f"the maximum context length is {most} tokens, and the prompt has {len(prompt)}"
+        raise ApiError(400, text, param="prompt", code="context_length_exceeded")
+
+
 def _check_messages(field: str, given: Any) -> None:
     if not isinstance(given, list) or _is_tokens(given):
         return
