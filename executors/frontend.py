@@ -46,12 +46,12 @@ WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
 """The tenant for whom a front end works: those with much work take turns."""
 
 
-def _not_told(seconds: float) -> None:
+def _ignored(seconds: float) -> None:
     """Nobody shares the interpreter."""
 
 
-HELD: ContextVar[Callable[[float], None]] = ContextVar("agentrt_held", default=_not_told)
-"""Told for how long work beside the event loop has held the interpreter (seconds)."""
+ON_BUSY: ContextVar[Callable[[float], None]] = ContextVar("agentrt_on_busy", default=_ignored)
+"""Called with the seconds for which work beside the event loop has held the interpreter."""
 
 
 class NoProgram:
@@ -150,7 +150,10 @@ class Frontend(ABC):
 
     @abstractmethod
     def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        """The answer in pieces. Closing the iterator aborts its calls."""
+        """The answer in pieces. Closing the iterator aborts its calls.
+
+        Not a coroutine: the `caller` is read here, and not where the answer is read.
+        """
 
     @abstractmethod
     def profile(self, model: str | None = None) -> FrontProfile:
@@ -196,16 +199,20 @@ class RequestFrontend(Frontend):
                 answer = chunk.output or (answer if chunk.reply is None else whole_of(chunk.reply))
         return answer
 
-    async def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        async with contextlib.aclosing(caller().chunks(spec_of(request), stream=True)) as chunks:
-            async for chunk in chunks:
-                yield piece_of(chunk) if chunk.output is None else chunk.output
+    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+        return _pieces(caller().chunks(spec_of(request), stream=True))
 
     def profile(self, model: str | None = None) -> FrontProfile:
         self._info.check_served(model)
         name = display_name(model or self._info.model)
         # OpenAI's API takes nothing but text from tools.
         return FrontProfile(name, images=self._info.images, media_in_tools=False)
+
+
+async def _pieces(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Answer, None]:
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            yield piece_of(chunk) if chunk.output is None else chunk.output
 
 
 def whole_of(reply: Reply) -> Answer:

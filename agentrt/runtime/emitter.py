@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 from agentrt import tracking
 from agentrt.executors.base import Chunk, Reading
-from agentrt.executors.frontend import WORKS_FOR, Answer, Request, calling, stepped
+from agentrt.executors.frontend import WORKS_FOR, Answer, Request, calling
 from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Node
 from agentrt.program.results import Takes
@@ -143,7 +143,9 @@ class RunEmitter(InterruptEmitter):
         WORKS_FOR.set(self._run.row.tenant)
         with tracking.outside():
             frontend = await self.services.frontend()
-        async with contextlib.aclosing(stepped(who, frontend.chat_stream(request))) as pieces:
+            with calling(who):
+                pieces = frontend.chat_stream(request)
+        async with contextlib.aclosing(pieces):
             while (piece := await next_outside(pieces)) is not None:
                 yield piece
 

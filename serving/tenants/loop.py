@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrt.executors.frontend import HELD
+from agentrt.executors.frontend import ON_BUSY
 
 _MEMORY_S = 0.1
 """Use is forgotten within some of these."""
@@ -78,7 +78,7 @@ class LoopShares:
         await use.turns.acquire()  # until the first step is done: the body is parsed in it
         turn = _Turn(self, use, size)
         _TURN.set(turn)
-        HELD.set(turn.stepped)
+        ON_BUSY.set(turn.stepped)
         try:
             await self.wait(use)
             turn.begin()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -29,17 +30,55 @@ from agentrt.errors import (
     CallTimeoutError,
     EngineDiedError,
     NotServedError,
+    PromptTooLongError,
 )
 from agentrt.executors.base import Chunk, Executor, FrontSetup
 from agentrt.executors.frontend import CALLER, Caller, NoProgram, caller
 from agentrt.executors.vllm._compat.frontend import render_prompt
-from agentrt.executors.vllm.frontend.heard import Heard
 from agentrt.request import CallSpec, RenderedCall
 
 _NOT_OPTIONS = ("session_id", "trace_headers", "priority", "data_parallel_rank", "prompt_text")
 """What a front end says of a call beside the call itself. Whose it is we know, and where it runs
 and in which order we decide.
 """
+
+
+@dataclass(slots=True)
+class ProgramRequest:
+    """A program's request: ``program`` makes its calls.
+
+    ``error`` is what a call came to that failed: vLLM's front end tells clients its own words for
+    it. ``outputs`` end with the block: closing vLLM's stream over them leaves them to the garbage
+    collector where the stream is made of several (0.33).
+    """
+
+    program: Caller
+    error: AgentrtError | None = None
+    outputs: list[AsyncGenerator[Any, None]] = field(default_factory=list)
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *error: object) -> None:
+        for output in self.outputs:
+            await output.aclose()
+
+    def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        return self.program.chunks(spec, stream=stream)
+
+    def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Caller]]:
+        return self.program.siblings(count)
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise a call's own error where vLLM's stands for it, and vLLM's refusals as ours."""
+        try:
+            yield
+        except VLLMError as error:
+            raise self.error or as_ours(error) from error
+        except AgentrtError:
+            raise
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise self.error or CallRejectedError(str(error)) from error
 
 
 class ProgramEngineClient(EngineClient):
@@ -65,7 +104,7 @@ class ProgramEngineClient(EngineClient):
         """
         chosen = _chosen(options)
         outputs = self._outputs(who := caller(), prompt, sampling_params, request_id, chosen)
-        if isinstance(who, Heard):
+        if isinstance(who, ProgramRequest):
             who.outputs.append(outputs)
         return outputs
 
@@ -93,12 +132,12 @@ class ProgramEngineClient(EngineClient):
                 async for chunk in chunks:
                     chunk.output.request_id = request_id
                     yield chunk.output
-        except CallRejectedError as error:
-            refusal = error.__cause__
-            if isinstance(refusal, VLLMError | ValueError):  # in its own words, and its own fields
-                raise refusal from None
-            raise as_vllm(error) from error
         except AgentrtError as error:
+            if isinstance(who, ProgramRequest):
+                who.error = error
+            refusal = error.__cause__
+            if isinstance(error, CallRejectedError) and isinstance(refusal, VLLMError | ValueError):
+                raise refusal from None  # in its own words, and its own fields
             raise as_vllm(error) from error
 
     def _one(
@@ -214,6 +253,13 @@ def as_vllm(error: AgentrtError) -> VLLMError:
         return GracefulHTTPError(text, HTTPStatus.REQUEST_TIMEOUT)
     status = getattr(error, "status", None)  # an error of the server around it
     return VLLMServerError(text) if status is None else GracefulHTTPError(text, HTTPStatus(status))
+
+
+def as_ours(error: Exception) -> CallRejectedError:
+    """vLLM's refusal of a request that it rendered."""
+    text = str(error.args[0]) if error.args else str(error)
+    too_long = getattr(error, "parameter", None) in ("input_tokens", "input_text")
+    return PromptTooLongError(text) if too_long else CallRejectedError(text)
 
 
 def _refuse(name: str) -> Any:

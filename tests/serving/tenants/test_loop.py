@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from agentrt.executors.frontend import HELD
+from agentrt.executors.frontend import ON_BUSY
 from agentrt.serving.middleware import Middleware
 from agentrt.serving.tenants import loop as loop_
 from agentrt.serving.tenants.loop import BUSY, FREE, LONG, LoopShares, Stepped, pause
@@ -135,7 +135,7 @@ async def test_a_large_body_is_read_in_its_tenants_turn(server: Server) -> None:
 async def test_what_holds_the_interpreter_beside_the_loop_is_used_of_it(server: Server) -> None:
     async def rendered() -> None:
         server.now += 1.0
-        HELD.get()(1.0)
+        ON_BUSY.get()(1.0)
 
     await server.ask("b", 0.001)
     await server.shares.run("a", rendered, LONG)

@@ -116,7 +116,7 @@ def test_vllm_has_each_parser_of_the_table() -> None:
     from agentrt.executors.vllm.frontend import held
 
     rows: list[Any] = [*families._CODED, *families._BY_TEMPLATE]
-    assert held.NAME == families.HELD
+    assert held.NAME == families.TOOL_FORM
     for row in rows:
         assert ToolParserManager.get_tool_parser(row.tool_parser)
         if row.reasoning_parser:
