@@ -125,8 +125,9 @@ def _scored(sampling: Sampling) -> dict[str, Any]:
 
 
 def check_compiled(call: Call, params: Any, output: Any) -> None:
-    """Raise `CallRejectedError` for what the core ended for what it is held to, of which vLLM says
-    no more. A context says it itself, of its automatons too.
+    """Raise `CallRejectedError` for a call that the core ended because of its grammar.
+
+    vLLM's output has no reason, only ``finish_reason`` "error". Contexts raise their own error.
     """
     held = getattr(params, "structured_outputs", None)
     if output.finish_reason == "error" and held is not None and call.spec.sampling is None:

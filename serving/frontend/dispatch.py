@@ -20,7 +20,6 @@ from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.error_responses import in_form_of
 from agentrt.serving.frontend.bounds import check_bounds, check_length
 from agentrt.serving.frontend.exchange import Exchange
-from agentrt.serving.frontend.paths import is_public, makes_calls
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
 from agentrt.serving.frontend.strict import KnownFields
 from agentrt.serving.middleware import tenant_of
@@ -28,6 +27,18 @@ from agentrt.serving.programs.errors import ApiError, describe, log_fault
 from agentrt.serving.server import Server
 from agentrt.serving.tenants.loop import pause
 
+_CLIENTS = (
+    *("/v1/", "/v2/", "/inference/v1/generate", "/generative_scoring", "/version"),
+    *("/tokenize", "/detokenize", "/tokenizer_info"),
+    *("/pooling", "/classify", "/score", "/rerank"),
+)
+_OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""vLLM has these only if its environment says VLLM_ALLOW_RUNTIME_LORA_UPDATING."""
+_NO_CALLS = (
+    *("/tokenize", "/detokenize", "/v1/messages/count_tokens", *_OPERATORS),
+    *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
 _MODELS = "/v1/models"
 _OF_RESPONSES = "/v1/responses/"
 
@@ -201,3 +212,24 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replayed
+
+
+def is_public(path: str, *, operator: bool) -> bool:
+    """Whether vLLM may answer at ``path``.
+
+    Its health checks and metrics are not here, since the server has its own, nor what steers the
+    engine (sleep, caches, profiles, weights), nor SageMaker's.
+    """
+    if path in _OPERATORS:
+        return operator
+    return any(path == one or (path.startswith(one) and one.endswith("/")) for one in _CLIENTS)
+
+
+def makes_calls(path: str) -> bool:
+    """Whether a request at ``path`` generates text, which is some program's call."""
+    return path not in _NO_CALLS and not path.startswith("/v1/responses/") and not is_render(path)
+
+
+def is_render(path: str) -> bool:
+    """Whether vLLM only renders a prompt, or reads an output."""
+    return path.endswith(("/render", "/derender"))
