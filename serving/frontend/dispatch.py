@@ -1,4 +1,4 @@
-"""What of the server is vLLM's own: each request goes to the front end that has its model."""
+"""vLLM's own routes on this server: each request goes to the front end that has its model."""
 
 from __future__ import annotations
 

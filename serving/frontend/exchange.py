@@ -1,4 +1,4 @@
-"""One request that makes calls, and its answer: whose it is, and what it leaves behind."""
+"""One HTTP request that makes calls: it joins a program, and its answer is read as it passes."""
 
 from __future__ import annotations
 
