@@ -1,7 +1,7 @@
-"""The engine client that vLLM's front end talks to: its calls go the way of all calls.
+"""The engine client of vLLM's front end: it makes each call for the program that asks.
 
-vLLM's `EngineClient` is an interface of some forty methods. What a front end needs is answered
-here; the rest is refused by name.
+vLLM's `EngineClient` is an interface of some forty methods. Those that a front end needs are
+implemented here; the others raise `NotImplementedError` with their name.
 """
 
 from __future__ import annotations
@@ -38,18 +38,16 @@ from agentrt.executors.vllm._compat.frontend import render_prompt
 from agentrt.request import CallSpec, RenderedCall
 
 _NOT_OPTIONS = ("session_id", "trace_headers", "priority", "data_parallel_rank", "prompt_text")
-"""What a front end says of a call beside the call itself. Whose it is we know, and where it runs
-and in which order we decide.
-"""
+"""Options of vLLM's front end that we set ourselves: a call's program, replica and priority."""
 
 
 @dataclass(slots=True)
 class ProgramRequest:
-    """A program's request: ``program`` makes its calls.
+    """A chat request of a program, which is the ``program`` that makes its calls.
 
-    ``error`` is what a call came to that failed: vLLM's front end tells clients its own words for
-    it. ``outputs`` end with the block: closing vLLM's stream over them leaves them to the garbage
-    collector where the stream is made of several (0.33).
+    ``error`` is the error of a call that failed: vLLM's front end replaces it by one of its own.
+    ``outputs`` are closed at the end of the block: vLLM 0.33 leaves those of a stream with several
+    choices to the garbage collector.
     """
 
     program: Caller
@@ -99,9 +97,7 @@ class ProgramEngineClient(EngineClient):
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """Not a coroutine: whose call it is, is read now, where it is asked for, and not where
-        its output is read.
-        """
+        """Not a coroutine: the `caller` is read here, and not where the output is read."""
         chosen = _chosen(options)
         outputs = self._outputs(who := caller(), prompt, sampling_params, request_id, chosen)
         if isinstance(who, ProgramRequest):
@@ -167,7 +163,7 @@ class ProgramEngineClient(EngineClient):
     async def _several(
         self, who: Caller, prompt: Any, params: Any, options: Mapping[str, Any]
     ) -> AsyncGenerator[Chunk, None]:
-        """``n`` choices are calls beside each other, put together as one request's outputs."""
+        """Make ``n`` calls beside each other, and merge their outputs into those of one request."""
         queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
         async def feed(index: int, one: Caller) -> None:

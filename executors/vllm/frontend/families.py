@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 TOOL_FORM = "held"
+"""The name of our own tool form, as a parser."""
 NONE = "none"
 """What a user names for no parser at all."""
 

@@ -16,7 +16,8 @@ from vllm.parser import ParserManager
 from vllm.renderers.params import ChatParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from agentrt.executors.vllm.frontend.held import NAME, explain_tools
+from agentrt.executors.vllm.frontend.families import TOOL_FORM
+from agentrt.executors.vllm.frontend.held import explain_tools
 
 pytestmark = pytest.mark.engine
 
@@ -39,7 +40,7 @@ def responses(**fields: Any) -> Any:
 
 
 def parser() -> Any:
-    return ParserManager.get_parser(NAME, None, enable_auto_tools=True)(None)
+    return ParserManager.get_parser(TOOL_FORM, None, enable_auto_tools=True)(None)
 
 
 def schema_of(request: Any) -> Any:
