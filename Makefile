@@ -13,8 +13,10 @@ NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
 # The tests of LangGraph's API and of its clients, and engines on Ray, which share nothing with others: a part of their own.
 PLATFORM := tests/serving/langgraph tests/serving/chat tests/engine/test_ray.py
+# For tests that take longer than one of `make test` may.
+PATIENT := --timeout 3600 --override-ini faulthandler_timeout=0
 
-.PHONY: test-differential record-reference help setup setup-next demo test test-engine test-needs test-platform test-rest test-next fuzz mutate lint format clean
+.PHONY: coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-platform test-rest test-next fuzz mutate lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,7 +58,7 @@ test-needs: $(INSTALLED)
 	@.ci/setup-tests
 
 test-differential: $(INSTALLED) ## Compare with vLLM's own server once more, with a larger model (7 minutes)
-	DIFFERENTIAL_MODEL=embedded $(BIN)/pytest tests/engine/test_differential.py
+	DIFFERENTIAL_MODEL=embedded $(BIN)/pytest $(PATIENT) tests/engine/test_differential.py
 
 # URL: LangGraph's own server, fresh; docs/langgraph-reference.md.
 record-reference: $(INSTALLED)
@@ -65,8 +67,16 @@ record-reference: $(INSTALLED)
 test-next: $(NEXT_INSTALLED) $(CLIENTS) test-needs ## Run the tests that touch vLLM on its next version
 	$(NEXT_BIN)/pytest tests/executors tests/serving tests/contexts tests/integrations/langchain tests/lab/engine tests/engine
 
+# TESTS=tests/graph measures one room's tests. Tests that fail do not keep the report back.
+coverage: $(CLIENTS) test-needs ## Run all tests and report which lines and branches they miss
+	$(BIN)/coverage erase
+	-$(BIN)/coverage run -m pytest $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report
+
 fuzz: $(INSTALLED) ## Try many more made-up bodies and orders of requests than the tests do
-	AGENTRT_EXAMPLES=20000 $(BIN)/pytest tests/serving/frontend/test_any_bodies.py tests/serving/test_any_order.py
+	AGENTRT_EXAMPLES=20000 $(BIN)/pytest $(PATIENT) tests/serving/frontend/test_any_bodies.py tests/serving/test_any_order.py
 
 # ONLY='agentrt.graph.*' tries one room. Once more, it tries what survived; docs/results/mutation.md.
 mutate: $(INSTALLED) ## Count what the tests of the pure rooms let pass

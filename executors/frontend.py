@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -44,14 +44,6 @@ class Caller(Protocol):
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
 WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
 """The tenant for whom a front end works: those with much work take turns."""
-
-
-def _no_report(seconds: float) -> None:
-    """Nobody shares the interpreter."""
-
-
-REPORT_HOLD: ContextVar[Callable[[float], None]] = ContextVar("agentrt_held", default=_no_report)
-"""Called with the seconds for which work beside the event loop has held the interpreter."""
 
 
 class NoProgram:
@@ -150,7 +142,10 @@ class Frontend(ABC):
 
     @abstractmethod
     def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        """The answer in pieces. Closing the iterator aborts its calls."""
+        """The answer in pieces. Closing the iterator aborts its calls.
+
+        Not a coroutine: the `caller` is read here, and not where the answer is read.
+        """
 
     @abstractmethod
     def profile(self, model: str | None = None) -> FrontProfile:
@@ -196,16 +191,20 @@ class RequestFrontend(Frontend):
                 answer = chunk.output or (answer if chunk.reply is None else whole_of(chunk.reply))
         return answer
 
-    async def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        async with contextlib.aclosing(caller().chunks(spec_of(request), stream=True)) as chunks:
-            async for chunk in chunks:
-                yield piece_of(chunk) if chunk.output is None else chunk.output
+    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+        return _pieces(caller().chunks(spec_of(request), stream=True))
 
     def profile(self, model: str | None = None) -> FrontProfile:
         self._info.check_served(model)
         name = display_name(model or self._info.model)
         # OpenAI's API takes nothing but text from tools.
         return FrontProfile(name, images=self._info.images, media_in_tools=False)
+
+
+async def _pieces(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Answer, None]:
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            yield piece_of(chunk) if chunk.output is None else chunk.output
 
 
 def whole_of(reply: Reply) -> Answer:

@@ -198,8 +198,10 @@ class RunEmitter(InterruptEmitter):
         WORKS_FOR.set(self._run.row.tenant)
         with tracking.outside():
             frontend = await self.services.frontend()
-        async with contextlib.aclosing(frontend.chat_stream(request)) as pieces:
-            while (piece := await _next_for(who, pieces)) is not None:
+            with calling(who):
+                pieces = frontend.chat_stream(request)
+        async with contextlib.aclosing(pieces):
+            while (piece := await _next_outside(pieces)) is not None:
                 yield piece
 
     async def make(
@@ -263,10 +265,4 @@ class RunEmitter(InterruptEmitter):
 async def _next_outside(items: AsyncGenerator[T, None]) -> T | None:
     """The next of ``items``, None after the last; a task that this starts belongs to no program."""
     with tracking.outside():
-        return await anext(items, None)
-
-
-async def _next_for(who: RunCaller, items: AsyncGenerator[T, None]) -> T | None:
-    """The same; the calls that this makes are those of ``who``."""
-    with tracking.outside(), calling(who):
         return await anext(items, None)

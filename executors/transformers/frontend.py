@@ -11,6 +11,7 @@ from typing import Any
 from agentrt.errors import CallRejectedError
 from agentrt.executors.frontend import (
     Answer,
+    Caller,
     Frontend,
     FrontProfile,
     Request,
@@ -51,9 +52,12 @@ class ModelFrontend(Frontend):
                     return {"model": self._names[0], **whole_of(chunk.reply)}
         raise AssertionError("an executor's last chunk has the reply")
 
-    async def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+        return self._pieces(caller(), request)
+
+    async def _pieces(self, who: Caller, request: Request) -> AsyncGenerator[Answer, None]:
         spec = await self._spec(request)
-        async with contextlib.aclosing(caller().chunks(spec, stream=True)) as chunks:
+        async with contextlib.aclosing(who.chunks(spec, stream=True)) as chunks:
             async for chunk in chunks:
                 yield {"model": self._names[0], **piece_of(chunk)}
 

@@ -22,12 +22,12 @@ _OF_CONSTRAINTS = "the engine cannot follow its constraint: "
 def engine_input(
     call: Call, max_model_len: int, *, stream: bool
 ) -> tuple[Any, Any, Mapping[str, Any]]:
-    """A call's prompt, its parameters and options, with what the scheduler is told of the call.
+    """A call's prompt, sampling parameters and options, with the call's identity for the scheduler.
 
-    What was set since it was rendered goes into them: the runtime's seed, a tenant's salt, a
-    length that is fixed. A call of bare token ids is sampled as its spec says; its prompt and
-    output have ``max_model_len`` tokens together. Raises `PromptTooLongError`, and
-    `CallRejectedError` for a call without token ids.
+    Settings that came after rendering are applied: the runtime's seed, a tenant's salt, a fixed
+    length. A call of token ids is sampled as its spec says; its prompt and output have at most
+    ``max_model_len`` tokens together. Raises `PromptTooLongError`, and `CallRejectedError` for a
+    call without token ids.
     """
     spec = call.spec
     made = spec.rendered
@@ -125,8 +125,9 @@ def _scored(sampling: Sampling) -> dict[str, Any]:
 
 
 def check_compiled(call: Call, params: Any, output: Any) -> None:
-    """Raise `CallRejectedError` for what the core ended for what it is held to, of which vLLM says
-    no more. A context says it itself, of its automatons too.
+    """Raise `CallRejectedError` for a call that the core ended because of its grammar.
+
+    vLLM's output has no reason, only ``finish_reason`` "error". Contexts raise their own error.
     """
     held = getattr(params, "structured_outputs", None)
     if output.finish_reason == "error" and held is not None and call.spec.sampling is None:

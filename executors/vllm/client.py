@@ -1,4 +1,4 @@
-"""What an embedded engine tells the scheduler in its core, and asks it.
+"""The control messages between an embedded engine and the scheduler in its core.
 
 The answers are those of `agentrt.executors.vllm.control`.
 """
@@ -33,13 +33,13 @@ class CoreClient(Executor):
         self._notes = Outbox(lambda notes: self._control("boundary", notes))
         self._ended: list[str | ProgramTotals] = []
         self._ending: asyncio.Task[None] | None = None
-        """Has not begun: what ends now is told with the rest."""
+        """A task that has not started: programs that end now go into the same message."""
         self._telling: set[asyncio.Task[None]] = set()
 
     # -- programs ----------------------------------------------------------------------
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        """All that end in one pass of the event loop are one message."""
+        """Programs that end in one pass of the event loop share one message."""
         self._ended.append(program_id if totals is None else totals)
         if self._ending is None:
             with tracking.outside():  # it is nobody's own
@@ -61,7 +61,7 @@ class CoreClient(Executor):
             self._notes.post(note)
 
     async def know(self, learned: Learned) -> None:
-        """Know this in place of what policy and retention have learned."""
+        """Replace what policy and retention have learned."""
         await self._control("know", learned)
 
     # -- calls -------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The threads of an engine's core that compile grammars, in turns by tenant.
+"""Threads of the engine core that compile grammars; tenants take turns.
 
-vLLM has a pool take them in the order of their requests. There one tenant's slow grammars, and
-those of requests that it has given up, would keep others' waiting.
+vLLM's pool compiles them in the order of their requests, aborted ones included: one tenant's slow
+grammars would hold up everybody's.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, Protocol
 from agentrt.executors.vllm.turns import InTurn
 
 SLOW_S = 5.0
-"""What takes longer makes room for another."""
+"""After this time another grammar may start beside it."""
 MOST_SLOW = 2
-"""A tenant with so many that take longer waits for them."""
+"""A tenant with so many slow grammars starts no other."""
 LONGEST_S = 60.0
-"""What takes longer fails. Its thread cannot be stopped: it counts for its tenant until it ends."""
+"""After this time it fails. Its thread cannot be stopped, and counts until it ends."""
 
 
 class Wanting(Protocol):

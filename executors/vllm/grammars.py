@@ -1,4 +1,4 @@
-"""What outputs are held to, checked in a thread before vLLM would check it in the event loop."""
+"""Checks structured outputs in a thread. vLLM by itself checks them in the event loop."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _DIGEST = "_agentrt_digest"
 
 
 def digest_of(held: Any) -> bytes:
-    """A name for what an output is held to, as it was given. Kept with it: of a large schema it
-    takes milliseconds of the event loop.
+    """A hash of the constraint as it was given.
+
+    It is stored on ``held``: to hash a large schema takes milliseconds of the event loop.
     """
     known: bytes | None = getattr(held, _DIGEST, None)
     if known is None:
@@ -36,17 +37,16 @@ def digest_of(held: Any) -> bytes:
 
 
 class Grammars:
-    """Checks the grammars of one engine's calls, one at a time; those it knows, at once."""
+    """Checks the constraints of one engine's calls, one at a time, and remembers the results."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Any] = OrderedDict()
         self._thread = SharedThread("grammars")
 
     async def check(self, llm: AsyncLLM, params: Any, tenant: str) -> None:
-        """Check what ``params`` hold the output to, if they do, in the tenant's turn. Raises vLLM's
-        error.
+        """Check the constraint of ``params``, if any, in the tenant's turn. Raises vLLM's error.
 
-        Checking changes it: choices become a grammar, and the backend is chosen.
+        The check changes the constraint: choices become a grammar, and the backend is chosen.
         """
         held = getattr(params, "structured_outputs", None)
         if held is None:

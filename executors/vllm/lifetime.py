@@ -1,4 +1,4 @@
-"""The begin and the end of an engine: what it imports, and how it is shut down."""
+"""Imports vLLM before an engine starts, and shuts engines down."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _SHUTDOWN_S = 3.0
 _ENDING: set[asyncio.Task[None]] = set()
-"""Engines that nobody waited for, on their way out; a loop keeps no task of its own."""
+"""Tasks that shut down abandoned engines. The event loop holds no strong reference to tasks."""
 
 
 def import_vllm() -> None:
@@ -36,7 +36,7 @@ def short_name(model: str) -> str:
 
 
 def let_go(loading: asyncio.Future[AsyncLLM]) -> None:
-    """End an engine that nobody waited for."""
+    """Shut down an engine whose start was cancelled."""
     if loading.cancelled() or loading.exception() is not None:
         return
     ending = asyncio.ensure_future(shut_down(loading.result()))

@@ -1,8 +1,8 @@
-"""What a grammar's masks take of the steps of an engine's core.
+"""Limits the time that token masks of a grammar take in the engine core's steps.
 
-Before each token of an output that is held to a grammar, a step makes the mask of the tokens that
-may come; all calls wait for it. A pattern of 30 characters can make that a second, so that a
-grammar is tried beside the steps first, and is given up when its masks take too long later.
+For each token of a structured output a step computes the mask of allowed tokens, and all calls in
+the batch wait for it. With a pattern of 30 characters that can take a second. So a grammar is first
+tried in its own thread, and a request ends when one of its masks takes too long later.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from agentrt.errors import AgentrtError
 
 MOST_S = 0.25
-"""Of a thread, for all masks of the tokens that are tried; and for one of the steps'."""
+"""CPU time for all masks of the trial together, and for one mask in a step."""
 TRIED = 16
-"""Tokens. Those of an ordinary schema take some milliseconds together."""
+"""Tokens of the trial. With an ordinary schema they take some milliseconds together."""
 
 
 class SlowGrammarError(AgentrtError):
@@ -29,9 +29,9 @@ class SlowGrammarError(AgentrtError):
 def try_masks(
     grammar: Any, mask: Any, clock: Callable[[], float] = time.thread_time, seed: int = 0
 ) -> None:
-    """Go some tokens into one of vLLM's grammars, by random ones that it allows, and back.
+    """Feed one of vLLM's grammars some random tokens that it allows, then reset it.
 
-    ``mask`` is room for one mask. Raises `SlowGrammarError`.
+    ``mask`` is a buffer for one mask. Raises `SlowGrammarError`.
     """
     chance, took_s = random.Random(seed), 0.0
     for _ in range(TRIED):
@@ -56,7 +56,7 @@ def _any_of(mask: Any, vocabulary: int, chance: random.Random) -> int | None:
 
 
 def watch(grammar: Any, clock: Callable[[], float] = time.thread_time) -> Any:
-    """Have the grammar accept nothing more once a mask took too long: vLLM ends its request."""
+    """Make the grammar accept no token after a mask that took too long: vLLM ends its request."""
     fill, accept, longest_s = grammar.fill_bitmask, grammar.accept_tokens, 0.0
 
     def fill_bitmask(mask: Any, row: int) -> None:

@@ -1,4 +1,4 @@
-"""Work that takes turns by whom it is for, and a thread for it beside the event loop."""
+"""Queues in which tenants take turns, and a thread that works through one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class InTurn(Generic[T]):
-    """What waits. Its owners take turns: dicts keep their order."""
+    """A queue whose owners take turns, in the order of the dict."""
 
     def __init__(self, is_over: Callable[[T], bool]) -> None:
         self._is_over = is_over
@@ -25,9 +25,9 @@ class InTurn(Generic[T]):
         self._waiting.setdefault(owner, deque()).append(one)
 
     def next(self, without: Collection[str] = ()) -> T | None:
-        """Take the first of the owner who had a turn the longest ago, but for those ``without``.
+        """Take an item of the owner whose last turn is longest ago, except those in ``without``.
 
-        What is over by now is dropped, and is nobody's turn.
+        Items that are over are dropped, and do not count as a turn.
         """
         for owner in [one for one in self._waiting if one not in without]:
             queue = self._waiting.pop(owner)
@@ -45,8 +45,9 @@ class InTurn(Generic[T]):
 
 
 class Turns:
-    """So much work at a time; those who wait take turns by whom they are for. A turn is given while
-    any of ``most`` is free, however large the work is.
+    """Limits the work under way to ``most``; owners take turns.
+
+    Work of any size starts while some of ``most`` is free.
     """
 
     def __init__(self, most: int) -> None:
@@ -77,14 +78,14 @@ class Turns:
 
 
 class SharedThread:
-    """One thread for the work of all, one piece at a time; the event loop's goes before it."""
+    """One thread with lower priority than the event loop; owners take turns."""
 
     def __init__(self, name: str) -> None:
         self._turns = Turns(1)
         self._pool = ThreadPoolExecutor(1, name, leave_processor)
 
     async def run(self, work: Callable[[], T], who: str) -> T:
-        """What ``work`` comes to, in the turn of ``who`` it is for."""
+        """The result of ``work``, in the turn of its owner ``who``."""
         await self._turns.take(who)
         try:
             # The thread cannot be stopped: whoever comes next waits for it.

@@ -1,6 +1,6 @@
-"""What an answer says: each choice's messages, by which its chat goes on.
+"""Reads the messages of each choice from an answer, whole or streamed, in the three APIs: pure.
 
-Whole answers and the events of streams, in the three APIs. Pure.
+A request of a client continues a conversation when it begins with these messages.
 """
 
 from __future__ import annotations
@@ -8,11 +8,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
-from msgspec import DecodeError, Struct
-from msgspec.json import Decoder
 from pydantic_core import from_json
 
 from agentrt.serving.frontend.conversations import (
@@ -26,51 +23,18 @@ from agentrt.serving.frontend.conversations import (
 
 _DATA = re.compile(rb"^data: (\{.*)", re.MULTILINE)
 _LAST = tuple(b"event: response." + end for end in (b"completed", b"incomplete", b"failed"))
-ENDS_CHOICE, ENDS_SPACED = b'_reason":"', b'_reason": "'
 
 
-class _Function(Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(Struct):
-    index: int = 0
-    function: _Function | None = None
-
-
-class _Delta(Struct):
-    content: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(Struct):
-    index: int = 0
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-
-
-class _Chunk(Struct):
-    """What is read of an event: the rest of it costs nothing so."""
-
-    choices: list[_Choice] | None = None
-
-
-_CHUNKS = Decoder(list[_Chunk])
-
-
-class Answer:
+class AnswerReader:
     """Reads an answer of ``path`` to a request for ``choices``.
 
     ``replies`` has each choice's messages; ``id`` is the response's own name in the Responses
-    API. An answer ``is_over`` when all choices have come to their end. ``unread`` are events before
-    that.
+    API. An answer ``is_over`` when all choices have come to their end.
     """
 
     def __init__(self, path: str, choices: int) -> None:
         self._path = path
         self._choices = choices
-        self.unread: list[bytes] = []
         self._parts: dict[int, _Parts] = defaultdict(_Parts)
         self._ended: set[int] = set()
         self.id = ""
@@ -90,45 +54,36 @@ class Answer:
         self.is_over = True
 
     def feed(self, events: bytes) -> None:
-        """The next whole events of a stream. They are read at a choice's end, all at once: that is
-        much less work than one by one.
-        """
+        """The next whole events of a stream."""
         if self._path == RESPONSES:
-            # All its events but the last are pieces of what that has whole.
             self.is_over |= events.startswith(_LAST)
-            if self.is_over or not self.id:
-                for data in _DATA.findall(events):
-                    self._response(_json(data).get("response") or {})
-            return
-        self.unread.append(events)
-        if ENDS_CHOICE in events or ENDS_SPACED in events:
-            self._read_events()
+            if self.id and not self.is_over:
+                return  # the last event has all that is between
+        for data in _DATA.findall(events):
+            self._read_event(_json(data))
 
-    def _read_events(self) -> None:
-        data = b",".join(_DATA.findall(b"".join(self.unread)))
-        self.unread.clear()
-        if self._path == MESSAGES:
-            for event in _json(b'{"events":[%b]}' % data).get("events") or ():
-                self._block(event)
-            return
-        with suppress(DecodeError):
-            for chunk in _CHUNKS.decode(b"[%b]" % data):
-                for choice in chunk.choices or ():
-                    self._choice(choice)
+    def _read_event(self, event: Mapping[str, Any]) -> None:
+        if self._path == RESPONSES:
+            self._response(event.get("response") or {})
+        elif self._path == MESSAGES:
+            self._block(event)
+        else:
+            for choice in event.get("choices") or ():
+                self._choice(choice)
 
     def _response(self, response: Mapping[str, Any]) -> None:
         self.id = str(response.get("id") or "")
         self.replies = [list(items(response.get("output")))]
 
-    def _choice(self, choice: _Choice) -> None:
-        parts = self._parts[choice.index]
-        if choice.delta is not None:
-            parts.text.append(choice.delta.content or "")
-            for call in choice.delta.tool_calls or ():
-                function = call.function or _Function()
-                parts.add(call.index, function.name, function.arguments)
-        if choice.finish_reason:
-            self._end(choice.index)
+    def _choice(self, choice: Mapping[str, Any]) -> None:
+        index, delta = choice.get("index", 0), choice.get("delta") or {}
+        parts = self._parts[index]
+        parts.text.append(delta.get("content") or "")
+        for call in delta.get("tool_calls") or ():
+            function = call.get("function") or {}
+            parts.add(call.get("index", 0), function.get("name"), function.get("arguments"))
+        if choice.get("finish_reason"):
+            self._end(index)
 
     def _block(self, event: Mapping[str, Any]) -> None:
         kind, index, parts = event.get("type"), event.get("index", 0), self._parts[0]

@@ -1,6 +1,6 @@
-"""Limits on what one request may ask for, beside those that vLLM sets itself: pure.
+"""Limits on what one request may ask for, in addition to vLLM's own: pure.
 
-Bodies were not checked yet. What is no list, number or schema at all is left to vLLM to refuse.
+Bodies are not validated yet. A value of the wrong type is left for vLLM to refuse.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ MOST_REPEATS = 100_000
 ``maxLength`` does not count: Claude Code has tools with half a million.
 """
 MOST_LENGTHS = 64
-"""Different values of ``maxLength``: each takes more than a second, and 2 MB, of the engine's core,
-however long it is.
+"""Different values of ``maxLength``. Each takes the engine core more than a second and 2 MB,
+whatever its value.
 """
 MOST_ENUM_CHARACTERS = 64 * 1024
-"""In the texts of all ``enum``: such as begin alike take time by the square of their length."""
+"""In the texts of all ``enum``. Compiling texts with a common beginning takes quadratic time."""
 MOST_OPTIONAL = 512
-"""Properties of one object that may be left out: compiling them takes time by their square."""
+"""Optional properties of one object: compiling them takes quadratic time."""
 LONGEST_PATTERN = 4096
 _GRAMMAR = 64 * 1024
 _REPEATS = ("minLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -85,6 +85,16 @@ def check_bounds(path: str, body: Mapping[str, Any]) -> None:
             _check_references(field, schema)
     if "structured_outputs" in body:
         _check_structured(body["structured_outputs"], weight)
+
+
+def check_length(body: Mapping[str, Any], most: int) -> None:
+    """Raise `ApiError` for a prompt of more than ``most`` token ids, before vLLM looks at each."""
+    prompt = body.get("prompt")
+    if not isinstance(prompt, list) or len(prompt) <= most or not _is_tokens(prompt):
+        return
+    if body.get("truncate_prompt_tokens") is None:
+        text = f"the maximum context length is {most} tokens, and the prompt has {len(prompt)}"
+        raise ApiError(400, text, param="prompt", code="context_length_exceeded")
 
 
 def _check_messages(field: str, given: Any) -> None:

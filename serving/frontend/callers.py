@@ -1,4 +1,4 @@
-"""Whose calls vLLM's front end makes for a request: each is one of the request's program."""
+"""Makes the calls of an HTTP request as calls of its program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the server is vLLM's own: each request goes to the front end that has its model."""
+"""vLLM's own routes on this server: each request goes to the front end that has its model."""
 
 from __future__ import annotations
 
@@ -16,21 +16,29 @@ from starlette.websockets import WebSocketClose
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.frontend import WORKS_FOR, Frontend
 from agentrt.executors.info import display_name
-from agentrt.executors.vllm._compat.routes import FIELDS, ShortRoutes
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.bodies import pause
 from agentrt.serving.error_responses import in_form_of
-from agentrt.serving.frontend.bounds import check_bounds
-from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from agentrt.serving.frontend.bounds import check_bounds, check_length
 from agentrt.serving.frontend.exchange import Exchange
-from agentrt.serving.frontend.paths import is_public, makes_calls
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
 from agentrt.serving.frontend.strict import KnownFields
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.errors import ApiError, describe, log_fault
 from agentrt.serving.server import Server
 
-_SHORT = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
+_CLIENTS = (
+    *("/v1/", "/v2/", "/inference/v1/generate", "/generative_scoring", "/version"),
+    *("/tokenize", "/detokenize", "/tokenizer_info"),
+    *("/pooling", "/classify", "/score", "/rerank"),
+)
+_OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""vLLM has these only if its environment says VLLM_ALLOW_RUNTIME_LORA_UPDATING."""
+_NO_CALLS = (
+    *("/tokenize", "/detokenize", "/v1/messages/count_tokens", *_OPERATORS),
+    *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
 _MODELS = "/v1/models"
 _OF_RESPONSES = "/v1/responses/"
 
@@ -65,10 +73,6 @@ class FrontendApp:
         self._server = server
         self._known = [KnownFields(front.app) for front in fronts if strict]
         self._fronts = tuple(fronts)
-        self._apps = {
-            front.app: ShortRoutes(front.app, _SHORT, front.max_model_len, pause)
-            for front in fronts
-        }
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
         self._store = ResponseStore(server.runtime.now)
@@ -111,14 +115,15 @@ class FrontendApp:
         WORKS_FOR.set(tenant)
         token = ASKING.set(Asking(tenant, len(body), model))
         try:
-            handed = _handed_on(request, fields), _replay(body, request.receive)
+            handed = _handed_on(request), _replay(body, request.receive)
             if request.method != "POST":
                 await front.app(*handed, send)
             elif makes_calls(path):
                 check_bounds(path, fields)
+                check_length(fields, front.max_model_len)
                 await pause()
                 exchange = Exchange(self._server, self._store, tenant, path, fields)
-                await exchange.run(self._apps[front.app], *handed, send)
+                await exchange.run(front.app, *handed, send)
             else:
                 self._server.tenants.ask(tenant)
                 await front.app(*handed, send)
@@ -185,13 +190,11 @@ async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str 
     return model if isinstance(model, str) else None
 
 
-def _handed_on(request: Request, fields: Mapping[str, Any]) -> Scope:
+def _handed_on(request: Request) -> Scope:
     """The request as vLLM sees it: its id is the server's own."""
     given = [header for header in request.scope["headers"] if header[0] != b"x-request-id"]
     own = (b"x-request-id", request.state.request_id.encode("ascii"))
     scope = {**request.scope, "headers": [*given, own]}
-    if fields:
-        scope[FIELDS] = fields
     for name in ("router", "endpoint"):  # of our own application, where it was asked first
         scope.pop(name, None)
     return scope
@@ -209,3 +212,24 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replayed
+
+
+def is_public(path: str, *, operator: bool) -> bool:
+    """Whether vLLM may answer at ``path``.
+
+    Its health checks and metrics are not here, since the server has its own, nor what steers the
+    engine (sleep, caches, profiles, weights), nor SageMaker's.
+    """
+    if path in _OPERATORS:
+        return operator
+    return any(path == one or (path.startswith(one) and one.endswith("/")) for one in _CLIENTS)
+
+
+def makes_calls(path: str) -> bool:
+    """Whether a request at ``path`` generates text, which is some program's call."""
+    return path not in _NO_CALLS and not path.startswith("/v1/responses/") and not is_render(path)
+
+
+def is_render(path: str) -> bool:
+    """Whether vLLM only renders a prompt, or reads an output."""
+    return path.endswith(("/render", "/derender"))

@@ -1,4 +1,4 @@
-"""One request that makes calls, and its answer: whose it is, and what it leaves behind."""
+"""One HTTP request that makes calls: it joins a program, and its answer is read as it passes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.executors.frontend import calling
 from agentrt.serving.bodies import pause
-from agentrt.serving.frontend.answers import ENDS_CHOICE, ENDS_SPACED, Answer
+from agentrt.serving.frontend.answers import AnswerReader
 from agentrt.serving.frontend.bounds import calls_of
 from agentrt.serving.frontend.callers import RequestCaller
 from agentrt.serving.frontend.conversations import (
@@ -47,17 +47,16 @@ class Exchange:
     calls: int = field(init=False)
     _entry: Entry = field(init=False)
     _caller: RequestCaller = field(init=False)
-    _answer: Answer = field(init=False)
+    _answer: AnswerReader = field(init=False)
     _start: Message = field(init=False)
     _body: bytes = b""
     _size: int = 0
     _is_stream: bool = False
-    _is_chunks: bool = False
     _is_left: bool = False
 
     def __post_init__(self) -> None:
         self.calls = calls_of(self.path, self.fields)
-        self._answer = Answer(self.path, self.calls)
+        self._answer = AnswerReader(self.path, self.calls)
 
     async def run(
         self,
@@ -79,26 +78,18 @@ class Exchange:
             caller.is_gone = message["type"] == "http.disconnect"
             return message
 
-        unread = self._answer.unread
-
-        def send_heard(message: Message) -> Awaitable[None]:
-            is_start = message["type"] == "http.response.start"
-            if is_start:
+        def send_watched(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
                 self._begin(message)
             if self._start["status"] != _OK:
                 return self._refuse(message, send)
-            if is_start:
-                return send(message)
-            body = message.get("body", b"")
-            if self._is_chunks and ENDS_CHOICE not in body and ENDS_SPACED not in body:
-                unread.append(body)
-            else:
-                self._hear(message, body)
+            if message is not self._start:
+                self._read(message)
             return send(message)
 
         try:
             with calling(caller):
-                await app(scope, receive_watched, send_heard)
+                await app(scope, receive_watched, send_watched)
         except Exception as error:
             if not self._is_stream:
                 raise
@@ -155,12 +146,12 @@ class Exchange:
             headers = start["headers"] = list(start.get("headers", ()))
             kinds = [value for name, value in headers if name == b"content-type"]
             self._is_stream = any(kind.startswith(_STREAM) for kind in kinds)
-            self._is_chunks = self._is_stream and self.path not in (MESSAGES, RESPONSES)
             program = self._entry.program.run.id.encode("ascii", "replace")
             headers.append((b"x-agentrt-program", program))
 
-    def _hear(self, message: Message, body: bytes) -> None:
-        """Read a piece of the answer; at its end the request is left."""
+    def _read(self, message: Message) -> None:
+        """Read a piece of the answer. At its end the calls are over."""
+        body = message.get("body", b"")
         if self.path == RESPONSES:
             self._size += len(body)
         if self._is_left or self._caller.is_gone:  # vLLM answers nothing to those who went

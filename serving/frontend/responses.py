@@ -45,7 +45,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class _Own:
+class _OfTenant:
     """One tenant's responses, the oldest first, and their size."""
 
     kept: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
@@ -63,7 +63,7 @@ class ResponseStore:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._tenants: dict[str, _Own] = {}
+        self._tenants: dict[str, _OfTenant] = {}
         self._size = 0
 
     def attach(self, responses: Any) -> None:
@@ -81,7 +81,7 @@ class ResponseStore:
 
     def made(self, tenant: str, response_id: str) -> _Kept:
         """The same; a new one if there is none."""
-        own = self._tenants.setdefault(tenant, _Own())
+        own = self._tenants.setdefault(tenant, _OfTenant())
         if response_id not in own.kept:
             own.kept[response_id] = _Kept(self._clock(), ASKING.get().model)
             self._grow(tenant, response_id, ASKING.get().size)
@@ -108,7 +108,7 @@ class ResponseStore:
             if not largest.kept:
                 del self._tenants[name]
 
-    def _is_too_much(self, own: _Own) -> bool:
+    def _is_too_much(self, own: _OfTenant) -> bool:
         is_old = self._clock() - next(iter(own.kept.values())).at > KEPT_S
         return is_old or len(own.kept) > MOST or own.size > MOST_BYTES
 

@@ -49,7 +49,9 @@ def test_an_imported_program_counts_only_where_it_is_the_only_one(tmp_path: Path
 
 def test_a_file_may_import_its_neighbours(tmp_path: Path) -> None:
     put(tmp_path, "neighbour_of_p.py", "value = 3\n")
-    load_program(put(tmp_path, "p.py", "from neighbour_of_p import value\n" + ONE))
+    importing = "from neighbour_of_p import value\n" + ONE
+    assert load_program(put(tmp_path, "p.py", importing)).name == "one"
+    assert sys.modules["neighbour_of_p"].value == 3
 
 
 def test_a_neighbour_is_found_from_any_folder(tmp_path: Path) -> None:
@@ -72,7 +74,10 @@ def test_a_file_named_like_a_library_hides_nothing(tmp_path: Path) -> None:
 def test_dataclasses_in_the_file_work(tmp_path: Path) -> None:
     text = "from __future__ import annotations\nfrom dataclasses import dataclass, KW_ONLY\n"
     text += "@dataclass\nclass A:\n    x: int\n    _: KW_ONLY\n    y: int = 0\n"
-    load_program(put(tmp_path, "p.py", text + ONE))
+    path = put(tmp_path, "p.py", text + "made = A(x=1)\n" + ONE)
+    load_program(path)
+    [module] = [one for one in sys.modules.values() if getattr(one, "__file__", None) == path]
+    assert (module.made.x, module.made.y) == (1, 0)
 
 
 def test_a_colon_in_a_file_name_is_no_border(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tests.clients.processes import NODE_CLIENTS, Ended, environment, installed, run
 
@@ -26,9 +25,7 @@ env_key = "AGENTRT_API_KEY"
 """
 
 
-async def claude_code(
-    url: str, model: str, folder: Path, ask: str, *arguments: str, **environ: str
-) -> Ended:
+async def claude_code(url: str, model: str, folder: Path, ask: str, *arguments: str) -> Ended:
     """Claude Code in ``folder``; what it prints is JSON."""
     return await run(
         installed(NODE_CLIENTS / ".bin" / "claude"),
@@ -40,7 +37,6 @@ async def claude_code(
             ANTHROPIC_API_KEY="none",
             ANTHROPIC_MODEL=model,
             CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-            **environ,
         ),
     )
 
@@ -58,17 +54,15 @@ async def codex(url: str, model: str, folder: Path, *arguments: str) -> Ended:
     )
 
 
-async def opencode(
-    url: str, model: str, folder: Path, *arguments: str, context: int = 200_000, **config: Any
-) -> Ended:
-    """OpenCode in ``folder``, with more of its ``config``; what it prints is what it does."""
-    models = {model: {"limit": {"context": context, "output": 2000}}}
+async def opencode(url: str, model: str, folder: Path, *arguments: str) -> Ended:
+    """OpenCode in ``folder``; what it prints is what it does."""
+    models = {model: {"limit": {"context": 200_000, "output": 2000}}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
         "models": models,
     }
-    config |= {
+    config = {
         "autoupdate": False,
         "share": "disabled",
         "model": f"agentrt/{model}",

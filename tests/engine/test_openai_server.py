@@ -21,9 +21,9 @@ import pytest
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
-from agentrt.errors import CallRejectedError, CallTimeoutError, ConfigError
+from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.integrations.langchain import ChatAgentRT, shared
@@ -93,12 +93,6 @@ def magic(number: Literal[1, 2, 3]) -> int:
     return number
 
 
-class Answer(BaseModel):
-    """An answer."""
-
-    is_even: bool
-
-
 def test_text_whole_and_in_pieces(model: ChatAgentRT) -> None:
     message = model.invoke("Say hello.")
     assert message.text
@@ -112,14 +106,6 @@ def test_text_whole_and_in_pieces(model: ChatAgentRT) -> None:
     assert [usage["output_tokens"] for usage in usages] == [message.usage_metadata["output_tokens"]]
 
 
-def test_limits_and_stops_hold(model: ChatAgentRT) -> None:
-    cut = model.invoke("Count to one hundred.", max_tokens=3)
-    assert cut.response_metadata["finish_reason"] == "length"
-    whole = model.invoke("Say hello.").text
-    first = whole.split()[0]
-    assert first not in model.invoke("Say hello.", stop=[first]).text
-
-
 def test_a_tool_that_must_be_called_is(model: ChatAgentRT) -> None:
     # vLLM's own default lets arguments be no object at all, unless a tool is strict.
     bound = model.bind_tools([magic], tool_choice="magic", strict=True).bind(max_tokens=200)
@@ -129,17 +115,6 @@ def test_a_tool_that_must_be_called_is(model: ChatAgentRT) -> None:
     assert isinstance(call["args"]["number"], int)
     first, *more = list(bound.stream("Do magic with 3."))
     assert [streamed["args"] for streamed in sum(more, first).tool_calls] == [call["args"]]
-
-
-def test_a_schema_is_held_to(model: ChatAgentRT) -> None:
-    answer = model.with_structured_output(Answer, method="json_schema").invoke("Is 2 even?")
-    assert isinstance(answer, Answer)
-
-
-async def test_async_and_a_timeout(model: ChatAgentRT) -> None:
-    with pytest.raises(CallTimeoutError):
-        await model.ainvoke("Count to one thousand.", max_tokens=900, timeout=0.05)
-    assert (await model.ainvoke("Say hello.")).text
 
 
 def test_what_the_server_refuses_is_told(model: ChatAgentRT) -> None:

@@ -1,10 +1,9 @@
-"""Completes the tool calls of a stream by what its parser reads in the whole output.
+"""Adds tool calls to the end of a stream that vLLM's parser finds only in the whole output.
 
-Some of vLLM's parsers leave out of a stream what they read in the whole. Llama's leaves the
-arguments of a call empty that has none, where they are "{}", and ends with the calls that come
-after another separator than "; "; that of phi4_mini_json streams nothing at all. An agent would
-not run these calls, or fail to read "" as JSON.
-Parsers that vLLM builds on its own engine read both alike, and are left alone.
+Llama's parser streams "" for missing arguments, where the whole output gives "{}", and misses calls
+after another separator than "; ". The parser phi4_mini_json streams no calls at all. An agent would
+lose these calls, or fail to read "" as JSON.
+Parsers that vLLM builds on its own parser engine have no such gaps and are left as they are.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Reads a whole output that was cut off as its stream is read.
+"""Makes vLLM read an output that was cut off in the same way whole and streamed.
 
-vLLM's parsers read the two apart: whole, a tool call that was cut off is text with its markup,
-or a call that looks complete and lacks arguments, which an agent would run. As in the stream,
-it becomes a call with the arguments that are there, and ``finish_reason`` stays as it is. A
-message of harmony's (gpt-oss) whose header was cut off has said nothing; theirs is that markup.
+In a whole answer its parsers turn a truncated tool call into text with markup, or into a call that
+looks complete but lacks arguments, which an agent would run. In a stream they give a call with the
+arguments so far. Here the whole answer gets what the stream has, and ``finish_reason`` stays. A
+gpt-oss message whose header was cut off is empty; vLLM gives its header as text.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -61,19 +60,7 @@ def make_renderer(vllm_config: Any) -> tuple[Any, Any]:
     from vllm.v1.engine.input_processor import InputProcessor
 
     renderer = renderer_from_config(vllm_config)
-    if vllm_config.model_config.hf_config.model_type == "gpt_oss":
-        load_harmony()
     return renderer, InputProcessor(vllm_config, renderer)
-
-
-def load_harmony() -> None:
-    """Load what the first chat in harmony's format would, and hold the event loop meanwhile."""
-    import vllm.tokenizers.mistral  # noqa: F401  # each chat's tool calls pass through it
-    from openai_harmony import HarmonyError
-    from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
-
-    with contextlib.suppress(HarmonyError):  # no vocabulary: every chat will say so
-        get_encoding()
 
 
 def chat_template_of(config: Any, given: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Grammars of structured outputs: how a client checks them, and where the core compiles them."""
+"""Structured outputs: how the client validates them, and where the core compiles their grammars."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from agentrt.executors.vllm.processes import leave_processor
 _VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"
 _REMEMBERED = 256
 AT_ONCE = max(1, ((os.cpu_count() or 1) + 1) // 2)
-"""Grammars that a core compiles at once, but slow ones, and threads for each."""
+"""Grammars that a core compiles at once, slow ones not counted; and threads for each."""
 
 
 def validate(llm: AsyncLLM, params: Any) -> None:
-    """Check what ``params`` hold the output to as vLLM does when a call is submitted, which then
-    checks it no more. Raises vLLM's error.
+    """Validate the constraint of ``params`` as vLLM does when a call is submitted. Raises vLLM's
+    error. vLLM does not validate it again.
 
-    A schema is a text afterwards, as the core would make of it beside its steps.
+    A schema becomes a text, so that the core need not serialize it between its steps.
     """
     processor = llm.input_processor
     params._validate_structured_outputs(
@@ -40,8 +40,9 @@ def validate(llm: AsyncLLM, params: Any) -> None:
 
 
 def validate_once() -> None:
-    """Have vLLM check no structured outputs again that were validated: it does so in the event
-    loop, where a large schema takes a tenth of a second.
+    """Make vLLM skip constraints that are validated already.
+
+    It validates in the event loop, where a large schema takes a tenth of a second.
     """
     from vllm.sampling_params import SamplingParams
 
@@ -59,11 +60,10 @@ def validate_once() -> None:
 
 
 def compile_aside(scheduler: Any, owner: Callable[[Any], str]) -> None:
-    """Have a core's grammars compiled by threads that leave the processor to its steps, in turns by
-    the ``owner`` of a request.
+    """Compile the core's grammars in threads with a lower priority than its steps.
 
-    They are ours, and those that the grammars' library starts from them: vLLM has it start eight
-    for each grammar, which leave the steps little on few cores.
+    The owners of requests take turns. The grammar library starts threads of its own, eight for each
+    grammar by vLLM's setting, which would leave the steps little on few cores: it gets fewer.
     """
     _start_fewer()
     manager = scheduler.structured_output_manager
@@ -75,7 +75,7 @@ def compile_aside(scheduler: Any, owner: Callable[[Any], str]) -> None:
 
 
 def _try_first(manager: Any) -> None:
-    """Have each grammar tried where it is compiled, once, and watched in the steps."""
+    """Try each new grammar in the thread that compiles it, and watch it in the steps."""
     whole, good = manager._create_grammar, OrderedDict[Any, None]()
 
     def create(request: Any) -> Any:
@@ -91,9 +91,10 @@ def _try_first(manager: Any) -> None:
 
 
 def prepare(scheduler: Any) -> None:
-    """Have a thread of the core make the usual backend now. vLLM makes it at the first request that
-    needs one, and no step begins while its library reads the vocabulary: half a second, of a large
-    one.
+    """Create the usual backend now, in a thread.
+
+    vLLM creates it at the first request that needs it, and stops all steps while its library reads
+    the vocabulary: half a second for a large one.
     """
     manager = scheduler.structured_output_manager
     config = manager.vllm_config

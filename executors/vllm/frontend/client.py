@@ -1,14 +1,15 @@
-"""The engine client that vLLM's front end talks to: its calls go the way of all calls.
+"""The engine client of vLLM's front end: it makes each call for the program that asks.
 
-vLLM's `EngineClient` is an interface of some forty methods. What a front end needs is answered
-here; the rest is refused by name.
+vLLM's `EngineClient` is an interface of some forty methods. Those that a front end needs are
+implemented here; the others raise `NotImplementedError` with their name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -29,17 +30,53 @@ from agentrt.errors import (
     CallTimeoutError,
     EngineDiedError,
     NotServedError,
+    PromptTooLongError,
 )
 from agentrt.executors.base import Chunk, Executor, FrontSetup
 from agentrt.executors.frontend import CALLER, Caller, NoProgram, caller
 from agentrt.executors.vllm._compat.frontend import render_prompt
-from agentrt.executors.vllm.frontend.heard import Heard
 from agentrt.request import CallSpec, RenderedCall
 
 _NOT_OPTIONS = ("session_id", "trace_headers", "priority", "data_parallel_rank", "prompt_text")
-"""What a front end says of a call beside the call itself. Whose it is we know, and where it runs
-and in which order we decide.
-"""
+"""Options of vLLM's front end that we set ourselves: a call's program, replica and priority."""
+
+
+@dataclass(slots=True)
+class ProgramRequest:
+    """A chat request of a program, which is the ``program`` that makes its calls.
+
+    ``error`` is the error of a call that failed: vLLM's front end replaces it by one of its own.
+    ``outputs`` are closed at the end of the block: vLLM 0.33 leaves those of a stream with several
+    choices to the garbage collector.
+    """
+
+    program: Caller
+    error: AgentrtError | None = None
+    outputs: list[AsyncGenerator[Any, None]] = field(default_factory=list)
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *error: object) -> None:
+        for output in self.outputs:
+            await output.aclose()
+
+    def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        return self.program.chunks(spec, stream=stream)
+
+    def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Caller]]:
+        return self.program.siblings(count)
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise a call's own error where vLLM's stands for it, and vLLM's refusals as ours."""
+        try:
+            yield
+        except VLLMError as error:
+            raise self.error or as_ours(error) from error
+        except AgentrtError:
+            raise
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise self.error or CallRejectedError(str(error)) from error
 
 
 class ProgramEngineClient(EngineClient):
@@ -60,12 +97,10 @@ class ProgramEngineClient(EngineClient):
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """Not a coroutine: whose call it is, is read now, where it is asked for, and not where
-        its output is read.
-        """
+        """Not a coroutine: the `caller` is read here, and not where the output is read."""
         chosen = _chosen(options)
         outputs = self._outputs(who := caller(), prompt, sampling_params, request_id, chosen)
-        if isinstance(who, Heard):
+        if isinstance(who, ProgramRequest):
             who.outputs.append(outputs)
         return outputs
 
@@ -93,12 +128,12 @@ class ProgramEngineClient(EngineClient):
                 async for chunk in chunks:
                     chunk.output.request_id = request_id
                     yield chunk.output
-        except CallRejectedError as error:
-            refusal = error.__cause__
-            if isinstance(refusal, VLLMError | ValueError):  # in its own words, and its own fields
-                raise refusal from None
-            raise as_vllm(error) from error
         except AgentrtError as error:
+            if isinstance(who, ProgramRequest):
+                who.error = error
+            refusal = error.__cause__
+            if isinstance(error, CallRejectedError) and isinstance(refusal, VLLMError | ValueError):
+                raise refusal from None  # in its own words, and its own fields
             raise as_vllm(error) from error
 
     def _one(
@@ -128,7 +163,7 @@ class ProgramEngineClient(EngineClient):
     async def _several(
         self, who: Caller, prompt: Any, params: Any, options: Mapping[str, Any]
     ) -> AsyncGenerator[Chunk, None]:
-        """``n`` choices are calls beside each other, put together as one request's outputs."""
+        """Make ``n`` calls beside each other, and merge their outputs into those of one request."""
         queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
         async def feed(index: int, one: Caller) -> None:
@@ -214,6 +249,13 @@ def as_vllm(error: AgentrtError) -> VLLMError:
         return GracefulHTTPError(text, HTTPStatus.REQUEST_TIMEOUT)
     status = getattr(error, "status", None)  # an error of the server around it
     return VLLMServerError(text) if status is None else GracefulHTTPError(text, HTTPStatus(status))
+
+
+def as_ours(error: Exception) -> CallRejectedError:
+    """vLLM's refusal of a request that it rendered."""
+    text = str(error.args[0]) if error.args else str(error)
+    too_long = getattr(error, "parameter", None) in ("input_tokens", "input_text")
+    return PromptTooLongError(text) if too_long else CallRejectedError(text)
 
 
 def _refuse(name: str) -> Any:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-HELD = "held"
+TOOL_FORM = "held"
+"""The name of our own tool form, as a parser."""
 NONE = "none"
 """What a user names for no parser at all."""
 
@@ -92,7 +93,7 @@ _BY_TEMPLATE = (  # the first that fits
     _Row("granite", "granite", ("<|tool_call|>",), _GRANITE, "Here is my thought process"),
     _Row("granite4", "granite_thinking_parser", ("<tool_call>",), _GRANITE, _THINK),
     _Row("qwen3_coder", "nemotron_v3", ("<function=",), types=("nemotron_h",), thinks=_THINK),
-    _Row(HELD, "deepseek_r1", ("<｜Assistant｜>",), types=_DISTILLED),
+    _Row(TOOL_FORM, "deepseek_r1", ("<｜Assistant｜>",), types=_DISTILLED),
     _Row("hermes", "deepseek_r1", ("<tool_call>",), ("qwen2",), _THINK),  # QwQ always thinks
     _Row("deepseek_v3", "deepseek_r1", ("<｜tool▁calls▁begin｜>", "```json"), thinks="</think>"),
     _Row("deepseek_v31", "deepseek_v3", ("<｜tool▁calls▁begin｜>",)),
@@ -128,11 +129,11 @@ def pick(config: Mapping[str, Any], chat_template: str | None) -> Family:
             told = row in _CODED or _tells_tools(template)
             reasons = row in _CODED or row.thinks in template
             return Family(
-                row.tool_parser if told else HELD,
+                row.tool_parser if told else TOOL_FORM,
                 row.reasoning_parser if reasons else None,
                 architecture,
             )
-    return Family(HELD, None, architecture)
+    return Family(TOOL_FORM, None, architecture)
 
 
 def _fits(row: _Row, types: set[str | None], template: str) -> bool:

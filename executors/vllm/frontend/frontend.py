@@ -31,10 +31,9 @@ from agentrt.executors.frontend import (
 from agentrt.executors.info import display_name, is_model, not_served
 from agentrt.executors.vllm._compat.cut_off import read_cut_off
 from agentrt.executors.vllm._compat.frontend import make_app, make_renderer
-from agentrt.executors.vllm.frontend.client import ProgramEngineClient
-from agentrt.executors.vllm.frontend.families import HELD
+from agentrt.executors.vllm.frontend.client import ProgramEngineClient, ProgramRequest
+from agentrt.executors.vllm.frontend.families import TOOL_FORM
 from agentrt.executors.vllm.frontend.flags import parse_flags
-from agentrt.executors.vllm.frontend.heard import Heard
 from agentrt.executors.vllm.frontend.long_prompts import work_apart
 from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
 from agentrt.executors.vllm.processes import apart
@@ -78,12 +77,12 @@ class VLLMFrontend(Frontend):
             # Its messages name the model, and must not tell clients of folders.
             setup.vllm_config.model_config.served_model_name = args.served_model_name[0]
             renderer, processor = await apart(make_renderer, setup.vllm_config)
-            if args.tool_call_parser == HELD:
+            if args.tool_call_parser == TOOL_FORM:
                 from agentrt.executors.vllm.frontend.held import explain_tools
 
                 renderer = explain_tools(renderer)
             most = setup.vllm_config.model_config.max_model_len
-            work_apart(renderer, most, may_be_slow=args.trust_request_chat_template)
+            work_apart(renderer, most)
             client = ProgramEngineClient(setup, renderer, processor, executor)
             app = await make_app(client, args, setup.tasks)
             read_cut_off(app.state, client.model_config, renderer.get_tokenizer())
@@ -95,8 +94,8 @@ class VLLMFrontend(Frontend):
     # -- chats -------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Answer:
-        heard = Heard(caller())
-        with calling(heard), heard.errors():
+        asking = ProgramRequest(caller())
+        with calling(asking), asking.errors():
             answer = await self._serving.create_chat_completion(self._parsed(request, False), None)
         if hasattr(answer, "error"):
             _raise_if_cancelled()
@@ -104,20 +103,24 @@ class VLLMFrontend(Frontend):
         body: Answer = answer.model_dump(exclude_unset=True, mode="json")
         return body
 
-    async def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        heard = Heard(caller())
-        with calling(heard), heard.errors():
+    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+        return self._pieces(ProgramRequest(caller()), request)
+
+    async def _pieces(
+        self, asking: ProgramRequest, request: Request
+    ) -> AsyncGenerator[Answer, None]:
+        with calling(asking), asking.errors():
             events = await self._serving.create_chat_completion(self._parsed(request, True), None)
         if hasattr(events, "error"):
             raise _refused(events.error.model_dump())
-        async with heard, contextlib.aclosing(stepped(heard, events)) as steps:
+        async with asking, contextlib.aclosing(stepped(asking, events)) as steps:
             async for event in steps:
                 data = event.removeprefix(_DATA).strip()
                 if not event.startswith(_DATA) or data == _END:
                     continue
                 piece = from_json(data)
                 if "error" in piece:
-                    raise heard.error or _refused(piece["error"])
+                    raise asking.error or _refused(piece["error"])
                 yield piece
 
     @property

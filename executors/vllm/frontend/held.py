@@ -24,10 +24,10 @@ from agentrt.executors.vllm._compat.parsing import (
     get_function_tools,
     make_tool_call_id,
 )
+from agentrt.executors.vllm.frontend.families import TOOL_FORM
 from agentrt.executors.vllm.frontend.partial import CallPart, OutputReader, read
 from agentrt.executors.vllm.frontend.tool_form import ToolForm, explained, tool_form
 
-NAME = "held"
 _OBJECT = {"type": "object"}
 
 
@@ -192,4 +192,4 @@ def _plain(value: Any) -> Any:
     return value.model_dump(by_alias=True) if hasattr(value, "model_dump") else value
 
 
-ToolParserManager.register_module(NAME, module=HeldToolParser)
+ToolParserManager.register_module(TOOL_FORM, module=HeldToolParser)

@@ -1,32 +1,25 @@
 """Long chats and prompts are rendered and tokenized apart from short ones, which so never wait for
 them.
 
-vLLM's renderer has one thread for all, and reads messages in the event loop; a plain chat of few is
-rendered there, too, and tokenized if it is short. What is long gets another thread, in the turn of
-whom it is for, and is tokenized only if it may fit at all: its characters are bounded, and its
-tokens counted piece by piece until there are too many.
+vLLM's renderer has one thread for all, and reads messages in the event loop. What is long gets
+another thread, where tenants take turns. It is tokenized only if it may fit at all: its characters
+are bounded, and its tokens are counted piece by piece until there are too many.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from agentrt.executors.frontend import REPORT_HOLD, WORKS_FOR
+from agentrt.executors.frontend import WORKS_FOR
 from agentrt.executors.vllm.turns import SharedThread, Turns
 
 LONG = 32_000
 """Characters, or tokens to decode: less takes some 20 ms."""
 MANY = 64
 """Messages of a chat: to read fewer takes a millisecond."""
-SHORT = 1_000
-"""Characters of a chat that is tokenized in the event loop: in half a millisecond. To pass it
-through vLLM's tasks and its thread takes as much as a tenth of that.
-"""
 AHEAD = 8_000
 """Characters of short prompts that vLLM's thread has before it at once: some 5 ms. One by one, the
 thread and the event loop would wake each other for each of them.
@@ -36,10 +29,9 @@ _SURE = 6
 _PIECE = 64_000
 
 
-def work_apart(renderer: Any, max_model_len: int, *, may_be_slow: bool = False) -> Any:
+def work_apart(renderer: Any, max_model_len: int) -> Any:
     """Make one of vLLM's renderers render long chats, tokenize long prompts and decode long outputs
-    in a thread of their own; the renderer itself comes back. Its templates ``may_be_slow`` where
-    requests bring them.
+    in a thread of their own; the renderer itself comes back.
     """
     quick, quick_decode = renderer._tokenize_prompt_async, renderer._async_tokenizer_decode
     apart, short = (
@@ -74,78 +66,19 @@ def work_apart(renderer: Any, max_model_len: int, *, may_be_slow: bool = False) 
         return await apart(lambda: renderer._decode(ids, *args, **options), WORKS_FOR.get())
 
     renderer._tokenize_prompt_async, renderer._async_tokenizer_decode = tokenize, decode
-    renderer.render_messages_async = _rendering(renderer, apart, may_be_slow=may_be_slow)
-    if not may_be_slow:
-        renderer.render_chat_async = _at_once(renderer)
+    renderer.render_messages_async = _rendering(renderer, apart)
     return renderer
 
 
-def _at_once(renderer: Any) -> Callable[..., Awaitable[Any]]:
-    whole = renderer.render_chat_async
-
-    async def render(chats: Sequence[Any], params: Any, *args: Any, **options: Any) -> Any:
-        if len(chats) != 1 or not (_is_plain(params) and _is_short(chats[0])):
-            return await whole(chats, params, *args, **options)
-        await asyncio.sleep(0)  # those that came together are rendered right after each other
-        rendered = renderer.render_chat(chats, params, *args, **options)
-        await asyncio.sleep(0)
-        return rendered
-
-    return render
-
-
-def _rendering(renderer: Any, apart: Any, *, may_be_slow: bool) -> Callable[..., Awaitable[Any]]:
+def _rendering(renderer: Any, apart: Any) -> Callable[..., Awaitable[Any]]:
     read = renderer.render_messages_async
 
     async def render(messages: Sequence[Any], params: Any) -> Any:
-        if not all(map(_is_text, messages)):
+        if len(messages) <= MANY or not all(map(_is_text, messages)):
             return await read(messages, params)
-        if len(messages) > MANY:
-            return await _holding(apart, lambda: renderer.render_messages(messages, params))
-        if may_be_slow or not _is_plain(params):
-            return await read(messages, params)
-        return renderer.render_messages(messages, params)  # takes less than to wake a thread
+        return await apart(lambda: renderer.render_messages(messages, params), WORKS_FOR.get())
 
     return render
-
-
-def _is_plain(params: Any) -> bool:
-    """Whether a template has nothing to write but messages: tools and documents may be long."""
-    given = params.chat_template_kwargs.values()
-    return not any(isinstance(value, list | dict) for value in given)
-
-
-def _is_short(messages: Sequence[Any]) -> bool:
-    """Whether a chat is nothing but a few words."""
-    left = SHORT
-    for message in messages:
-        for value in message.values() if isinstance(message, dict) else (message,):
-            if not isinstance(value, str):
-                return False
-            left -= len(value)
-        if left < 0:
-            return False
-    return True
-
-
-async def _holding(apart: Callable[..., Awaitable[Any]], work: Callable[[], Any]) -> Any:
-    """What ``work`` comes to ``apart``: it is all Python, and the event loop stands still for it as
-    for a step of its own.
-    """
-    held_s = 0.0
-
-    def timed() -> Any:
-        nonlocal held_s
-        began = time.thread_time()
-        try:
-            return work()
-        finally:
-            held_s = time.thread_time() - began
-
-    try:
-        return await apart(timed, WORKS_FOR.get())
-    finally:
-        REPORT_HOLD.get()(held_s)
 
 
 def _is_text(message: Any) -> bool:

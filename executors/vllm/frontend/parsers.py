@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm._compat.frontend import chat_template_of, known_parsers, load_plugins
-from agentrt.executors.vllm.frontend.families import HELD, Family, pick
+from agentrt.executors.vllm.frontend.families import TOOL_FORM, Family, pick
 from agentrt.executors.vllm.frontend.flags import given_flags
 
 if TYPE_CHECKING:
@@ -48,5 +48,5 @@ def set_parsers(args: Namespace, family: Family, flags: Sequence[str]) -> None:
     given = given_flags(flags)
     if "tool_strict_level" not in given:
         args.tool_strict_level = "parameter"
-    if family.tool_parser == HELD:
+    if family.tool_parser == TOOL_FORM:
         args.exclude_tools_when_tool_choice_none = True

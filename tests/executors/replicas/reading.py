@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.frontend import Frontend, Request, stepped
+from agentrt.executors.frontend import Frontend, Request, calling
 from agentrt.executors.replies import StreamedAnswer
 from agentrt.request import Call, CallSpec, Identity
 
@@ -34,7 +34,8 @@ async def reading(
     frontend: Frontend, executor: Executor, request: Request
 ) -> AsyncGenerator[dict[str, Any], None]:
     """A stream's pieces, without what is drawn anew for each request."""
-    pieces = stepped(Calls(executor), frontend.chat_stream(request))
+    with calling(Calls(executor)):
+        pieces = frontend.chat_stream(request)
     async with contextlib.aclosing(pieces):
         async for piece in pieces:
             yield without_names(piece)

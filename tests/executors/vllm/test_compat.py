@@ -118,7 +118,6 @@ CALLED = {
             "engine_client state args supported_tasks"
         ),
         "renderers:renderer_from_config": "config **kwargs",
-        "entrypoints.openai.parser.harmony_utils:get_encoding": "",
         "renderers.inputs.preprocess:parse_model_prompt": "model_config prompt",
         "renderers.base:BaseRenderer.render_cmpl_async": (
             "self prompts tok_params prompt_extras skip_mm_cache"

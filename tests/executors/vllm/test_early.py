@@ -117,6 +117,7 @@ def test_it_does_not_fit_once_the_loader_would_do_otherwise(
         monkeypatch.setenv("LD_PRELOAD", "")  # as vLLM would set it later
         assert core.fits()
         monkeypatch.setenv("AGENTRT_TEST", "read when it is needed")
+        monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")  # as Ray does
         assert core.fits()
         monkeypatch.setenv("LD_PRELOAD", "another.so")
         assert not core.fits()

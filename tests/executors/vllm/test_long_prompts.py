@@ -13,13 +13,11 @@ pytest.importorskip("vllm")
 
 from vllm.exceptions import VLLMValidationError
 
-from agentrt.executors.frontend import REPORT_HOLD, WORKS_FOR
-from agentrt.executors.vllm.frontend import long_prompts
+from agentrt.executors.frontend import WORKS_FOR
 from agentrt.executors.vllm.frontend.long_prompts import (
     AHEAD,
     LONG,
     MANY,
-    SHORT,
     check_tokens,
     work_apart,
 )
@@ -76,13 +74,6 @@ class Renderer:
 
     def render_messages(self, messages: Any, params: Any) -> str:
         return threading.current_thread().name
-
-    async def render_chat_async(self, chats: Any, params: Any, **options: Any) -> str:
-        return "vLLM's"
-
-    def render_chat(self, chats: Any, params: Any, **options: Any) -> tuple[str, Any]:
-        self.order.append(chats[0][0]["content"])
-        return threading.current_thread().name, options
 
 
 def params(**more: Any) -> Any:
@@ -141,81 +132,15 @@ async def test_short_prompts_wait_for_few_before_them() -> None:
 
 
 async def test_a_chat_of_many_messages_is_read_beside_the_event_loop() -> None:
-    """Not one of images: these are loaded side by side. A plain chat of few wakes no thread."""
+    """Not one of images: these are loaded side by side."""
     renderer, text = work_apart(Renderer(), MOST), [{"type": "text", "text": "hi"}]
     user = {"role": "user", "content": "hi"}
     loads = {"role": "user", "content": [*text, {"type": "image_url", "image_url": {}}]}
-    here, plain = threading.current_thread().name, chat(tools=None, more=True)
     for one in (user, {**user, "content": text}, {**user, "content": None}):
-        assert await renderer.render_messages_async([one] * MANY, plain) == here
-        long = await renderer.render_messages_async([one] * (MANY + 1), plain)
+        assert await renderer.render_messages_async([one] * MANY, None) == "vLLM's"
+        long = await renderer.render_messages_async([one] * (MANY + 1), None)
         assert long.startswith("long-prompts")
-    assert await renderer.render_messages_async([*[user] * MANY, loads], plain) == "vLLM's"
-
-
-async def test_a_chat_of_a_few_words_is_rendered_and_tokenized_in_the_event_loop() -> None:
-    """Those that came together right after each other: each goes on when all have been."""
-    renderer, here = work_apart(Renderer(), MOST), threading.current_thread().name
-
-    async def rendered(text: str) -> Any:
-        user = {"role": "user", "content": text}
-        renderer.order.append(f"{text} asks")
-        found = await renderer.render_chat_async([[user]], chat(tools=None), skip=True)
-        renderer.order.append(f"{text} goes on")
-        return found
-
-    found = await asyncio.gather(rendered("a"), rendered("b"))
-    assert list(found) == [(here, {"skip": True})] * 2
-    assert renderer.order == ["a asks", "b asks", "a", "b", "a goes on", "b goes on"]
-
-
-async def test_other_chats_go_through_vllms_tasks_and_thread() -> None:
-    renderer, user = work_apart(Renderer(), MOST), {"role": "user", "content": "hi"}
-    fits = {**user, "content": "x" * (SHORT - len("user"))}
-    assert await renderer.render_chat_async([[fits]], chat()) != "vLLM's"
-    long = {**fits, "content": f"x{fits['content']}"}
-    calls = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
-    parts = {**user, "content": [{"type": "text", "text": "hi"}]}
-    for one in (long, calls, parts, "hi" * SHORT):
-        assert await renderer.render_chat_async([[user, one]], chat()) == "vLLM's"
-    assert await renderer.render_chat_async([[user], [user]], chat()) == "vLLM's"
-    assert await renderer.render_chat_async([[user]], chat(tools=[{}])) == "vLLM's"
-    slow = work_apart(Renderer(), MOST, may_be_slow=True)
-    assert await slow.render_chat_async([[user]], chat()) == "vLLM's"
-
-
-@pytest.mark.parametrize(
-    ("given", "may_be_slow"), [({"tools": [{}]}, False), ({"more": {}}, False), ({}, True)]
-)
-async def test_what_may_take_a_template_long_is_rendered_in_vllms_thread(
-    given: Any, may_be_slow: bool
-) -> None:
-    renderer = work_apart(Renderer(), MOST, may_be_slow=may_be_slow)
-    user = {"role": "user", "content": "hi"}
-    assert await renderer.render_messages_async([user], chat(**given)) == "vLLM's"
-
-
-def chat(**given: Any) -> Any:
-    return SimpleNamespace(chat_template_kwargs=given)
-
-
-async def test_what_a_chat_holds_the_interpreter_for_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also when it cannot be rendered."""
-    renderer, told = Renderer(), list[float]()
-    clock = iter([1.0, 1.5, 2.0, 2.25])
-    # Not of the module `time` itself: the watchdog of other tests reads it.
-    read = SimpleNamespace(thread_time=lambda: next(clock))
-    monkeypatch.setattr(long_prompts, "time", read)
-    work_apart(renderer, MOST)
-    REPORT_HOLD.set(told.append)
-    user = {"role": "user", "content": "hi"}
-    await renderer.render_messages_async([user] * (MANY + 1), None)
-    monkeypatch.setattr(renderer, "render_messages", None)
-    with pytest.raises(TypeError):
-        await renderer.render_messages_async([user] * (MANY + 1), None)
-    assert told == [0.5, 0.25]
+    assert await renderer.render_messages_async([*[user] * MANY, loads], None) == "vLLM's"
 
 
 async def test_a_text_that_cannot_fit_is_refused_unread() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
-from agentrt.executors.vllm.early import EarlyCore
-from agentrt.executors.vllm.processes import collections_paused
+from agentrt.executors.vllm.processes import apart, collections_paused
 
 
 def test_collections_go_on_after_a_pause_and_not_where_they_were_off() -> None:
@@ -27,17 +27,11 @@ def test_collections_go_on_after_a_pause_and_not_where_they_were_off() -> None:
         gc.enable()
 
 
-def test_a_core_started_early_fits_while_what_is_read_once_is_unchanged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    core = EarlyCore((), {"OMP_NUM_THREADS": "7"})
-    try:
-        assert not core.fits()
-        monkeypatch.setenv("OMP_NUM_THREADS", "7")
-        monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")  # as Ray does
-        assert core.fits()
-        monkeypatch.setenv("PYTHONHASHSEED", "1")
-        assert not core.fits()
-    finally:
-        core.dismiss()
-    assert not core.is_alive()
+async def test_work_of_an_engine_needs_no_thread_of_the_pool() -> None:
+    """The only thread of the pool waits for what the engine's own thread does."""
+    done = threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    waiting = loop.run_in_executor(None, done.wait, 60)
+    await apart(done.set)
+    assert await waiting

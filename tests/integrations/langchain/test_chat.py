@@ -245,9 +245,11 @@ async def test_leaving_a_stream_early_aborts_the_call() -> None:
         stream: Any = ChatAgentRT(runtime=runtime).astream("hello")
         async for _ in stream:
             break
+        assert held.live == 1
         await stream.aclose()
-        while held.live:  # LangChain leaves it to the event loop to close what it iterates over
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while held.live:  # LangChain leaves it to the loop to close what it iterates over
+                await asyncio.sleep(0)
 
 
 # -- with LangChain around it ----------------------------------------------------------------

@@ -203,6 +203,9 @@ def test_closing_twice_or_unused_is_nothing() -> None:
     client = RuntimeClient(lambda: Runtime(ScriptedExecutor()))
     client.close()
     client.close()
+    assert client.closed
+    with pytest.raises(ConfigError, match="closed"):
+        client.call(ASK)
 
 
 # -- a borrowed one --------------------------------------------------------------------------

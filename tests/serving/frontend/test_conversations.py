@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from agentrt.serving.frontend.answers import Answer
+from agentrt.serving.frontend.answers import AnswerReader
 from agentrt.serving.frontend.conversations import (
     CHAT,
-    COMPLETIONS,
     MESSAGES,
     RESPONSES,
     conversation,
@@ -120,14 +119,14 @@ STREAMS: dict[str, list[tuple[str, Any]]] = {
 }
 
 
-def ends(path: str, answer: Answer) -> list[bytes]:
+def ends(path: str, answer: AnswerReader) -> list[bytes]:
     before = chain(conversation(path, ASKED[path]))[-1]
     return [chain(reply, before)[-1] for reply in answer.replies]
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_what_a_client_sends_back_goes_on_from_the_answer_whole_or_streamed(path: str) -> None:
-    whole, streamed = Answer(path, 1), Answer(path, 1)
+    whole, streamed = AnswerReader(path, 1), AnswerReader(path, 1)
     whole.read(json.dumps(WHOLE[path]).encode())
     for kind, event in STREAMS[path]:
         head = f"event: {kind}\n" if kind else ""
@@ -143,7 +142,7 @@ def test_what_a_client_sends_back_goes_on_from_the_answer_whole_or_streamed(path
 
 
 def test_a_stream_of_several_choices_is_over_when_all_are() -> None:
-    answer = Answer(CHAT, 2)
+    answer = AnswerReader(CHAT, 2)
     for delta, finish, index in (("a", None, 1), ("b", "stop", 0), ("c", "length", 1)):
         assert not answer.is_over
         answer.feed(b"data: %s\n\n" % json.dumps(chunk({"content": delta}, finish, index)).encode())
@@ -162,23 +161,6 @@ def test_the_line_of_claude_code_that_changes_does_not_count() -> None:
     assert first != chain(conversation(MESSAGES, system("Be rude.")))
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {},
-        {"messages": 5, "input": 5, "system": 5, "instructions": []},
-        {"messages": [5, {}, {"role": [], "content": {"a": 1}, "tool_calls": [5, {}]}]},
-        {"messages": [{"role": "user", "content": [5, {"type": "image", "source": {}}]}]},
-        {"input": [5, {}, {"type": "item_reference", "id": "1"}, {"type": "custom_tool_call"}]},
-    ],
-)
-def test_bodies_that_make_no_sense_have_some_conversation(path: str, odd: Any) -> None:
-    """vLLM will refuse them; it has not seen them yet."""
-    hashes = chain(conversation(path, odd))
-    assert hashes == chain(conversation(path, odd))
-
-
 def test_images_tell_conversations_apart() -> None:
     def see(url: str) -> list[bytes]:
         part = {"type": "image_url", "image_url": {"url": url}}
@@ -191,7 +173,7 @@ def test_images_tell_conversations_apart() -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"choices": [{}]}', b'{"choices": null}'])
 def test_answers_that_make_no_sense_say_nothing(body: bytes) -> None:
     for path in (CHAT, MESSAGES, RESPONSES):
-        answer = Answer(path, 1)
+        answer = AnswerReader(path, 1)
         answer.read(body)
         answer.feed(b"data: " + body + b"\n\ndata: {\n\n: comment\n\n")
         assert tools_of([message for reply in answer.replies for message in reply]) == []

@@ -5,15 +5,11 @@ every token, an answer is what it is whole.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from vllm.entrypoints.openai.parser import harmony_utils
 
-from agentrt.executors.vllm._compat.frontend import make_renderer
-from tests.doubles.scripted_engine import ScriptedEngine
 from tests.serving.frontend.harmony import encode, harmony_model, vocabulary
 from tests.serving.frontend.reading import APIS, Read
 from tests.serving.local import open_server
@@ -71,18 +67,6 @@ def _value(given: Any) -> Any:
         return json.loads(given)
     except (TypeError, ValueError):
         return given
-
-
-async def test_no_request_loads_the_encoding(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ScriptedEngine(lambda call: "", model)
-    await engine.start(lambda message: None)
-    (setup,) = await engine.front_setups()
-    monkeypatch.setattr(harmony_utils, "_harmony_encoding", None)
-    renderer, _ = make_renderer(setup.vllm_config)
-    renderer.shutdown()
-    assert harmony_utils._harmony_encoding is not None
-    assert "vllm.tokenizers.mistral" in sys.modules
-    await engine.close()
 
 
 @pytest.mark.parametrize("api", APIS)

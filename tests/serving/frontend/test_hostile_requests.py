@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm._compat import routes
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.serving.local import MODEL, open_server
 
@@ -55,22 +54,11 @@ async def test_what_cannot_fit_is_refused_before_it_is_read() -> None:
         assert len(local.engine.calls) == 1
 
 
-async def test_tokens_that_cannot_fit_are_refused_in_vllms_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Before it has looked at each of them; what is to be cut off is not refused."""
-    most: list[int] = []
-
-    def unchecked(fields: Any, limit: int) -> None:
-        most.append(limit)
-
+async def test_a_prompt_of_too_many_token_ids_is_refused_unless_it_is_to_be_cut() -> None:
     async with open_server() as local:
-        with monkeypatch.context() as patched:
-            patched.setattr(routes, "check_tokens", unchecked)
-            await local.chat("hello")
-            ask = {"model": MODEL, "prompt": [1] * (most[0] + 2)}
-            by_vllm = await local.client.post(COMPLETIONS, json=ask)
-        by_us = await local.client.post(COMPLETIONS, json=ask)
-        assert (by_us.status_code, by_us.json()) == (by_vllm.status_code, by_vllm.json())
+        ask = {"model": MODEL, "prompt": [1] * 10_000}
+        refused = await local.client.post(COMPLETIONS, json=ask)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
         cut = await local.client.post(COMPLETIONS, json={**ask, "truncate_prompt_tokens": 5})
         assert cut.status_code == 200

@@ -7,20 +7,12 @@ from typing import Any
 
 import pytest
 
-from agentrt.graph import NodeKind
 from agentrt.serving.frontend import exchange
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from tests.serving.local import MODEL, SAYS, Held, LocalServer, called, open_server
+from tests.serving.local import MODEL, SAYS, Held, LocalServer, open_server
 
 pytestmark = pytest.mark.engine
 
-SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
-FUNCTION = {"name": "look", "parameters": SCHEMA}
-TOOLS: dict[str, Any] = {
-    CHAT: [{"type": "function", "function": FUNCTION}],
-    MESSAGES: [{"name": "look", "input_schema": SCHEMA}],
-    RESPONSES: [{"type": "function", **FUNCTION}],
-}
 APIS = [CHAT, MESSAGES, RESPONSES]
 OURS = (b"agentrt", b"service_s", b'kv_transfer_params": {', b'kv_transfer_params":{')
 
@@ -70,17 +62,6 @@ def dags(local: LocalServer) -> list[list[tuple[int, ...]]]:
     return [[n.parents for n in run.dag.nodes()] for run in local.runtime.runs.values()]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", APIS)
-async def test_a_conversation_is_one_program_in_any_api(path: str, stream: bool) -> None:
-    async with open_server() as local:
-        reply = await answer(local, path, ask(path, "hello"), stream=stream)
-        for text in ("left", "right"):
-            await answer(local, path, ask(path, "hello", reply, text), stream=stream)
-        await answer(local, path, ask(path, "something else"), stream=stream)
-        assert dags(local) == [[(), (0,), (0,)], [()]]
-
-
 async def test_a_long_chat_is_followed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others go on between them; where they are cut changes nothing."""
     pauses = 0
@@ -108,17 +89,6 @@ async def test_a_header_names_the_program_whatever_is_said(path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", APIS)
-async def test_a_program_is_in_its_tool_until_the_chat_goes_on(path: str, stream: bool) -> None:
-    async with open_server(lambda call: called(("look", {"at": 3}))) as local:
-        tools = {"tools": TOOLS[path]}
-        await answer(local, path, ask(path, "look", **tools), stream=stream)
-        [run] = local.runtime.runs.values()
-        assert [(n.kind, n.name) for n in run.dag.nodes()][1:] == [(NodeKind.TOOL, "look")]
-        assert run.row.tools == 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "more", "calls"),
     [(CHAT, {"n": 32}, 32), (COMPLETIONS, {"n": 2}, 2), (COMPLETIONS, {"prompt": ["a", "b"]}, 2)],
@@ -134,15 +104,6 @@ async def test_choices_and_prompts_are_siblings(
         seeds = sorted({call.spec.seed for call in local.engine.calls})
         assert seeds in ([5], list(range(5, 5 + calls)))
         assert local.server.tenants.calls("default") == 0
-
-
-async def test_a_response_goes_on_from_the_one_before_by_its_id() -> None:
-    async with open_server() as local:
-        first = await local.post(RESPONSES, ask(RESPONSES, "hello"))
-        more = {"previous_response_id": first["id"]}
-        second = await local.post(RESPONSES, ask(RESPONSES, "and?", **more))
-        await local.post(RESPONSES, ask(RESPONSES, "so?", previous_response_id=second["id"]))
-        assert dags(local) == [[(), (0,), (1,)]]
 
 
 async def test_a_background_response_is_its_programs_until_it_has_ended() -> None:

@@ -19,6 +19,7 @@ def test_the_first_request_of_all_is_there_at_once() -> None:
     times = iter(range(100))
     tenants = Tenants(lambda: next(times) / 1e6, Limits(requests_per_minute=1))
     tenants.enter("a")
+    assert tenants.calls("a") == 1
 
 
 def test_requests_per_minute() -> None:

@@ -17,7 +17,6 @@ from agentrt import Context, Reply, Runtime, program
 from agentrt.errors import CallRejectedError, ConfigError, NotServedError, PromptTooLongError
 from agentrt.executors.frontend import calling
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.frontend import frontend
 from agentrt.executors.vllm.frontend.flags import check_given, given_flags
 from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
 from agentrt.graph import NodeState
@@ -192,22 +191,6 @@ async def test_sampling_reaches_the_engine(ask: Ask, engine: ScriptedEngine) -> 
     assert engine.calls[0].spec.prompt_token_ids == tuple(rendered.prompt["prompt_token_ids"])
 
 
-@SHARED_LOOP
-async def test_log_probabilities_are_vllms(ask: Ask) -> None:
-    _, reply = await ask(YES, logprobs=2)
-    assert [one.token for one in reply.logprobs][-3:] == ["Yes", ".", "<|im_end|>"]
-    assert all(one.logprob == 0.0 and len(one.top) == 2 for one in reply.logprobs)
-
-
-@SHARED_LOOP
-async def test_a_call_that_is_cut_off_is_no_text(ask: Ask) -> None:
-    cut = '<tool_call>\n{"name": "weather", "arguments": {"city": "Par'
-    _, reply = await ask(cut, tools=[weather], max_tokens=12, stream=False)
-    assert (reply.text, reply.tool_calls) == ("", ())
-    assert [call.name for call in reply.invalid_tool_calls] == ["weather"]
-    assert reply.finish_reason == "length"
-
-
 @pytest.mark.parametrize(
     ("chat", "options", "error", "message"),
     [
@@ -370,21 +353,3 @@ async def test_a_long_text_is_tokenized_beside_the_loop(
     assert [await front.tokenize("x"), await front.tokenize("x" * 5000)] == [[1], [1]]
     assert [await front.detokenize([1]), await front.detokenize([1] * 5000)] == ["x", "x"]
     assert threads == [True, False, True, False]
-
-
-async def test_a_template_that_a_request_brings_is_not_rendered_in_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[bool] = []
-
-    def work_apart(renderer: Any, most: int, *, may_be_slow: bool) -> None:
-        told.append(may_be_slow)
-
-    monkeypatch.setattr(frontend, "work_apart", work_apart)
-    model = str(embedded_model(lambda message: None))
-    for flags in (FLAGS, (*FLAGS, "--trust-request-chat-template")):
-        engine = ScriptedEngine(lambda call: "", model, flags)
-        await engine.start(lambda message: None)
-        (setup,) = await engine.front_setups()
-        await (await VLLMFrontend.open(setup, engine)).close()
-    assert told == [False, True]

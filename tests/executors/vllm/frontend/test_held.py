@@ -16,7 +16,8 @@ from vllm.parser import ParserManager
 from vllm.renderers.params import ChatParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from agentrt.executors.vllm.frontend.held import NAME, explain_tools
+from agentrt.executors.vllm.frontend.families import TOOL_FORM
+from agentrt.executors.vllm.frontend.held import explain_tools
 
 pytestmark = pytest.mark.engine
 
@@ -39,7 +40,7 @@ def responses(**fields: Any) -> Any:
 
 
 def parser() -> Any:
-    return ParserManager.get_parser(NAME, None, enable_auto_tools=True)(None)
+    return ParserManager.get_parser(TOOL_FORM, None, enable_auto_tools=True)(None)
 
 
 def schema_of(request: Any) -> Any:
@@ -119,11 +120,6 @@ def test_an_answer_beside_tools_obeys_what_the_request_asks_of_it(
     request = chat(**constraint)
     assert forms(request) == ["weather", "time", answer]
     assert request.response_format is None
-
-
-def test_a_response_with_a_format_holds_its_answer_to_it() -> None:
-    form = {"type": "json_schema", "name": "t", "schema": TOTAL}
-    assert forms(responses(text={"format": form}))[-1] == TOTAL
 
 
 def test_what_cannot_be_asked_beside_tools_is_refused() -> None:
@@ -207,34 +203,6 @@ def rendered(messages: list[Any], **params: Any) -> list[Any]:
     )
     assert template.get("tools") is None
     return messages
-
-
-def test_the_template_sees_plain_messages_with_the_tools_explained() -> None:
-    request = chat(
-        messages=[
-            {"role": "user", "content": [{"type": "text", "text": "?"}]},
-            {
-                "role": "assistant",
-                "tool_calls": [
-                    {"id": "c", "type": "function", "function": {"name": "time", "arguments": "{}"}}
-                ],
-            },
-            {"role": "tool", "tool_call_id": "c", "content": "noon"},
-        ],
-        response_format={"type": "json_schema", "json_schema": {"name": "t", "schema": TOTAL}},
-    )
-    params = request.build_chat_params(None, "auto")
-    tools = [tool.model_dump() for tool in request.tools]
-    shown = rendered(
-        request.messages,
-        chat_template_kwargs={"tools": tools},
-        tool_choice=params.tool_choice,
-        response_format=params.response_format,
-    )
-    assert [message["role"] for message in shown] == ["system", "user", "assistant", "user"]
-    assert shown[0]["content"].endswith('{"answer":{"total":"<integer>"}}')
-    assert shown[2]["content"] == '{"name":"time","arguments":{}}'
-    assert shown[3]["content"] == "Result of time: noon"
 
 
 def test_the_template_sees_the_tools_that_the_choice_leaves() -> None:

@@ -115,27 +115,6 @@ def test_the_model_is_told_the_form_of_each_call_and_of_the_answer() -> None:
     assert told(tools, {"type": "function", "name": "add"})[-1] == only_add
 
 
-def names(*args: Any) -> tuple[list[str], bool] | None:
-    form = tool_form(*args)
-    return None if form is None else ([tool["name"] for tool in form.tools], form.may_answer)
-
-
-def test_the_choice_says_which_tools_may_be_called_and_whether_to_answer() -> None:
-    flat = {"type": "function", "name": "sub", "parameters": None}
-    tools = [ADD, flat, {"type": "web_search"}]
-    assert names(tools) == names(tools, None) == (["add", "sub"], True)
-    assert names(tools, "required") == (["add", "sub"], False)
-    assert names(tools, "sub") == (["sub"], False)
-    allowed = {
-        "type": "allowed_tools",
-        "mode": "auto",
-        "tools": [{"type": "function", "name": "sub"}],
-    }
-    assert names(tools, allowed) == (["sub"], True)
-    assert names(tools, "none") is None
-    assert names([{"type": "web_search"}]) is None
-
-
 @pytest.mark.parametrize(
     ("tools", "choice", "complaint"),
     [
