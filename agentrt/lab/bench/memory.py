@@ -42,13 +42,19 @@ from agentrt.lab.reports.memory import Found, as_json, draw, one_table, table
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.grid import turns
-from agentrt.lab.runs.memory import ALL_WORKS, RECORDED, WORKS, Cell, Load, Memory
+from agentrt.lab.runs.memory import (
+    ALL_WORKS,
+    RECORDED,
+    TRACE_SCALE,
+    WORKS,
+    Cell,
+    Load,
+    Memory,
+    recorded,
+)
 from agentrt.lab.runs.rivals import HOW, Rival, rival
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.lab.workloads.traces import read_programs
 
-_RECORDED_TOOL_S = 9.0
-"""The median tool of the recorded coding agents, in seconds: gaps are in multiples of it."""
 _FACTOR = click.FloatRange(min=0, min_open=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMES = ", ".join(ALL_WORKS)
@@ -82,7 +88,7 @@ Key = tuple[Cell, str]
 @_names("--contender", metavar="NAME,…", help=f"Beside stock.  [default: {','.join(CONTENDERS)}]")
 @_names("--caps", metavar="X,…", help="Caps, in multiples of the programs that fit; 0: none.")
 @click.option("--trace", type=_FILE, metavar="FILE", help=f"Recorded agents: {RECORDED!r}.")
-@click.option("--trace-scale", default=0.1, show_default=True, metavar="X")
+@click.option("--trace-scale", default=TRACE_SCALE, show_default=True, metavar="X")
 @click.option("--step-time", type=_FILE, metavar="FILE", help="What agentrt calibrate wrote.")
 @count_option("--blocks", about="Of the KV cache, in place of --memory.")
 @click.option("--load", type=float, metavar="X", help="Arrivals, in shares of the engine's.")
@@ -134,13 +140,7 @@ def memory(**options: Any) -> None:
 def _bench(options: dict[str, Any]) -> Memory:
     trace: Sequence[ProgramShape] = ()
     if options["trace"] is not None:
-        scale = options["trace_scale"]
-        read = read_programs(
-            options["trace"],
-            context_scale=scale,
-            output_scale=scale,
-            gap_scale=1 / _RECORDED_TOOL_S,
-        )
+        read = recorded(options["trace"], options["trace_scale"])
         note(read.report())
         trace = read.programs
     file, real = options["step_time"], options["real"]

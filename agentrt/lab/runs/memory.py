@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
 from agentrt.errors import ConfigError
@@ -23,6 +24,7 @@ from agentrt.lab.workloads.generate import WORKLOADS, generate
 from agentrt.lab.workloads.held_out import HELD_OUT
 from agentrt.lab.workloads.replay import Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
+from agentrt.lab.workloads.traces import Trace, read_programs
 
 GPU = StepTimeModel()
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")
@@ -189,6 +191,18 @@ def figures(ran: Ran, ample: Ran) -> dict[str, float]:
         "recomputed": max(0, prefill - least.uncached_tokens - least.recomputed_tokens),
         "delay_s": max(one.latency_s - alone[one.program_id] for one in ran.outcomes),
     }
+
+
+TRACE_SCALE = 0.1
+_RECORDED_TOOL_S = 9.0
+"""The median tool of recorded coding agents, in seconds: gaps are read in multiples of it."""
+
+
+def recorded(path: Path, scale: float = TRACE_SCALE) -> Trace:
+    """The programs that ``recorded`` draws from, their tokens times ``scale``."""
+    return read_programs(
+        path, context_scale=scale, output_scale=scale, gap_scale=1 / _RECORDED_TOOL_S
+    )
 
 
 def _drawn(trace: Sequence[ProgramShape], count: int, tokens: int, seed: int) -> list[ProgramShape]:

@@ -22,6 +22,7 @@ BENCHMARKS = {
     "memory": ("agentrt.lab.bench.memory", "Programs whose contexts do not fit the KV cache."),
     "paper": ("agentrt.lab.bench.paper", "The paper's figures: load at equal latency, and more."),
     "scheduler": ("agentrt.lab.bench.scheduler", "The CPU time of a step, beside vLLM's own."),
+    "sensitivity": ("agentrt.lab.bench.sensitivity", "Each constant of the scheduler, changed."),
     "serve": ("agentrt.lab.bench.serving", "agentrt serve and vLLM's own server under load."),
     "submit": ("agentrt.lab.bench.submit", "Programs that clients send: starts, and neighbours."),
     "techniques": ("agentrt.lab.bench.techniques", "Techniques over contexts, and over HTTP."),
