@@ -39,7 +39,7 @@ from agentrt.lab.runs.rivals import DEFAULT, rival
 _FACTORS = {0.5: "half", 2.0: "twice"}
 _FIGURES = {"ms_per_token": "s/token", "mean_s": "mean", "p99_s": "P99"}
 _SHARE = 0.25
-_QUICK_PROGRAMS = 8
+_QUICK_PROGRAMS = 6
 SAME, FAILED, NONE = "=", "fails", "-"
 """No seed of no workload changed; a run raised an error; there is no such value."""
 EPILOG = """\b

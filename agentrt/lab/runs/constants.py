@@ -102,8 +102,8 @@ def _number(value: ast.expr) -> float | None:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return number
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            number = _number(operand)
-            return None if number is None else -number
+            positive = _number(operand)
+            return None if positive is None else -positive
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
             one, other = _number(left), _number(right)
             if one is None or other is None:

@@ -82,7 +82,7 @@ def test_a_name_of_its_own_in_another_module_stays(fake: list[Constant]) -> None
     rules, package = import_module("fake_rules.rules"), import_module("fake_rules")
     package._SHARE = rules._SHARE  # type: ignore[attr-defined]
     with replaced(fake[2], 0.5):
-        assert package._SHARE == 0.25  # type: ignore[attr-defined]
+        assert package._SHARE == 0.25
 
 
 @pytest.mark.parametrize(
