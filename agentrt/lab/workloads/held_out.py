@@ -110,14 +110,15 @@ class Agent:
         return last
 
 
-def _sizes(mean: float, spread: float = 0.7) -> Sizes:
-    return Sizes(mean, spread, high=10 * mean)
+def _sizes(mean: float, high: float = 10) -> Sizes:
+    """Up to ``high`` times their mean."""
+    return Sizes(mean, 0.7, high=high * mean)
 
 
 SHOP = Agent("shop", "lookup", _sizes(4), 1500, _sizes(150), _sizes(200), _sizes(50))
 NEWS = Agent("news", "lookup", _sizes(3), 600, _sizes(80), _sizes(500), _sizes(60), branches=4)
 BANK = Agent("bank", "job", _sizes(8), 2000, _sizes(400), _sizes(300), _sizes(70))
-WORKS = Agent("works", "job", _sizes(16), 3000, _sizes(1500), _sizes(150), _sizes(40))
+WORKS = Agent("works", "job", _sizes(16), 3000, _sizes(1500, high=3), _sizes(150), _sizes(40))
 
 HELD_OUT: Mapping[str, tuple[Generator, ...]] = {
     "long_coding": (long_coding,),

@@ -11,7 +11,14 @@ from agentrt.lab.runs.memory import ALL_WORKS, HELD_OUT_WORKS, WORKS, Cell, Memo
 from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import daily
 from agentrt.lab.workloads.generate import WORKLOADS, generate
-from agentrt.lab.workloads.held_out import BRANCHES, CATALOGUE, HELD_OUT, INSTRUCTION, TOOLS
+from agentrt.lab.workloads.held_out import (
+    BRANCHES,
+    CATALOGUE,
+    HELD_OUT,
+    INSTRUCTION,
+    TOOLS,
+    Agent,
+)
 from agentrt.lab.workloads.shape import ProgramShape
 
 
@@ -68,6 +75,13 @@ def test_a_day_has_tenants_with_tools_of_two_lengths() -> None:
         "works": 20,
     }
     assert len({one.type for one in programs}) == 4
+
+
+def test_the_longest_first_call_of_a_day_fits() -> None:
+    for one in HELD_OUT["day"]:
+        assert isinstance(one, Agent)
+        longest = one.system_tokens + one.task.high + one.output.high
+        assert longest < HELD_OUT_WORKS["day"].tokens
 
 
 def test_a_days_arrivals_are_many_at_noon_and_few_at_night() -> None:
