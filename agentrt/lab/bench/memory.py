@@ -224,10 +224,10 @@ def _tables(cells: Mapping[Key, Sequence[Found]], *, together: bool) -> list[str
     """A table per cell, or one of all that were served in the same time."""
     if not together:
         return [f"{_head(key, found)}\n\n{table(found)}" for key, found in cells.items()]
-    shown: dict[str, dict[tuple[str, float], Sequence[Found]]] = {}
+    shown: dict[str, dict[tuple[str, float, float], Sequence[Found]]] = {}
     for (cell, on), found in cells.items():
-        share = _as_served(cell, found).memory
-        shown.setdefault(on, {})[cell.workload, share] = found
+        served = _as_served(cell, found)
+        shown.setdefault(on, {})[served.workload, served.memory, served.tool_s] = found
     return [f"**{on}**\n\n{one_table(some)}" for on, some in shown.items()]
 
 

@@ -53,9 +53,10 @@ def table(seeds: Sequence[Found]) -> str:
     return measured.table(_columns(len(seeds)))
 
 
-def one_table(cells: Mapping[tuple[str, float], Sequence[Found]]) -> str:
-    """All cells by workload and share of the working set, as `table` has one."""
-    measured = Results({"workload": "workload", "memory": "memory", "contender": "contender"})
+def one_table(cells: Mapping[tuple[str, float, float], Sequence[Found]]) -> str:
+    """All cells by workload, share of the working set and tools' seconds, as `table` has one."""
+    names = ("workload", "memory", "tools", "contender")
+    measured = Results(dict(zip(names, names, strict=True)))
     for key, seeds in cells.items():
         _add(measured, key, seeds)
     return measured.table(_columns(max(map(len, cells.values()))))

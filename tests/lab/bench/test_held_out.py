@@ -61,8 +61,8 @@ def test_one_table_and_a_run_against_an_earlier_one(
     printed = capsys.readouterr().out
     before = tmp_path / "before.txt"
     before.write_text(printed, encoding="utf-8")
-    rows = [line.split("|")[1:4] for line in printed.splitlines() if line.startswith("|")]
-    found = [(row[0].strip(), row[2].strip()) for row in rows[2:]]
+    rows = [line.split("|")[1:5] for line in printed.splitlines() if line.startswith("|")]
+    found = [(row[0].strip(), row[3].strip()) for row in rows[2:]]
     assert found == [(name, who) for name in HELD_OUT_WORKS for who in ("stock", "default")]
     for cell in json.loads(printed.splitlines()[-1])["cells"]:
         assert cell["stock"]["blocks"] < cell["stock"]["wanted"]
