@@ -70,7 +70,8 @@ def compare(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:
         for name in _contenders(old, cell):
             found = changes(old, cell, name)
             marked = [_FIGURES[one] for one in _MARKED if found[one].ratio > 1 + ALLOWED]
-            rows.append([cell["workload"], name, *found.values(), ", ".join(marked)])
+            hits = " → ".join(f"{side[name]['hits']:.0%}" for side in (old, cell))
+            rows.append([cell["workload"], name, *found.values(), hits, ", ".join(marked)])
             worse += [f"{cell['workload']} ({name}): {', '.join(marked)}"] if marked else []
     lines = [f"More than {ALLOWED:.0%} worse: {'; '.join(worse) or 'none'}."]
     if other_stock:
@@ -80,7 +81,7 @@ def compare(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:
     if only:
         lines.append(f"Not in the earlier run: {', '.join(only)}.")
     heads = [f"{head} / stock" for head in _FIGURES.values()]
-    table = markdown(["workload", "contender", *heads, "worse"], rows)
+    table = markdown(["workload", "contender", *heads, "hits", "worse"], rows)
     return "\n\n".join([table, "\n".join(lines)] if rows else lines)
 
 

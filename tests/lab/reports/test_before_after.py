@@ -34,11 +34,12 @@ def test_a_change_is_the_median_of_each_seeds_own() -> None:
 
 
 def test_what_is_better_or_little_worse_is_not_marked() -> None:
-    before = [cell(2.0, recomputed=0.0), cell(2.0, workload="deep")]
+    before = [cell(2.0, recomputed=0.0, hits=0.5), cell(2.0, workload="deep")]
     after = [cell(2.05, recomputed=0.0), cell(1.0, workload="deep", p95_s=3.0)]
     text = compare(before, after)
     assert "More than 3% worse: none." in text
     assert "(+2.5%)" in text
+    assert "50% → 200%" in text
     assert "(-50.0%)" in text
     assert "0.00 → 0.00 (+0.0%)" in text
 
