@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -60,32 +60,34 @@ def read(path: Path) -> list[JsonCell]:
 def compare(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:
     """A table of all cells that both have, and below it which are worse."""
     earlier = {_key(cell): cell for cell in before}
-    rows, worse, other_stock, only = [], [], [], []
-    for cell in after:
-        if (old := earlier.get(_key(cell))) is None:
-            only.append(cell["workload"])
-            continue
-        if any(one.ratio != 1 for one in changes(old, cell, STOCK).values()):
-            other_stock.append(cell["workload"])
-        for name in _contenders(old, cell):
-            found = changes(old, cell, name)
-            marked = [_FIGURES[one] for one in _MARKED if found[one].ratio > 1 + ALLOWED]
-            hits = " → ".join(f"{side[name]['hits']:.0%}" for side in (old, cell))
-            rows.append([cell["workload"], name, *found.values(), hits, ", ".join(marked)])
-            worse += [f"{cell['workload']} ({name}): {', '.join(marked)}"] if marked else []
-    lines = [f"More than {ALLOWED:.0%} worse: {'; '.join(worse) or 'none'}."]
-    if other_stock:
-        lines.append(
-            f"Stock itself differs on {', '.join(other_stock)}: the measurement has changed."
-        )
-    if only:
-        lines.append(f"Not in the earlier run: {', '.join(only)}.")
+    both = [(earlier[_key(cell)], cell) for cell in after if _key(cell) in earlier]
+    rows = [_row(old, new, name) for old, new in both for name in _contenders(old, new)]
     heads = [f"{head} / stock" for head in _FIGURES.values()]
     table = markdown(["workload", "contender", *heads, "hits", "worse"], rows)
+    worse = "; ".join(f"{row[0]} ({row[1]}): {row[-1]}" for row in rows if row[-1])
+    notes = {
+        f"More than {ALLOWED:.0%} worse": worse or "none",
+        "Stock itself differs, so the measurement has changed": _names(
+            new for old, new in both if any(one.ratio != 1 for one in changes(old, new).values())
+        ),
+        "Not in the earlier run": _names(cell for cell in after if _key(cell) not in earlier),
+    }
+    lines = [f"{what}: {names}." for what, names in notes.items() if names]
     return "\n\n".join([table, "\n".join(lines)] if rows else lines)
 
 
-def changes(old: JsonCell, new: JsonCell, name: str) -> dict[str, Change]:
+def _row(old: JsonCell, new: JsonCell, name: str) -> list[str]:
+    found = changes(old, new, name)
+    marked = [_FIGURES[one] for one in _MARKED if found[one].ratio > 1 + ALLOWED]
+    hits = " → ".join(f"{side[name]['hits']:.0%}" for side in (old, new))
+    return [new["workload"], name, *map(str, found.values()), hits, ", ".join(marked)]
+
+
+def _names(cells: Iterable[JsonCell]) -> str:
+    return ", ".join(dict.fromkeys(cell["workload"] for cell in cells))
+
+
+def changes(old: JsonCell, new: JsonCell, name: str = STOCK) -> dict[str, Change]:
     """All figures of a contender, over the seeds that both cells have."""
     seeds = min(len(old["by_seed"]), len(new["by_seed"]))
 

@@ -65,7 +65,7 @@ def test_fewer_seeds_are_compared_with_as_many() -> None:
 
 def test_another_stock_and_other_cells_are_named() -> None:
     text = compare([cell(2.0)], [cell(2.0, stock=5.0), cell(2.0, workload="day")])
-    assert "Stock itself differs on chat" in text
+    assert "Stock itself differs, so the measurement has changed: chat." in text
     assert "Not in the earlier run: day." in text
     assert compare([], [cell(2.0)]).startswith("More than 3% worse: none.")
 
