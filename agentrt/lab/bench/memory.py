@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,13 +23,13 @@ import click
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.bench.memory_engines import ON_CPU, SLOTS, Engines
+from agentrt.lab.bench.memory_plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
 from agentrt.lab.bench.results import Figures, hardware, run_shown, show
 from agentrt.lab.commands.options import (
     count_option,
     json_flag,
     model_option,
     note,
-    seed_option,
     split_commas,
 )
 from agentrt.lab.commands.outputs import check_plot, silence_vllm
@@ -37,32 +37,29 @@ from agentrt.lab.engine.engines import engine_options, model_in_words
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import Ran
-from agentrt.lab.reports.memory import Found, as_json, draw, table
+from agentrt.lab.reports import before_after
+from agentrt.lab.reports.memory import Found, as_json, draw, one_table, table
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.grid import turns
-from agentrt.lab.runs.memory import WORKS, Cell, Load, Memory
-from agentrt.lab.runs.rivals import CONTINUUM, DEFAULT, HOW, THUNDER, Rival, rival
-from agentrt.lab.workloads.traces import read_programs
-from agentrt.scheduler.retention.gaps import PRIOR_S
-
-_CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
-_QUICK_CAPS = (0.75, 1.5, 3.0)
-"""The caps that are tried, in multiples of the programs that fit into memory at a time."""
-_CONTENDERS = (
-    STOCK,
-    DEFAULT,
-    THUNDER,
-    CONTINUUM,
-    "atlas",
-    "adaptive",
-    "fcfs+cost",
-    "adaptive+cost",
-    "fcfs+memory",
-    "adaptive+memory",
+from agentrt.lab.runs.memory import (
+    ALL_WORKS,
+    RECORDED,
+    TRACE_SCALE,
+    WORKS,
+    Cell,
+    Load,
+    Memory,
+    recorded,
 )
+from agentrt.lab.runs.rivals import HOW, Rival, rival
+from agentrt.lab.workloads.shape import ProgramShape
+
 _FACTOR = click.FloatRange(min=0, min_open=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_NAMES = ", ".join(ALL_WORKS)
+_HELD = f"{FIRST_HELD_OUT} with --held-out"
+_HELD_OUT = "All workloads with seeds that nothing is tuned on; stock and default alone, one table."
 _names = partial(click.option, multiple=True, callback=split_commas)
 
 EPILOG = """\b
@@ -79,29 +76,19 @@ Contenders: {}.
 """.format(HOW.replace("; ", ";\n  "))
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The cells, whom to run on each, and the caps to try."""
-
-    cells: Sequence[Cell]
-    contenders: Sequence[str]
-    caps: Sequence[float]
-    seeds: Sequence[int]
-
-
 VIRTUAL, REAL = "virtual time", "real engines"
 Key = tuple[Cell, str]
 """A cell, and on what it was served: `VIRTUAL` or `REAL`."""
 
 
 @click.command(epilog=EPILOG)
-@_names("--workload", metavar="NAME,…", help=f"{', '.join(WORKS)}.  [default: all]")
+@_names("--workload", metavar="NAME,…", help=f"{_NAMES}.  [default: the first {len(WORKS)}]")
 @_names("--memory", metavar="X,…", help="Shares of the working set.  [default: 0.25]")
 @_names("--tools", metavar="S,…", help="Median seconds of the commonest tool.")
-@_names("--contender", metavar="NAME,…", help=f"Beside stock.  [default: {','.join(_CONTENDERS)}]")
+@_names("--contender", metavar="NAME,…", help=f"Beside stock.  [default: {','.join(CONTENDERS)}]")
 @_names("--caps", metavar="X,…", help="Caps, in multiples of the programs that fit; 0: none.")
-@click.option("--trace", type=_FILE, metavar="FILE", help="Recorded agents for 'coding'.")
-@click.option("--trace-scale", default=0.1, show_default=True, metavar="X")
+@click.option("--trace", type=_FILE, metavar="FILE", help=f"Recorded agents: {RECORDED!r}.")
+@click.option("--trace-scale", default=TRACE_SCALE, show_default=True, metavar="X")
 @click.option("--step-time", type=_FILE, metavar="FILE", help="What agentrt calibrate wrote.")
 @count_option("--blocks", about="Of the KV cache, in place of --memory.")
 @click.option("--load", type=float, metavar="X", help="Arrivals, in shares of the engine's.")
@@ -109,7 +96,9 @@ Key = tuple[Cell, str]
 @click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies their tokens.")
 @count_option("--max-num-seqs", about="Batch slots.  [default: 16; 4 with --real]")
 @count_option("--repeat", about="With so many seeds.  [default: 5; 1 with --quick]")
-@seed_option
+@click.option("--seed", type=int, metavar="N", help=f"Of the first.  [default: 0; {_HELD}]")
+@click.option("--held-out", is_flag=True, help=_HELD_OUT)
+@click.option("--against", type=_FILE, metavar="FILE", help="Compare with that run's --json.")
 @click.option("--quick", is_flag=True, help="One seed, fewer caps: some minutes on one core.")
 @click.option("--real", is_flag=True, help="On real engines, and then in virtual time.")
 @model_option
@@ -126,7 +115,8 @@ def memory(**options: Any) -> None:
     mean. With --real each contender has a real engine for itself, in an order that alternates, and
     the same programs run in virtual time after it.
     """
-    plan = _plan(options)
+    asked = plan(options)
+    earlier = None if options["against"] is None else before_after.read(options["against"])
     check_plot(options["plot"])
     silence_vllm()
     engines = _engines(options)
@@ -136,63 +126,21 @@ def memory(**options: Any) -> None:
 
     def tell() -> None:
         cells = {key: found for key, found in measured.items() if found}
-        tables = [f"{_head(key, found)}\n\n{table(found)}" for key, found in cells.items()]
-        told = [
-            as_json({**asdict(_as_served(cell, found)), "time": on, "seeds": len(found)}, found)
-            for (cell, on), found in cells.items()
-        ]
+        told = [_told(key, found, asked.seeds) for key, found in cells.items()]
+        tables = _tables(cells, together=options["held_out"])
+        if earlier is not None and told:
+            tables.append(before_after.compare(earlier, told))
         show([*about, *tables] if tables else "", {"cells": told}, as_json=options["as_json"])
         if options["plot"] and told:
             draw(told, options["plot"])
 
-    run_shown(_cells(bench, engines, plan, measured, about), tell)
-
-
-def _plan(options: dict[str, Any]) -> Plan:
-    """What is asked for. Raises `ConfigError` before anything runs."""
-    works = options["workload"] or tuple(WORKS)
-    for name in works:
-        if name not in WORKS:
-            raise ConfigError(f"no workload is named {name!r}: there are {', '.join(WORKS)}")
-    shares = _numbers(options, "memory") or [0.25]
-    tools = _numbers(options, "tools", least=0.0)
-    cells = [
-        Cell(work, share, tool_s)
-        for work, share in product(works, shares)
-        for tool_s in tools or [WORKS[work].tool_s]
-    ]
-    real = options["real"]
-    usual = [name for name in _CONTENDERS if rival(name).on_engines or not real]
-    names = list(dict.fromkeys([STOCK, *(options["contender"] or usual)]))
-    for name in names:
-        if not rival(name).on_engines and real:
-            raise ConfigError(f"--real: {name!r} runs in virtual time only; leave it out")
-    quick = options["quick"]
-    caps = _numbers(options, "caps", least=0.0) or (_QUICK_CAPS if quick else _CAPS)
-    repeats = options["repeat"] or (1 if quick else 5)
-    seeds = range(options["seed"], options["seed"] + repeats)
-    return Plan(list(dict.fromkeys(cells)), names, [cap for cap in caps if cap], seeds)
-
-
-def _numbers(options: dict[str, Any], name: str, least: float = 1e-3) -> list[float]:
-    found = []
-    for text in options[name]:
-        try:
-            found.append(float(text))
-        except ValueError:
-            found.append(-1.0)
-        if not least <= found[-1] < float("inf"):
-            raise ConfigError(f"--{name} {text!r}: give numbers such as 0.25,1")
-    return found
+    run_shown(_cells(bench, engines, asked, measured, about), tell)
 
 
 def _bench(options: dict[str, Any]) -> Memory:
-    trace = None
+    trace: Sequence[ProgramShape] = ()
     if options["trace"] is not None:
-        scale = options["trace_scale"]
-        read = read_programs(
-            options["trace"], context_scale=scale, output_scale=scale, gap_scale=1 / PRIOR_S
-        )
+        read = recorded(options["trace"], options["trace_scale"])
         note(read.report())
         trace = read.programs
     file, real = options["step_time"], options["real"]
@@ -225,7 +173,7 @@ def _engines(options: dict[str, Any]) -> Engines | None:
 async def _cells(
     bench: Memory,
     engines: Engines | None,
-    plan: Plan,
+    asked: Plan,
     measured: dict[Key, list[Found]],
     about: list[str],
 ) -> None:
@@ -233,10 +181,10 @@ async def _cells(
         if bench.step_time is None:
             bench = replace(bench, step_time=await engines.calibrated())
         about.append(_about(bench, engines))
-    for cell, seed in product(plan.cells, plan.seeds):
+    for cell, seed in product(asked.cells, asked.seeds):
         note(f"{cell}, seed {seed}")
         load = bench.make(cell, seed)
-        names = [*plan.contenders, *load.capped(plan.caps)]
+        names = [*asked.contenders, *load.capped(asked.caps)]
         if engines is not None:
             order = turns(names, seed)
             found = await _served(engines.run, load, order)
@@ -270,6 +218,24 @@ def _about(bench: Memory, engines: Engines) -> str:
         f"{1e3 * times.base_s:.1f} ms and {1e6 * times.per_prefill_token_s:.0f} us more for each "
         "token of prompt, as was measured first; virtual time goes by that"
     )
+
+
+def _tables(cells: Mapping[Key, Sequence[Found]], *, together: bool) -> list[str]:
+    """A table per cell, or one of all that were served in the same time."""
+    if not together:
+        return [f"{_head(key, found)}\n\n{table(found)}" for key, found in cells.items()]
+    shown: dict[str, dict[tuple[str, float, float], Sequence[Found]]] = {}
+    for (cell, on), found in cells.items():
+        served = _as_served(cell, found)
+        shown.setdefault(on, {})[served.workload, served.memory, served.tool_s] = found
+    return [f"**{on}**\n\n{one_table(some)}" for on, some in shown.items()]
+
+
+def _told(key: Key, found: Sequence[Found], seeds: Sequence[int]) -> dict[str, Any]:
+    """A cell for a program to read: ``share`` was asked for, ``memory`` is what there was."""
+    cell, on = key
+    about = {"share": cell.memory, "time": on, "first_seed": seeds[0], "seeds": len(found)}
+    return as_json({**asdict(_as_served(cell, found)), **about}, found)
 
 
 def _head(key: Key, found: Sequence[Found]) -> str:

@@ -15,7 +15,7 @@ from agentrt.lab.runs.rivals import CAP
 BEST_CAP, ONE_CAP = "best_cap", "one_cap"
 _LOW = ("ms_per_token", "mean_s", "p95_s", "p99_s", "makespan_s", "recomputed", "delay_s")
 """Figures of which less is better."""
-_RATIOS = {
+RATIOS = {
     "ms_per_token": "s/token",
     "mean_s": "mean",
     "p95_s": "P95",
@@ -49,33 +49,49 @@ def with_best_caps(found: Found) -> dict[str, Figures]:
 def table(seeds: Sequence[Found]) -> str:
     """Medians over seeds, with the least and the most; ratios are to stock with the same seed."""
     measured = Results({"contender": "contender"})
+    _add(measured, (), seeds)
+    return measured.table(_columns(len(seeds)))
+
+
+def one_table(cells: Mapping[tuple[str, float, float], Sequence[Found]]) -> str:
+    """All cells by workload, share of the working set and tools' seconds, as `table` has one."""
+    names = ("workload", "memory", "tools", "contender")
+    measured = Results(dict(zip(names, names, strict=True)))
+    for key, seeds in cells.items():
+        _add(measured, key, seeds)
+    return measured.table(_columns(max(map(len, cells.values()))))
+
+
+def _add(measured: Results, key: Sequence[object], seeds: Sequence[Found]) -> None:
     for found in seeds:
         shown = with_best_caps(found)
         stock = shown[STOCK]
         for name, mine in shown.items():
             if not name.startswith(f"{CAP}:"):
                 # Over nothing there is no ratio.
-                over = {f"{one}_ratio": mine[one] / stock[one] for one in _RATIOS if stock[one]}
-                measured.add(name, figures={**mine, **over})
-    form = SPREAD if len(seeds) > 1 else _PLAIN
-    columns = [
+                over = {f"{one}_ratio": mine[one] / stock[one] for one in RATIOS if stock[one]}
+                measured.add(*key, name, figures={**mine, **over})
+
+
+def _columns(seeds: int) -> list[Column]:
+    form = SPREAD if seeds > 1 else _PLAIN
+    return [
         Column("ms/token", "ms_per_token", "{:.1f}"),
         Column("prefix hits", "hits", "{:.0%}"),
         Column("prefill tokens", "prefill", "{:,.0f}", "-"),
-        *(Column(f"{head} / stock", f"{one}_ratio", form, "-") for one, head in _RATIOS.items()),
+        *(Column(f"{head} / stock", f"{one}_ratio", form, "-") for one, head in RATIOS.items()),
     ]
-    return measured.table(columns)
 
 
 def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
-    """A cell and the medians of all figures by contender."""
+    """A cell, the medians of all figures by contender, and these figures seed by seed."""
     names = dict.fromkeys(name for found in seeds for name in with_best_caps(found))
     told: dict[str, Any] = dict(cell)
     for name in names:
         mine = [with_best_caps(found).get(name) for found in seeds]
         some = [one for one in mine if one is not None]
         told[name] = {key: statistics.median(one[key] for one in some) for key in some[0]}
-    return told
+    return {**told, "by_seed": list(seeds)}
 
 
 def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:

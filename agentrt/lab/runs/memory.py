@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
 from agentrt.errors import ConfigError
@@ -18,10 +19,12 @@ from agentrt.lab.runs.machine import capacity_per_s
 from agentrt.lab.runs.rivals import CAP, Rival
 from agentrt.lab.runs.working_set import with_ample_memory
 from agentrt.lab.workloads.agents import with_tools
-from agentrt.lab.workloads.arrivals import poisson
-from agentrt.lab.workloads.generate import generate
+from agentrt.lab.workloads.arrivals import daily, poisson
+from agentrt.lab.workloads.generate import WORKLOADS, generate
+from agentrt.lab.workloads.held_out import HELD_OUT
 from agentrt.lab.workloads.replay import Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
+from agentrt.lab.workloads.traces import Trace, read_programs
 
 GPU = StepTimeModel()
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")
@@ -45,6 +48,7 @@ class Work:
     tokens: int = 8192
     blocks: int | None = None
     step_time: StepTimeModel = GPU
+    arrivals: Callable[[Sequence[ProgramShape], float, int], list[ProgramShape]] = poisson
 
 
 WORKS: Mapping[str, Work] = {
@@ -55,7 +59,21 @@ WORKS: Mapping[str, Work] = {
     "lats": Work("lats", 12, 2.0, 0.05, tokens=2048),
     "deep": Work("deep", 16, 2.0, 0.1, tokens=6000),
 }
-"""By the names of ``agentrt bench memory``; chat is the KV-bound one."""
+"""By the names of ``agentrt bench memory``, which runs these; chat is the KV-bound one."""
+RECORDED = "recorded"
+HELD_OUT_WORKS: Mapping[str, Work] = {
+    "long_coding": Work("long_coding", 20, 2.0, 0.3, tokens=20000),
+    "map_reduce_64": Work("map_reduce_64", 8, 2.0, 0.2),
+    "day": Work("day", 90, 1.2, 0.1, arrivals=daily),
+}
+"""Those that nothing is tuned on."""
+ALL_WORKS: Mapping[str, Work] = {
+    **WORKS,
+    "mixed": Work("mixed", 90, 2.0, scale=0.25, tokens=3072),
+    RECORDED: Work(RECORDED, 14, 1.5, 0.1, tokens=20000),
+    **HELD_OUT_WORKS,
+}
+"""All that may be asked for: ``mixed`` is the paper's, ``recorded`` draws from a trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +123,8 @@ class Memory:
 
     ``scale`` multiplies the tokens of programs, and the longest context that is taken; blocks of
     the KV cache have ``block_size`` of them.
-    ``trace`` are recorded programs, which take the place of those of ``coding``; their gaps are
-    in multiples of the median tool's.
+    ``trace`` are the programs that ``recorded`` draws from; their gaps are in multiples of the
+    median tool's.
     """
 
     step_time: StepTimeModel | None = None
@@ -114,36 +132,35 @@ class Memory:
     blocks: int | None = None
     count: int | None = None
     load: float | None = None
-    trace: Sequence[ProgramShape] | None = None
+    trace: Sequence[ProgramShape] = ()
     scale: float = 1.0
     block_size: int = BLOCK_SIZE
 
     def programs(self, cell: Cell, seed: int) -> list[ProgramShape]:
         """The programs of a cell, each at its time."""
-        work = WORKS[cell.workload]
+        work = ALL_WORKS[cell.workload]
         count = self.count or work.programs
-        scale = Scales(self.scale, self.scale)
-        if work.source == "coding" and self.trace is not None:
-            drawn = _drawn(self.trace, count, seed)
+        scale = Scales(work.scale * self.scale, work.scale * self.scale)
+        if work.source == RECORDED:
+            drawn = _drawn(self.trace, count, work.tokens, seed)
             made = [rescaled(one, replace(scale, gap=cell.tool_s), Counter()) for one in drawn]
         else:
-            scale = Scales(work.scale * self.scale, work.scale * self.scale)
-            made = generate(work.source, count, seed)
+            made = generate(work.source, count, seed, known={**WORKLOADS, **HELD_OUT})
             if scale != Scales():
                 made = [rescaled(one, scale, Counter()) for one in made]
             made = with_tools(made, cell.tool_s, seed)
         made = [Cut(tokens=self.longest(cell)).of(one) for one in made]
         per_s = capacity_per_s(made, self.slots, self.step_time or work.step_time)
-        return poisson(made, (self.load or work.load) * per_s, seed)
+        return work.arrivals(made, (self.load or work.load) * per_s, seed)
 
     def longest(self, cell: Cell) -> int:
         """The longest context that a cell's model takes, in tokens."""
-        return round(self.scale * WORKS[cell.workload].tokens)
+        return round(self.scale * ALL_WORKS[cell.workload].tokens)
 
     def make(self, cell: Cell, seed: int) -> Load:
         """The programs of a cell, and the engine whose KV cache holds a share of them."""
         programs = self.programs(cell, seed)
-        work, most, size = WORKS[cell.workload], self.longest(cell), self.block_size
+        work, most, size = ALL_WORKS[cell.workload], self.longest(cell), self.block_size
         least = most // size + 2
         options = VirtualOptions(self.slots, least, size, max_model_len=most)
         times = self.step_time or work.step_time
@@ -176,7 +193,25 @@ def figures(ran: Ran, ample: Ran) -> dict[str, float]:
     }
 
 
-def _drawn(trace: Sequence[ProgramShape], count: int, seed: int) -> list[ProgramShape]:
-    if count > len(trace):
-        raise ConfigError(f"the trace has {len(trace)} programs, {count} are asked for")
-    return Random(f"drawn/{seed}").sample(list(trace), count)
+TRACE_SCALE = 0.1
+_RECORDED_TOOL_S = 9.0
+"""The median tool of recorded coding agents, in seconds: gaps are read in multiples of it."""
+
+
+def recorded(path: Path, scale: float = TRACE_SCALE) -> Trace:
+    """The programs that ``recorded`` draws from, their tokens times ``scale``."""
+    return read_programs(
+        path, context_scale=scale, output_scale=scale, gap_scale=1 / _RECORDED_TOOL_S
+    )
+
+
+def _drawn(trace: Sequence[ProgramShape], count: int, tokens: int, seed: int) -> list[ProgramShape]:
+    """So many of a trace's programs whose first call fits."""
+    firsts = [(one, one.calls[0]) for one in trace]
+    fits = [one for one, call in firsts if call.prompt_tokens + call.output_tokens <= tokens]
+    if count > len(fits):
+        raise ConfigError(
+            f"the trace has {len(fits)} programs whose first call has at most {tokens} tokens, and "
+            f"{count} are asked for; give fewer --programs, or a smaller --trace-scale"
+        )
+    return Random(f"drawn/{seed}").sample(fits, count)

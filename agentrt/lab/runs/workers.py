@@ -5,18 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import connection
+from typing import TypeVar
 
 from agentrt.errors import EngineError
 from agentrt.executors.vllm.processes import interrupts_blocked
-from agentrt.lab.runs.grid import RunResult, RunSpec, do
+
+Spec = TypeVar("Spec")
+Result = TypeVar("Result")
 
 
-def run_all(specs: Sequence[RunSpec], jobs: int) -> Generator[RunResult]:
+def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> Generator[Result]:
     """Do the runs with ``jobs`` processes; each result comes as its run ends.
 
     Whoever stops listening (an error, Ctrl-C, ``close()``) ends the processes at once.

@@ -29,7 +29,8 @@ TOOLS = {"search": Tool(1.0, 0.5, 6), "shell": Tool(3.0, 0.8, 3), "build": Tool(
 def with_tools(programs: Sequence[ProgramShape], tool_s: float, seed: int) -> list[ProgramShape]:
     """The programs with a tool before each call that a tool's gap or none was drawn for.
 
-    The commonest tool takes ``tool_s`` seconds in the median; at 0 all answer at once.
+    The commonest tool takes ``tool_s`` seconds in the median; at 0 all answer at once. A tool that
+    has a name already takes ``tool_s`` times as long as it did.
     """
     rng = Random(f"tools/{seed}")
     return [
@@ -43,6 +44,8 @@ def _tool(call: CallShape, tool_s: float, rng: Random) -> CallShape:
     spread = rng.lognormvariate(0.0, TOOLS[name].spread)
     if not call.gap_s or call.human:
         return call
+    if call.tool:
+        return replace(call, gap_s=tool_s * call.gap_s)
     return replace(call, gap_s=tool_s * TOOLS[name].median * spread, tool=name)
 
 

@@ -1,4 +1,4 @@
-"""When programs arrive: Poisson, in bursts, or at once.
+"""When programs arrive: Poisson, in bursts, over a day, or at once.
 
 All return the programs with ``arrives_s`` set, in the order given.
 """
@@ -63,6 +63,31 @@ def bursts(
         for work in _unit_poisson(rng)
     )
     return _at(programs, times)
+
+
+SWING = 0.8
+"""How far a day's rate goes up and down, as a share of its mean."""
+
+
+def daily(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> list[ProgramShape]:
+    """Poisson arrivals whose rate swings once, from night to night; the mean is ``rate_per_s``.
+
+    The day is as long as all programs take to arrive on average.
+    """
+    _positive("a rate of arrival (programs/s)", rate_per_s)
+    day_s = len(programs) / rate_per_s
+    due = _unit_poisson(Random(f"daily/{seed}"))
+    return _at(programs, (day_s * _hour(work / len(programs)) for work in due))
+
+
+def _hour(due: float) -> float:
+    """When so many days' programs are due, in days: the inverse of a sine on a line, halved to."""
+    low, high = due - SWING, due + SWING
+    for _ in range(50):
+        middle = (low + high) / 2
+        early = middle - SWING / math.tau * math.sin(math.tau * middle) < due
+        low, high = (middle, high) if early else (low, middle)
+    return high
 
 
 def rate_for_load(

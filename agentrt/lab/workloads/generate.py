@@ -8,7 +8,7 @@ about 200 to 10,000 output tokens) and each has its own joins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from random import Random
@@ -250,26 +250,34 @@ WORKLOADS: Mapping[str, tuple[Generator, ...]] = {
 }
 
 
-def generate(name: str, n: int, seed: int, *, gaps: Gaps = _AS_IN_PAPER) -> list[ProgramShape]:
-    """``n`` programs of a workload, all arriving at 0.
+def generate(
+    name: str,
+    n: int,
+    seed: int,
+    *,
+    gaps: Gaps = _AS_IN_PAPER,
+    known: Mapping[str, tuple[Generator, ...]] = WORKLOADS,
+) -> list[ProgramShape]:
+    """``n`` programs of one of the ``known`` workloads, all arriving at 0.
 
     Program i of a seed is the same whatever ``n`` is. A workload of several types has
     them in equal shares (programs, not calls): each once, in random order, in every
     block of as many programs as there are types.
 
-    Raises `ConfigError` for a name that is not in `WORKLOADS`.
+    Raises `ConfigError` for a name that is not known.
     """
-    if name not in WORKLOADS:
-        near = get_close_matches(name, WORKLOADS, n=1)
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"no workload is named {name!r}: {meant}there are {', '.join(WORKLOADS)}")
+        raise ConfigError(f"no workload is named {name!r}: {meant}there are {', '.join(known)}")
     if n < 0:
         raise ConfigError(f"cannot make {n} programs: give a number from 0 up")
-    return [_program(name, seed, index, gaps) for index in range(n)]
+    return [_program(name, known[name], seed, index, gaps) for index in range(n)]
 
 
-def _program(name: str, seed: int, index: int, gaps: Gaps) -> ProgramShape:
-    makers = WORKLOADS[name]
+def _program(
+    name: str, makers: Sequence[Generator], seed: int, index: int, gaps: Gaps
+) -> ProgramShape:
     block, place = divmod(index, len(makers))
     order = Random(f"{name}/{seed}/block {block}").sample(makers, len(makers))
     rng = Random(f"{name}/{seed}/program {index}")

@@ -130,6 +130,7 @@ class ProgramBuilder:
         quotes: Sequence[int] = (),
         gap_s: float = 0.0,
         human: bool = False,
+        tool: str = "",
     ) -> int:
         """Add a call and return its index.
 
@@ -148,6 +149,7 @@ class ProgramBuilder:
                 node=node,
                 extends=extends,
                 human=human and gap_s > 0,
+                tool=tool,
             )
         )
         return len(self.calls) - 1

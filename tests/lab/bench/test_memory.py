@@ -277,11 +277,12 @@ def test_the_working_set_is_what_is_used_again() -> None:
     assert wanted == 210
 
 
-def test_recorded_programs_take_the_place_of_coding_agents() -> None:
+def test_recorded_programs_are_drawn_without_return() -> None:
     chain = (CallShape(1, 9), CallShape(1, 20, after=(0,), extends=0, gap_s=3.0))
     trace = [ProgramShape(f"p{n}", "t", chain) for n in range(9)]
-    drawn = Memory(count=5, trace=trace).programs(Cell("coding", 1.0, 0.1), 0)
+    drawn = Memory(count=5, trace=trace).programs(Cell("recorded", 1.0, 0.1), 0)
     assert len({program.program_id for program in drawn}) == 5
     assert [program.calls[1].gap_s for program in drawn] == pytest.approx([0.3] * 5)
-    with pytest.raises(ConfigError, match="the trace has 9 programs, 10 are asked for"):
-        Memory(count=10, trace=trace).programs(Cell("coding", 1.0, 0.1), 0)
+    long = replace(trace[0], program_id="long", calls=(CallShape(1, 20000),))
+    with pytest.raises(ConfigError, match=r"the trace has 9 programs whose .* and 10 are asked"):
+        Memory(count=10, trace=[*trace, long]).programs(Cell("recorded", 1.0, 0.1), 0)

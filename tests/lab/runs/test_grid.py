@@ -119,13 +119,13 @@ def test_an_unknown_workload_or_depth_is_refused() -> None:
 def test_processes_change_nothing_but_the_time() -> None:
     specs = small("fcfs", "atlas", loads=("0.9", "1.3"))
     alone, together = (
-        {result.spec: result.summary for result in run_all(specs, jobs)} for jobs in (1, 2)
+        {result.spec: result.summary for result in run_all(specs, jobs, do)} for jobs in (1, 2)
     )
     assert together == alone
 
 
 def test_who_stops_listening_stops_the_processes(tmp_path: Path) -> None:
-    results = run_all(small("fcfs", "atlas", loads=("0.8", "0.9", "1.0")), 2)
+    results = run_all(small("fcfs", "atlas", loads=("0.8", "0.9", "1.0")), 2, do)
     assert next(results).summary.programs == 20
     results.close()
     assert next(results, None) is None
@@ -134,7 +134,7 @@ def test_who_stops_listening_stops_the_processes(tmp_path: Path) -> None:
 def test_an_error_in_a_process_is_raised_here() -> None:
     bad = small("lifo", "lifo", loads=("0.8", "0.9"))
     with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
-        list(run_all(bad, 2))
+        list(run_all(bad, 2, do))
 
 
 # -- traces ----------------------------------------------------------------------------

@@ -22,6 +22,10 @@ BENCHMARKS = {
         "agentrt.lab.bench.paper:paper",
         "The paper's figures: load at equal latency, and more.",
     ),
+    "sensitivity": (
+        "agentrt.lab.bench.sensitivity:sensitivity",
+        "Each constant of the scheduler, at half and at twice.",
+    ),
 }
 _FLAGS = "agentrt.lab.bench.flags"
 """Under this name the context keeps what follows ``--``."""

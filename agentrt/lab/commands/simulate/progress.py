@@ -14,8 +14,8 @@ from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import end_now, taken
 from agentrt.cli.streams import say
 from agentrt.lab.reports.compare import Cell, cells
-from agentrt.lab.runs.grid import RunResult, RunSpec
-from agentrt.lab.runs.workers import run_all
+from agentrt.lab.runs.grid import RunResult, RunSpec, do
+from agentrt.lab.runs.workers import Result, Spec, run_all
 
 _PLAIN_EVERY_S = 10.0
 
@@ -25,16 +25,26 @@ def do_runs(
     jobs: int | None,
     keep: Callable[[RunResult], None] = lambda result: None,
 ) -> tuple[list[RunResult], StoppedError | None]:
+    """Do the runs of a grid as `do_all` does."""
+    return do_all(specs, jobs, do, keep)
+
+
+def do_all(
+    specs: Sequence[Spec],
+    jobs: int | None,
+    do: Callable[[Spec], Result],
+    keep: Callable[[Result], None] = lambda result: None,
+) -> tuple[list[Result], StoppedError | None]:
     """Do the runs, in one process per core by default. A signal ends them early: it comes with
     the results so far. Each of them is given to ``keep`` at once.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
-    done: list[RunResult] = []
+    done: list[Result] = []
     try:
         with (
             taken(_Raise()),
             _meter(len(specs)) as meter,
-            closing(run_all(specs, jobs)) as results,
+            closing(run_all(specs, jobs, do)) as results,
         ):
             for result in results:
                 done.append(result)

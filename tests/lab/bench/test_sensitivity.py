@@ -1,0 +1,92 @@
+"""``agentrt bench sensitivity``: a constant that counts, one that does not, and bad values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentrt.cli.app import call
+from agentrt.lab.bench import sensitivity
+from agentrt.lab.bench.sensitivity import Trial, run
+from agentrt.lab.runs.constants import Constant, constants
+from agentrt.lab.runs.memory import Cell
+from tests.cli.test_bad_input import check
+
+SMALL = Trial(Cell("map_reduce_64", 0.25, 0.2), 5000, 2, None)
+
+
+@pytest.mark.engine
+def test_another_value_is_another_decision_for_this_run_only() -> None:
+    """Of all constants at least one counts in a tiny run, and none is left changed."""
+    _, as_it_is = run(SMALL)
+    found = [one for one in constants() if one.times(2.0) != one.value]
+    for one in found:
+        _, changed = run(replace(SMALL, constant=one, factor=2.0))
+        if changed != as_it_is:
+            break
+    else:
+        pytest.fail("no constant counts")
+    assert run(SMALL)[1] == as_it_is
+
+
+@pytest.mark.engine
+def test_a_table_of_half_and_twice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gain of a fake rule: what it makes of a run is what the table says."""
+    few = [Constant("GAIN", "m", 4.0), Constant("ONE", "m", 1), Constant("BAD", "m", 0.5)]
+
+    def made(trial: Trial) -> tuple[Trial, Any]:
+        one = trial.constant
+        if one is not None and one.name == "BAD" and trial.factor == 2:
+            return trial, None
+        gain = trial.factor if one == few[0] and trial.cell.workload == "day" else 1.0
+        return trial, {"ms_per_token": gain, "mean_s": 5.0, "p99_s": 1.0 + trial.seed * gain}
+
+    monkeypatch.setattr(sensitivity, "constants", lambda: few)
+    monkeypatch.setattr(sensitivity, "run", made)
+    assert call(["bench", "sensitivity", "--jobs", "1", "--json"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    cells = {row[0]: row[1:] for line in lines[2:] for row in [_cells(line)]}
+    assert cells["GAIN"][2:] == [
+        *("1.00 long_coding", "1.00 long_coding", "1.00 long_coding"),
+        *("2.00 day", "1.00 long_coding", "2.00 day"),
+    ]
+    assert cells["ONE"][2:] == ["-", "-", "-", "=", "=", "="]
+    assert cells["BAD"][2:] == ["=", "=", "=", "fails", "fails", "fails"]
+    half, *_ = json.loads(last)["constants"]
+    assert (half["name"], half["factor"], half["ratios"]["day"]["ms_per_token"]) == (
+        "GAIN",
+        0.5,
+        0.5,
+    )
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.engine
+def test_a_value_that_makes_no_sense_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = Constant("NO_SUCH_NAME", "agentrt.scheduler.config", 4.0)
+    trial = replace(SMALL, constant=missing, factor=2.0)
+    assert run(trial) == (trial, None)
+    assert "NO_SUCH_NAME times 2 on map_reduce_64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (
+            ["--constant", "NO_SUCH"],
+            ["no constant of the scheduler is named 'NO_SUCH'", "there are"],
+        ),
+        (["--workload", "chart"], ["no workload is named 'chart'", "long_coding"]),
+        (["--workload", "recorded"], ["--workload recorded: say what was recorded", "--trace"]),
+    ],
+)
+def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    check(capsys, call(["bench", "sensitivity", *args]), *words)
