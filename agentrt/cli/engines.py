@@ -20,7 +20,7 @@ from agentrt.cli.options import DEFAULT_ROUTER
 from agentrt.cli.traces import FLAG
 from agentrt.cli.values import read_quanta
 from agentrt.errors import ConfigError, ModelLoadError, UsageError
-from agentrt.executors import memory
+from agentrt.executors import history as history_file
 from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas import ReplicaSet, RestartedEngine
 from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
@@ -29,7 +29,7 @@ from agentrt.executors.vllm.footprint import check_memory, footprint, free_memor
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.router import make_router
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies import policy_class
+from agentrt.scheduler.policies import check_settings, policy_class
 
 SLOWER = (
     "transformers computes one call at a time: it is slower than vLLM, the more so the more calls "
@@ -161,7 +161,11 @@ def _warm(history: str | None, options: EngineOptions) -> EngineOptions:
     # A file that was sound at the start, and is not any more, does not keep an engine from
     # coming back.
     with contextlib.suppress(ConfigError):
-        return options if history is None else replace(options, learned=memory.read(Path(history)))
+        return (
+            options
+            if history is None
+            else replace(options, learned=history_file.read(Path(history)))
+        )
     return options
 
 
@@ -215,7 +219,8 @@ def engine_options(
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
     scheduler = SchedulerConfig.of_policy(policy, **settings)
-    _check_admission(scheduler.admission, options)
+    named = ("quanta", "beta", "lane", "admission_cap", "ttft_target")
+    check_settings(scheduler, [name for name in named if options[name] is not None])
     if options["history"] is not None:
         history = _history(options["history"], scheduler, options)
         scheduler = replace(scheduler, history=history)
@@ -238,14 +243,6 @@ def engine_options(
     )
 
 
-def _check_admission(admission: str, options: dict[str, Any]) -> None:
-    """Raise `UsageError` for an option of another way of admission."""
-    for name, needed in (("admission_cap", "cap"), ("ttft_target", "memory")):
-        if options[name] is not None and admission != needed:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is for --admission {needed}, which is {admission} now")
-
-
 def _history(path: Path, scheduler: SchedulerConfig, options: dict[str, Any]) -> str:
     policy, retention = scheduler.policy, scheduler.retention
     learns = policy_class(policy).learns
@@ -261,7 +258,7 @@ def _history(path: Path, scheduler: SchedulerConfig, options: dict[str, Any]) ->
             f"--history is for --policy adaptive and --retention cost; {policy} learns nothing, "
             f"and {retention} does not either"
         )
-    memory.read(path)
+    history_file.read(path)
     return str(path.resolve())
 
 

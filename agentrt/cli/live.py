@@ -39,13 +39,13 @@ class Queue:
     """Where the engine has each call: its level, and its place if it waits.
 
     ``levelled`` is False where levels are not numbered from Q1 on: one line, turns, or
-    expectations. ``lane`` are the calls in the lane for the oldest programs.
+    expectations. There, the ``promoted`` calls are in the lane for the oldest programs.
     """
 
     levels: Mapping[str, int]
     ahead: Mapping[str, int]
     levelled: bool = True
-    lane: frozenset[str] = frozenset()
+    promoted: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, snapshot: Mapping[str, Any]) -> Queue:
@@ -56,15 +56,15 @@ class Queue:
             levels={call["call_id"]: call.get("level", 0) for call in calls},
             ahead={call["call_id"]: call.get("ahead", 0) for call in waiting},
             levelled=snapshot.get("levelled", True),
-            lane=frozenset(call["call_id"] for call in calls if call.get("in_lane")),
+            promoted=frozenset(call["call_id"] for call in calls if call.get("promoted")),
         )
 
     def describe(self, call_id: str) -> str:
         """What a call does now, in words. Levels count from Q1, as in the paper."""
         if call_id not in self.levels:
             return "on its way"
-        level = f"Q{self.levels[call_id] + 1}" if self.levelled else ""
-        level = "lane" if call_id in self.lane else level
+        level = "lane" if call_id in self.promoted else ""
+        level = f"Q{self.levels[call_id] + 1}" if self.levelled else level
         if call_id not in self.ahead:
             return f"running, {level}" if level else "running"
         before = self.ahead[call_id]

@@ -193,7 +193,8 @@ scheduling_options = together(
     scheduling.text(
         "--beta",
         "X",
-        "Promote a call once its program waited X times as long as it was served; inf: never.",
+        "With atlas, plas or mlfq: promote a call once its program waited X times as long as it "
+        "was served; inf: never.  [default: 8]",
         type=float,
     ),
     scheduling.text(

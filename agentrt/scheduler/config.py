@@ -17,7 +17,7 @@ RETENTIONS = ("lru", "ttl", "cost")
 """What decides whose cached blocks go first: `agentrt.scheduler.retention`."""
 
 ADMISSIONS = ("off", "cap", "memory")
-"""What decides which programs may use the KV cache now: `agentrt.scheduler.admission`."""
+"""What decides which programs may use the KV cache now: `agentrt.scheduler.memory`."""
 
 DEFAULT_POLICY = "adaptive"
 """Of ``agentrt run`` and ``serve``. A bare vLLM, which hears of no tools and ends, has ATLAS."""
@@ -53,9 +53,7 @@ class SchedulerConfig:
 
     ``retention`` decides whose cached blocks go first when memory is short: ``lru`` is
     vLLM's own order, ``ttl`` protects a program's for ``retention_ttl`` seconds after its
-    last call, ``cost`` keeps those longest whose loss is expected to cost the most; under
-    it a call that would evict others waits for up to ``retention_patience`` seconds.
-
+    last call, ``cost`` keeps those longest whose loss is expected to cost the most;
     ``admission`` decides which programs' calls may run at all: with ``off`` those of all, with
     ``cap`` of ``admission_cap`` programs at a time, with ``memory`` of as many as fit into the
     KV cache with their contexts. Under ``memory`` a program that waits to come in for
@@ -78,7 +76,6 @@ class SchedulerConfig:
     history: str | None = None
     retention: str = "lru"
     retention_ttl: float = 30.0
-    retention_patience: float = 60.0
     admission: str = "off"
     admission_cap: int = 16
     ttft_target: float | None = None
@@ -104,7 +101,7 @@ class SchedulerConfig:
                 f"unknown retention {self.retention!r}; known: {', '.join(RETENTIONS)}"
             )
         self._check_admission()
-        for name in ("retention_ttl", "retention_patience", "stale_after_s"):
+        for name in ("retention_ttl", "stale_after_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive seconds, got {getattr(self, name)}")
 

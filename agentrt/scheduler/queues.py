@@ -1,43 +1,49 @@
-"""Algorithm 1 of Agentix: queue levels, quanta, demotion, promotion, and whom to preempt.
+"""Algorithm 1 of Agentix in one engine: queue levels, quanta, demotion, and whom to preempt.
 
-`LevelQueues` is the mechanism; a call's priority is the policy's answer. A call keeps its
-key, (level, order, sequence), while it runs, so that a preempted call comes back ahead of
-those that got the same priority after it. It is long because every operation keeps the same
-four structures in step: calls, levels, waiting calls and starvation.
+`LevelQueues` takes the events of an engine, once each, and says which call runs next. A call's
+priority is the policy's answer. A call keeps its key, (level, order, sequence), while it runs, so
+that a preempted call comes back ahead of those that got the same priority after it.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler.admission.base import Admission
-from agentrt.scheduler.call import Key, QueuedCall
+from agentrt.scheduler.call import CallState, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.events import Events
+from agentrt.scheduler.heap import Heap
+from agentrt.scheduler.memory import Capacity, make_admission
 from agentrt.scheduler.policies import make_policy
-from agentrt.scheduler.policies.adaptive.lane import CHARGED_EVERY_S, Lane
 from agentrt.scheduler.policies.base import Policy, Priority
-from agentrt.scheduler.starvation import Starvation
+from agentrt.scheduler.retention import SCANNED, BlockOwners
 from agentrt.scheduler.table import ProgramRow
-from agentrt.scheduler.victims import Room, choose_victims
 
 _EPSILON_S = 1e-9
-_SLACK = 64
-_REPRIORITIZED = 32
-"""How many of a program's waiting calls get a new priority when one of its calls ends."""
-LANE = Priority(-1_000_000_000, CHARGED_EVERY_S)
-"""That of the lane's calls: before all others, for as long as they run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What an engine says of its calls: KV blocks that one needs, and who is ``spared`` whatever
+    its priority. The default is an engine without memory limits.
+    """
+
+    blocks_needed: Callable[[QueuedCall], int] = lambda call: 0
+    spared: Callable[[QueuedCall], bool] = lambda call: False
 
 
 class LevelQueues:
     """The calls of one engine in levels, first come, first served within a level and order.
 
-    A call is *added* (ranked), *put* in the queue, *taken* and *started*, *charged* for
-    each engine step, perhaps *stopped* (preempted) and *put* back, and *removed*. A call
-    that was taken can also be put back, for an engine that looks and changes its mind.
+    A call *arrives* (it is ranked), is *put* in the queue, *taken*, *begins*, is *charged* for each
+    engine step, is perhaps *preempted* and put back, and is *removed*; `CallState` has the states.
+    A call that was taken can also be put back, for an engine that looks and changes its mind.
+
+    ``slots`` are those of the engine's batch. With a ``capacity`` of KV cache there are ``owners``
+    of its blocks, and an ``admission`` where the settings name one.
     """
 
     def __init__(
@@ -46,71 +52,117 @@ class LevelQueues:
         policy: Policy | None = None,
         *,
         slots: int = 0,
-        admission: Admission | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         self.config = config
-        self.admission = admission
         self.policy = make_policy(config) if policy is None else policy
-        self._heap: list[tuple[Key, QueuedCall]] = []
-        self._deferred: list[QueuedCall] = []
-        self._seqs = count(1)
-        self._waiting = 0
-        self._promoted_waiting = 0
-        self._starvation = Starvation(config.beta)
-        # An admission that has a line of its own lets in the oldest at the rate of its members.
-        lined = admission is not None and admission.lined
-        self._lane = Lane(config.lane if self.policy.lane and not lined else 0.0, slots)
-        self._by_program: dict[str, dict[str, QueuedCall]] = {}
+        self.learned = self.policy.learned
         self.calls: dict[str, QueuedCall] = {}
-
-    # -- the life of a call ------------------------------------------------------------
-
-    def add(
-        self,
-        call_id: str,
-        program: ProgramRow,
-        item: Any,
-        path_s: float | None,
-        now: float,
-        node: str = "",
-        prompt_tokens: int = 0,
-    ) -> QueuedCall:
-        """Rank a new call. It waits from now on, but still has to be `put` in the queue."""
-        if call_id in self.calls:
-            raise InvariantError(f"call {call_id} is queued already")
-        call = QueuedCall(
-            call_id, program, item, path_s, now, node, prompt_tokens, since=now, debt_since=now
+        keeps = config.retention == "cost" or config.admission == "memory"
+        self.learns = self.policy.learns or keeps
+        self.owners = BlockOwners(self.learned if keeps else None)
+        self.admission = (
+            None if capacity is None else make_admission(config, capacity, self.learned)
         )
-        self.calls[call_id] = call
-        if self.policy.follows_program:
-            self._by_program.setdefault(program.program_id, {})[call_id] = call
+        self._parts: list[Events] = [] if capacity is None else [self.owners]
+        if self.admission is not None:
+            self.admission.changed = lambda blocks: self.owners.changed(blocks)
+            self._parts.append(self.admission)
+        self._promoter = self.policy.promoter(slots)
+        self._waiting: Heap[QueuedCall] = Heap()
+        self._deferred: dict[QueuedCall, None] = {}
+        self._seqs = count(1)
+
+    # -- what happens ------------------------------------------------------------------
+
+    def call_arrived(self, call: QueuedCall, now: float) -> QueuedCall:
+        """Rank a new call. It waits from now on, but still has to be `put` in the queue."""
+        if call.call_id in self.calls:
+            raise InvariantError(f"call {call.call_id} is queued already")
+        call.since = call.arrived_at = now
+        call.program.member |= self.admission is None
+        self.calls[call.call_id] = call.program.queued[call.call_id] = call
         self._enter(call, self.policy.priority(call, now))
-        self._watch(call)
+        for part in self._parts:
+            part.call_arrived(call, now)
         return call
 
-    def start(self, call: QueuedCall, now: float) -> None:
+    def call_began(self, call: QueuedCall, now: float) -> None:
         """A call was taken and runs now."""
-        if call.since is None or call.queued:
-            raise InvariantError(f"call {call.call_id} starts but was not taken from its queue")
+        call.go(CallState.RUNNING)
+        assert call.since is not None
         call.waited_s += now - call.since
-        call.debt_waited_s += now - call.debt_since
         call.since, call.began_at = None, now
         call.gave_way_to = ""
         call.began_at_step = call.steps
-        if call.promoted:
-            self._settle_promotion(call)
+        if self._promoter is not None:
+            self._promoter.began(call, now)
+        for part in self._parts:
+            part.call_began(call, now)
         if call.preemptions == 0:
             self._reprioritize(self.policy.call_left(call), now)
 
-    def stop(self, call: QueuedCall, now: float, *, to_tail: bool = False) -> None:
-        """A running call was preempted, and has to be `put` back: at its turn, or ``to_tail``."""
-        if call.since is not None:
-            raise InvariantError(f"call {call.call_id} is preempted but does not run")
-        call.since = call.debt_since = now
+    def call_preempted(
+        self, call: QueuedCall, now: float, *, for_memory: bool = False, to_tail: bool = False
+    ) -> None:
+        """A running call stopped, and has to be `put` back: at its turn, or ``to_tail``."""
+        call.go(CallState.ASIDE)
+        call.since = now
         call.preemptions += 1
         if to_tail:
             call.key = (*call.key[:2], next(self._seqs))
-        self._watch(call)
+        for part in self._parts:
+            part.call_preempted(call, now, for_memory=for_memory)
+
+    def remove(self, call: QueuedCall, now: float) -> None:
+        """A call finished or was aborted, in whatever state."""
+        if self.calls.pop(call.call_id, None) is None:
+            return
+        self._leave_queue(call)
+        if call.since is not None:
+            call.waited_s += now - call.since
+            call.since = None
+            if call.steps == 0:
+                self._reprioritize(self.policy.call_left(call), now)
+        if self._promoter is not None:
+            self._promoter.left(call)
+        call.program.queued.pop(call.call_id, None)
+        call.go(CallState.ENDED)
+
+    def call_ended(self, call: QueuedCall, now: float) -> None:
+        """A removed call is in its program's row by now: its other calls' priorities follow."""
+        for part in self._parts:
+            part.call_ended(call, now)
+        if self._promoter is not None:
+            self._promoter.program_changed(call.program)
+        if self.policy.follows_program:
+            self._reprioritize(call.program.queued.values(), now)
+        if call.program.ended and not call.program.queued:
+            self.program_lost(call.program, now)  # what was noted of it since its end can go
+
+    def interrupt_began(self, row: ProgramRow, kind: str, name: str, now: float) -> None:
+        """A program waits for a ``tool`` of this name, or for a ``human``."""
+        for part in self._parts:
+            part.interrupt_began(row, kind, name, now)
+
+    def interrupt_ended(self, row: ProgramRow, kind: str, now: float) -> None:
+        """It was answered."""
+        for part in self._parts:
+            part.interrupt_ended(row, kind, now)
+
+    def program_ended(self, program: ProgramRow, now: float) -> None:
+        """A program ended: the policy may learn from it."""
+        for part in self._parts:
+            part.program_ended(program, now)
+        self.policy.program_ended(program, now)
+
+    def program_lost(self, program: ProgramRow, now: float) -> None:
+        """A program was dropped from the table without an end."""
+        for part in self._parts:
+            part.program_ended(program, now)
+        self.policy.program_lost(program)
+
+    # -- service -----------------------------------------------------------------------
 
     def charge(self, call: QueuedCall, seconds: float, now: float, steps: int = 1) -> bool:
         """A call ran for so many seconds, in one engine step or several. True if that moved it."""
@@ -119,160 +171,103 @@ class LevelQueues:
         call.steps += steps
         return self._charged(call, seconds, now)
 
-    def charge_step(self, call_ids: Iterable[str], seconds: float, now: float) -> list[QueuedCall]:
-        """`charge` for all calls in a step, written out since it is so frequent. Whom it moved."""
+    def charge_step(
+        self, call_ids: Iterable[str], seconds: float, now: float, tokens: int = 0
+    ) -> list[QueuedCall]:
+        """`charge` all calls of a step that computed so many ``tokens``. Those that it moved."""
         moved: list[QueuedCall] = []
-        levelled = self.policy.levelled
-        for call in map(self.calls.get, call_ids):
-            if call is None:
+        levelled, calls, charged = self.policy.levelled, self.calls, 0
+        for call_id in call_ids:
+            charged += 1
+            if (call := calls.get(call_id)) is None:
                 continue
             call.served_s = served = call.served_s + seconds
             call.program.attained_s += seconds
             call.steps += 1
             # Without levels there are no quanta, and nobody gives way.
+            spent = served >= call.quantum_ends_s - _EPSILON_S
             if (
                 levelled
-                and (
-                    served >= call.quantum_ends_s - _EPSILON_S
-                    or call.in_lane
-                    or call.since is not None
-                )
+                and (spent or call.promoted or call.since is not None)
                 and self._charged(call, seconds, now)
             ):
                 moved.append(call)
+        for part in self._parts:
+            part.stepped(seconds, tokens, charged)
         return moved
 
     def _charged(self, call: QueuedCall, seconds: float, now: float) -> bool:
         """What follows from a call's charge. True if its place changed."""
-        if call.in_lane:
-            self._lane.charge(seconds)
+        promoter = self._promoter
+        if promoter is not None:
+            promoter.charged(call, seconds)
         spent = call.served_s >= call.quantum_ends_s - _EPSILON_S
-        if spent and call.in_lane:
-            call.quantum_ends_s = call.served_s + LANE.quantum_s
+        if spent and promoter is not None and promoter.keeps and call.promoted:
+            call.quantum_ends_s = call.served_s + promoter.priority.quantum_s
+            spent = False
         elif spent:
             before = call.level
             self._enter(call, self.policy.on_quantum_expired(call, now))
             call.demotions += call.level > before
-        if call.since is not None:
-            # It was preempted with this step in flight: its deadline moved.
-            self._watch(call)
-        return spent and not call.in_lane
-
-    def remove(self, call: QueuedCall, now: float) -> None:
-        """A call finished or was aborted, in whatever state."""
-        if self.calls.pop(call.call_id, None) is None:
-            return
-        if call.since is not None:
-            call.waited_s += now - call.since
-            call.since = None
-            if call.steps == 0:
-                self._reprioritize(self.policy.call_left(call), now)
-        if call.promoted:
-            self._settle_promotion(call)
-        if call.in_lane:
-            self._lane.leave(call)
-        self.discard(call)
-        self._starvation.forget(call)
-        self._by_program.get(call.program.program_id, {}).pop(call.call_id, None)
-
-    def call_ended(self, call: QueuedCall, now: float) -> None:
-        """A removed call is in its program's row by now: its other calls' priorities follow."""
-        self._starvation.refresh(call.program)
-        self._reprioritize(self._by_program.get(call.program.program_id, {}).values(), now)
-
-    def program_ended(self, program: ProgramRow, now: float) -> None:
-        """A program ended: the policy may learn from it."""
-        self._by_program.pop(program.program_id, None)
-        self.policy.program_ended(program, now)
-
-    def program_lost(self, program: ProgramRow) -> None:
-        """A program was dropped from the table without an end."""
-        self._by_program.pop(program.program_id, None)
-        self.policy.program_lost(program)
+        if call.since is not None:  # it was preempted with this step in flight
+            self._waits(call)
+        return spent
 
     # -- the waiting calls, in order ---------------------------------------------------
 
     def __len__(self) -> int:
-        """How many calls wait, the deferred ones included."""
-        return self._waiting
+        """How many calls wait, the deferred ones and those outside included."""
+        outside = 0 if self.admission is None else self.admission.calls_outside
+        return len(self._waiting) + len(self._deferred) + outside
 
     def head(self) -> QueuedCall | None:
         """The call that should run next, or None."""
-        heap = self._heap
-        while heap:
-            key, call = heap[0]  # `_is_current`, written out since it is so frequent
-            if call.queued and key is call.key and not (call.deferred or call.held):
-                return call
-            heapq.heappop(heap)
-        return None
+        return self._waiting.first()
 
     def take(self) -> QueuedCall:
         """Take the head out, to start it or to put it back."""
         call = self.head()
         if call is None:
             raise InvariantError("no call waits")
-        heapq.heappop(self._heap)
-        call.queued = False
-        self._waiting -= 1
-        self._tidy()
+        self._leave_queue(call)
         return call
 
-    def put(self, call: QueuedCall, *, deferred: bool = False, held: bool = False) -> None:
-        """Queue a waiting call by its priority.
-
-        ``deferred``, it is counted but not offered; ``held``, not before its program may come in.
-        """
-        if call.queued:
-            raise InvariantError(f"call {call.call_id} is queued twice")
-        call.queued, call.held = True, held
-        self._waiting += 1
+    def put(self, call: QueuedCall, *, deferred: bool = False) -> None:
+        """Queue a waiting call by its priority; ``deferred``, only from when it is `release`d."""
         if deferred:
-            call.deferred = True
-            self._deferred.append(call)
-        else:
+            call.go(CallState.DEFERRED)
+            self._deferred[call] = None
+            self._waits(call)
+        elif self.admission is None or self.admission.goes_on(call):
             self._offer(call)
-        self._lane.line_up(call)
+        else:
+            call.go(CallState.OUTSIDE)
+            self.admission.wait(call)
 
     def defer(self) -> None:
-        """Offer the head no longer, until it is `release`d. It is there: somebody has looked."""
-        call = heapq.heappop(self._heap)[1]
-        call.deferred = True
-        self._deferred.append(call)
+        """Offer the head no longer, until it is `release`d."""
+        self.put(self.take(), deferred=True)
 
     def discard(self, call: QueuedCall) -> bool:
         """Take a call out of the queue wherever it stands; False if it was not in it."""
         if not call.queued:
             return False
-        call.queued = False
-        self._waiting -= 1
-        if call.deferred:
-            call.deferred = False
-            self._deferred.remove(call)
-        if call.held and self.admission is not None:
-            self.admission.leave(call)
-        self._tidy()
+        self._leave_queue(call)
         return True
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> None:
-        """Offer the deferred calls that are ``ready``."""
-        if not self._deferred:
-            return
-        deferred, self._deferred = self._deferred, []
-        for call in deferred:
-            if ready(call):
-                call.deferred = False
-                self._offer(call)
-            else:
-                self._deferred.append(call)
+        """Put the deferred calls that are ``ready`` where they belong."""
+        for call in [call for call in self._deferred if ready(call)]:
+            self._leave_queue(call)
+            self.put(call)
 
     def let_in(self, now: float, running: int) -> None:
-        """Offer the calls of the programs that may come in; so many are ``running`` already."""
+        """Put the calls of programs that may come in in the queue, beside so many ``running``."""
         if (admission := self.admission) is None:
             return
-        while calls := admission.let_in(now, running + self._inside(admission)):
+        while calls := admission.let_in(now, running + len(self._waiting)):
             for call in calls:
-                if not call.deferred:
-                    self._offer(call)
+                self._offer(call)
 
     def in_order(self) -> list[QueuedCall]:
         """All waiting calls, best first. O(n log n): for people and tests."""
@@ -281,68 +276,71 @@ class LevelQueues:
     # -- anti-starvation and preemption ------------------------------------------------
 
     def promote(self, now: float) -> list[QueuedCall]:
-        """Move starved calls to Q_1, those that starve longest first (Alg. 1, lines 24-30).
-
-        And admit to the lane those that it has room for.
-        """
+        """Move up those calls that waited too long, by the rule that goes with the policy."""
+        if (promoter := self._promoter) is None:
+            return []
         promoted = []
-        while (call := self._lane.admit(now)) is not None:
-            self._enter(call, LANE)
-            promoted.append(call)
-        while self._promoted_waiting < self.config.max_promoted:
-            call = self._starvation.pop_starved(now)
-            if call is None:
-                break
-            call.promoted_at_s, call.debt_waited_s = call.served_s, 0.0
-            call.debt_since = now
-            call.promotions += 1
+        while (call := promoter.promote(now)) is not None:
             call.promoted = True
-            self._promoted_waiting += 1
-            self._enter(call, Priority(0, self.config.level_quanta[0]))
+            call.promotions += 1
+            self._enter(call, promoter.priority)
             promoted.append(call)
         return promoted
 
     def next_promotion(self, now: float) -> float | None:
         """When `promote` will next have something to do, if nothing happens till then; or None."""
-        moments = [self._lane.next_moment(now)]
-        if self._promoted_waiting < self.config.max_promoted:
-            moments.append(self._starvation.next_moment())
-        return min((moment for moment in moments if moment is not None), default=None)
+        return None if self._promoter is None else self._promoter.next_moment(now)
 
     def victims(
         self, running: Sequence[QueuedCall], free_slots: int, free_blocks: int, room: Room
     ) -> list[QueuedCall]:
         """Which running calls to preempt so that better waiting calls run in this step.
 
-        ``running`` is sorted by key, the worst last; `choose_victims` has the rules.
+        ``running`` is sorted by key, the worst last. Only a call of a strictly worse level gives
+        way, and never one that hysteresis protects or the engine spares. It gives up its slot of
+        the batch, and never its memory: a waiting call that does not fit into the ``free_blocks``
+        waits until it does, since what is evicted has to be computed again, which delays all
+        others too. No more than ``max_preemptions_per_step`` are chosen.
         """
-        head = self.head()
-        if not self.config.preemption or head is None or not running:
-            return []
-        if head.level >= running[-1].level:
-            return []
-        seen: list[tuple[Key, QueuedCall]] = []
-        try:
-            heads = self._heads(seen)
-            return choose_victims(heads, running, free_slots, free_blocks, room, self.config)
-        finally:
-            for entry in seen:
-                heapq.heappush(self._heap, entry)
+        config, victims = self.config, list[QueuedCall]()
+        if not (config.preemption and running):
+            return victims
+        pool = (
+            call
+            for call in reversed(running)
+            if call.residency_steps >= config.min_residency_steps and not room.spared(call)
+        )
+        for head in self._waiting.in_order():
+            if len(victims) >= config.max_preemptions_per_step or head.level >= running[-1].level:
+                break
+            free_blocks -= room.blocks_needed(head)
+            if free_blocks < 0:
+                break
+            if free_slots > 0:
+                free_slots -= 1
+                continue
+            victim = next(pool, None)
+            if victim is None or victim.level <= head.level:
+                break
+            victims.append(victim)
+        return victims
 
     def check_integrity(self) -> None:
         """For tests. Raises `InvariantError` on a state that must not be."""
-        queued = [c for c in self.calls.values() if c.queued]
-        if len(queued) != self._waiting:
-            raise InvariantError(f"{self._waiting} calls counted as waiting, {len(queued)} are")
-        offered = {id(entry[1]) for entry in self._heap if _is_current(entry)}
-        for call in queued:
-            if call.since is None:
-                raise InvariantError(f"call {call.call_id} runs and is queued")
-            if not (call.deferred or call.held) and id(call) not in offered:
-                raise InvariantError(f"call {call.call_id} waits but is not offered")
-        if self._promoted_waiting != sum(c.promoted for c in self.calls.values()):
-            raise InvariantError("promoted calls are miscounted")
-        self._starvation.check_integrity(self.calls)
+        for call in self.calls.values():
+            waits = call in self._waiting, call in self._deferred
+            if waits != (call.state is CallState.WAITING, call.state is CallState.DEFERRED):
+                raise InvariantError(f"call {call.call_id} is {call.state.value}, queued {waits}")
+            if (call.since is None) != (call.state is CallState.RUNNING):
+                raise InvariantError(
+                    f"call {call.call_id} is {call.state.value} since {call.since}"
+                )
+            if call.program.queued.get(call.call_id) is not call:
+                raise InvariantError(f"call {call.call_id} is not among its program's calls")
+        if len(self) != sum(call.queued for call in self.calls.values()):
+            raise InvariantError(f"{len(self)} calls are counted as waiting")
+        if self._promoter is not None:
+            self._promoter.check_integrity(self.calls)
 
     # -- inside ------------------------------------------------------------------------
 
@@ -350,51 +348,39 @@ class LevelQueues:
         call.level, quantum_s, order = priority
         call.key = (call.level, order, next(self._seqs))
         call.quantum_ends_s = call.served_s + quantum_s
-        if call.queued and not call.deferred:
-            self._offer(call)
-
-    def _offer(self, call: QueuedCall) -> None:
-        """Put a waiting call into the heap, by its key, or among those outside."""
-        if call.held and self.admission is not None:
+        if call.state is CallState.WAITING:
+            self._waiting.put(call, call.key)
+        elif call.state is CallState.OUTSIDE and self.admission is not None:
             self.admission.wait(call)
-        else:
-            heapq.heappush(self._heap, (call.key, call))
-            self._tidy()
 
-    def _tidy(self) -> None:
-        """Drop what is out of date once it outweighs what waits: it holds on to ended calls."""
-        if len(self._heap) > 2 * self._waiting + _SLACK:
-            self._heap = [entry for entry in self._heap if _is_current(entry)]
-            heapq.heapify(self._heap)
-        self._lane.tidy(self._waiting)
+    def _leave_queue(self, call: QueuedCall) -> None:
+        if call.state is CallState.WAITING:
+            self._waiting.discard(call)
+        elif call.state is CallState.DEFERRED:
+            del self._deferred[call]
+        elif call.state is CallState.OUTSIDE and self.admission is not None:
+            self.admission.leave(call)
+        else:
+            return
+        call.go(CallState.ASIDE)
 
     def _reprioritize(self, calls: Iterable[QueuedCall], now: float) -> None:
-        movable = (c for c in calls if c.since is not None and not (c.promoted or c.in_lane))
-        for call in islice(movable, _REPRIORITIZED):
+        # Of simulated replicas, all have the program's one record: the others' calls are not here.
+        movable = (
+            call
+            for call in calls
+            if call.since is not None and not call.promoted and call.call_id in self.calls
+        )
+        for call in islice(movable, SCANNED):
             priority = self.policy.priority(call, now)
             if (priority.level, priority.order) != (call.level, call.order):
                 self._enter(call, priority)
 
-    def _watch(self, call: QueuedCall) -> None:
-        # A call in Q_1 cannot be promoted any further.
-        if call.level > 0 and self.policy.starving:
-            self._starvation.watch(call)
+    def _offer(self, call: QueuedCall) -> None:
+        call.go(CallState.WAITING)
+        self._waiting.put(call, call.key)
+        self._waits(call)
 
-    def _inside(self, admission: Admission) -> int:
-        return 0 if self.head() is None else self._waiting - admission.held
-
-    def _settle_promotion(self, call: QueuedCall) -> None:
-        call.promoted = False
-        self._promoted_waiting -= 1
-
-    def _heads(self, seen: list[tuple[Key, QueuedCall]]) -> Iterator[QueuedCall]:
-        """The waiting calls best first; entries of those ``seen`` are taken out of the heap."""
-        while (call := self.head()) is not None:
-            seen.append(heapq.heappop(self._heap))
-            yield call
-
-
-def _is_current(entry: tuple[Key, QueuedCall]) -> bool:
-    """Whether a heap's entry still stands for its call: a call has another key once it moved."""
-    key, call = entry
-    return call.queued and key is call.key and not (call.deferred or call.held)
+    def _waits(self, call: QueuedCall) -> None:
+        if self._promoter is not None:
+            self._promoter.waits(call)

@@ -1,4 +1,4 @@
-"""Which waiting call starves first, found without looking at the others.
+"""Anti-starvation as the paper has it: which waiting call starves first, without a look at others.
 
 A call starves when its program's waiting over service, (W_p + W_c) / (T_p + T_c),
 reaches beta (Agentix, §4.2.2). While a call waits, all but W_c stand still, so the
@@ -9,119 +9,122 @@ program's. Hence a heap of ``born`` per program, and one heap of programs by mom
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from agentrt.errors import InvariantError
+from agentrt.scheduler.call import QueuedCall
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.heap import Heap
+from agentrt.scheduler.policies.base import Priority
+from agentrt.scheduler.promotion import Promoter
 from agentrt.scheduler.table import ProgramRow
-
-if TYPE_CHECKING:
-    from agentrt.scheduler.call import QueuedCall
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
-    """A program's waiting calls by ``born``; ``stamp`` marks its newest entry above."""
+class _Debt:
+    """A call's waiting and service since its last promotion.
 
-    program: ProgramRow
-    calls: list[tuple[float, int, QueuedCall]] = field(default_factory=list)
-    stamp: int = 0
+    The paper resets the call's times on promotion, and would then lose that service from the
+    program's total.
+    """
+
+    since: float
+    waited_s: float = 0.0
+    promoted_at_s: float = 0.0
+    """``served_s`` at its last promotion."""
 
 
-class Starvation:
-    """Deadlines of waiting calls below Q_1. Every step is O(log n), amortised."""
+class Starvation(Promoter):
+    """Promotes starved calls to Q_1, those that starve longest first (Alg. 1, lines 24-30).
 
-    def __init__(self, beta: float) -> None:
-        self._beta = beta
-        self._watches: dict[str, _Watch] = {}
-        self._moments: list[tuple[float, int, _Watch]] = []
-        self._stamps = 0
+    At most ``max_promoted`` promoted calls wait at one time.
+    """
 
-    def watch(self, call: QueuedCall) -> None:
-        """A call began to wait below Q_1."""
-        if math.isinf(self._beta):
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.priority = Priority(0, config.level_quanta[0])
+        self._beta = config.beta
+        self._most = config.max_promoted
+        self._promoted: set[QueuedCall] = set()
+        self._debts: dict[QueuedCall, _Debt] = {}
+        self._watched: dict[ProgramRow, Heap[QueuedCall]] = {}
+        """The waiting calls below Q_1 by ``born``, for each program."""
+        self._programs: Heap[ProgramRow] = Heap()
+
+    def waits(self, call: QueuedCall) -> None:
+        if math.isinf(self._beta) or call.since is None:
             return
-        watch = self._watches.get(call.program.program_id)
-        if watch is None:
-            watch = self._watches[call.program.program_id] = _Watch(call.program)
-        self._stamps += 1
-        first = watch.calls[0][0] if watch.calls else math.inf
-        born = self._born(call)
-        heapq.heappush(watch.calls, (born, self._stamps, call))
-        if born < first:
-            self._file(watch)
+        debt = self._debts.setdefault(call, _Debt(call.since))
+        debt.since = max(debt.since, call.since)
+        if call.level > 0:  # one in Q_1 cannot be promoted any further
+            served_s = call.served_s - debt.promoted_at_s
+            born = debt.since - debt.waited_s + self._beta * served_s
+            self._watched.setdefault(call.program, Heap()).put(call, born)
+            self._file(call.program)
+        else:
+            self._unwatch(call)
 
-    def refresh(self, program: ProgramRow) -> None:
-        """A program's own service or waiting changed."""
-        watch = self._watches.get(program.program_id)
-        if watch is not None:
-            self._file(watch)
+    def began(self, call: QueuedCall, now: float) -> None:
+        if (debt := self._debts.get(call)) is not None:
+            debt.waited_s += now - debt.since
+        self._settle(call)
+        self._unwatch(call)
 
-    def forget(self, call: QueuedCall) -> None:
-        """A call is gone. Its entries fall out when they come up."""
-        watch = self._watches.get(call.program.program_id)
-        if watch is not None:
-            self._prune(watch)
+    def left(self, call: QueuedCall) -> None:
+        self._debts.pop(call, None)
+        self._settle(call)
+        self._unwatch(call)
 
-    def pop_starved(self, now: float) -> QueuedCall | None:
-        """Take out the call that has starved longest at ``now``, or None."""
-        moments = self._moments
-        while moments and (moments[0][0] <= now or moments[0][1] != moments[0][2].stamp):
-            moment, stamp, watch = heapq.heappop(moments)
-            if stamp != watch.stamp:
-                continue
-            self._prune(watch)
-            if not watch.calls:
-                continue
-            if self._moment(watch) > moment:
-                # The call that the moment was filed for runs or is gone: look at the next one.
-                self._file(watch)
-                continue
-            call = heapq.heappop(watch.calls)[2]
-            self._prune(watch)
-            if watch.calls:
-                self._file(watch)
-            return call
-        return None
+    def program_changed(self, program: ProgramRow) -> None:
+        self._file(program)
 
-    def next_moment(self) -> float | None:
-        """When the first waiting call starves if nothing happens till then, or None."""
-        moments = self._moments
-        while moments and moments[0][1] != moments[0][2].stamp:
-            heapq.heappop(moments)
-        return moments[0][0] if moments else None
+    def promote(self, now: float) -> QueuedCall | None:
+        moment = self._programs.first_key()
+        if len(self._promoted) >= self._most or moment is None or moment > now:
+            return None
+        program = self._programs.first()
+        assert program is not None
+        call = self._watched[program].first()
+        assert call is not None
+        self._unwatch(call)
+        debt = self._debts[call]
+        debt.promoted_at_s, debt.waited_s, debt.since = call.served_s, 0.0, now
+        self._promoted.add(call)
+        return call
+
+    def next_moment(self, now: float) -> float | None:
+        if len(self._promoted) >= self._most:
+            return None
+        moment: float | None = self._programs.first_key()
+        return moment
 
     def check_integrity(self, calls: Mapping[str, QueuedCall]) -> None:
-        """For tests: every watched entry that counts belongs to a live call's program."""
-        for program_id, watch in self._watches.items():
-            for born, _, call in watch.calls:
-                if self._counts(born, call) and call.call_id not in calls:
-                    raise InvariantError(f"call {call.call_id} of {program_id} is gone but watched")
+        for heap in self._watched.values():
+            for call in heap:
+                if call.call_id not in calls or call.since is None or call.level == 0:
+                    raise InvariantError(f"call {call.call_id} does not starve but is watched")
+        for call in self._promoted:
+            if call.call_id not in calls or not call.promoted:
+                raise InvariantError(f"call {call.call_id} is not promoted but counted")
 
-    def _born(self, call: QueuedCall) -> float:
-        return call.debt_since - call.debt_waited_s + self._beta * call.debt_served_s
+    def _settle(self, call: QueuedCall) -> None:
+        self._promoted.discard(call)
+        call.promoted = False
 
-    def _moment(self, watch: _Watch) -> float:
-        program = watch.program
-        return watch.calls[0][0] + self._beta * program.service_s - program.waiting_s
+    def _unwatch(self, call: QueuedCall) -> None:
+        heap = self._watched.get(call.program)
+        if heap is not None and heap.discard(call):
+            self._file(call.program)
 
-    def _file(self, watch: _Watch) -> None:
-        self._prune(watch)
-        if watch.calls:
-            self._stamps += 1
-            watch.stamp = self._stamps
-            heapq.heappush(self._moments, (self._moment(watch), watch.stamp, watch))
-
-    def _prune(self, watch: _Watch) -> None:
-        while watch.calls and not self._counts(watch.calls[0][0], watch.calls[0][2]):
-            heapq.heappop(watch.calls)
-        if not watch.calls:
-            watch.stamp = 0
-            self._watches.pop(watch.program.program_id, None)
-
-    def _counts(self, born: float, call: QueuedCall) -> bool:
-        # An entry is out of date once its call runs, rose to Q_1, or waits anew.
-        return call.since is not None and call.level > 0 and self._born(call) == born
+    def _file(self, program: ProgramRow) -> None:
+        """Note when the first of a program's calls starves."""
+        heap = self._watched.get(program)
+        if heap is None:
+            return
+        if not heap:
+            del self._watched[program]
+            self._programs.discard(program)
+            return
+        moment = heap.first_key() + self._beta * program.service_s - program.waiting_s
+        self._programs.put(program, moment)

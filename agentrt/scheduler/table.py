@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from agentrt.errors import InvariantError
 from agentrt.request import Usage
+
+if TYPE_CHECKING:
+    from agentrt.scheduler.call import QueuedCall
+    from agentrt.scheduler.retention import CachedBlocks
 
 
 class ProgramState(StrEnum):
@@ -28,7 +32,7 @@ class ProgramState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class ProgramRow:
-    """One program's metrics.
+    """The one record of a program: what it had, what it does, and its part of the KV cache.
 
     ``service_s`` is the sum of its completed calls' service (PLAS), ``attained_s`` that
     of its running calls too, as far as this engine charged them; ``path_s`` the
@@ -36,6 +40,14 @@ class ProgramRow:
     time in the engine's queue. ``calls`` are its active calls (threads), each with its
     arrival time. ``size_hint`` is somebody's guess of its size, in a unit that is the
     same for all programs of its type.
+
+    The rest is known in an engine core only. A ``lone`` one is a request without a program.
+    ``queued`` are its calls in this engine, ``cached``
+    its blocks in the prefix cache. Under admission
+    ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context that it comes
+    back for, of which all programs of its type share the first ``shared_tokens``, and for its
+    calls. A ``member`` may use the cache; one that ``returned`` was a member before; ``served_s``
+    is what it had attained when it last came in; ``oldest`` says that it came in for its age.
     """
 
     program_id: str
@@ -57,6 +69,24 @@ class ProgramRow:
     last_completion: float = 0.0
     finished_calls: int = 0
     usage: Usage = field(default_factory=Usage)
+    ended: bool = False
+
+    lone: bool = False
+    queued: dict[str, QueuedCall] = field(default_factory=dict, repr=False)
+    cached: CachedBlocks | None = None
+    context_tokens: int = 0
+    shared_tokens: int = 0
+    claim: int = 0
+    in_use: int = 0
+    member: bool = False
+    returned: bool = False
+    oldest: bool = False
+    served_s: float = 0.0
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Its tenant and type: what is learned of others like it."""
+        return self.tenant, self.type
 
     @property
     def last_heard(self) -> float:
@@ -142,7 +172,10 @@ class ProcessTable:
 
     def end_program(self, program_id: str) -> ProgramRow | None:
         """Drop a program's row, whatever its state. Idempotent."""
-        return self._rows.pop(program_id, None)
+        row = self._rows.pop(program_id, None)
+        if row is not None:
+            row.ended = True
+        return row
 
     def call_arrived(self, row: ProgramRow, call_id: str, now: float) -> None:
         """A call of the program was emitted."""
@@ -207,13 +240,18 @@ class ProcessTable:
         row.path_s = max(row.path_s, path_s)
         row.waiting_s = max(row.waiting_s, waiting_s)
 
-    def stale(self, now: float, stale_after_s: float) -> list[ProgramRow]:
-        """Rows with nothing active that were not heard of for ``stale_after_s``; cheap."""
+    def stale(
+        self, now: float, stale_after_s: float, *, in_tools: bool = False
+    ) -> list[ProgramRow]:
+        """Rows with nothing active that were not heard of for ``stale_after_s``; cheap.
+
+        With ``in_tools`` those too that wait for a tool, a human or an event.
+        """
         found: list[ProgramRow] = []
         for row in self._rows.values():
             if now - row.last_heard < stale_after_s:
                 break
-            if not (row.calls or row.tools or row.humans or row.events):
+            if not (row.calls or (not in_tools and (row.tools or row.humans or row.events))):
                 found.append(row)
         return found
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, FrontSetup, Notification, Progress
+from agentrt.executors.history import HistoryFile
 from agentrt.executors.info import ExecutorInfo, not_served
-from agentrt.executors.memory import Memory
 from agentrt.executors.replicas.output import CallOutput
 from agentrt.executors.replicas.replica import (
     UP,
@@ -76,7 +76,8 @@ class ReplicaSet(Executor):
             self.routing.join(replica)
         self._ready_timeout_s = ready_timeout_s
         self._where: dict[str, Replica] = {}
-        self._memory = Memory(make_policy(settings), settings.history, notice)
+        policy = make_policy(settings)
+        self._history = HistoryFile(policy, settings.history, learns=policy.learns, warn=notice)
         self._supervisor = Supervisor(
             self.replicas,
             health or Health(),
@@ -101,7 +102,7 @@ class ReplicaSet(Executor):
         await self._supervisor.start(progress)
 
     async def close(self) -> None:
-        self._memory.save()
+        self._history.save()
         try:
             await self.routing.close()
         finally:
@@ -256,7 +257,7 @@ class ReplicaSet(Executor):
                     await scope.run(partial(engine.end_program, program_id, totals))
         finally:
             if totals is not None:
-                self._memory.learn(totals)
+                self._history.learn(totals)
 
     def _that_ran(self, program_id: str) -> list[Replica]:
         return [r for r in self.replicas if program_id in r.programs and r.state in UP]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from agentrt import tracking
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Executor, Notification
-from agentrt.executors.memory import Learned
 from agentrt.executors.outbox import Outbox
 from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.request import CallReport
@@ -60,7 +59,7 @@ class CoreClient(Executor):
         if self._scheduling.retention != "lru" or self._scheduling.admission != "off":
             self._notes.post(note)
 
-    async def know(self, learned: Learned) -> None:
+    async def know(self, learned: dict[str, Any]) -> None:
         """Replace what policy and retention have learned."""
         await self._control("know", learned)
 

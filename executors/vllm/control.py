@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from agentrt.errors import ConfigError
-from agentrt.executors.memory import Memory
+from agentrt.executors.history import HistoryFile
 from agentrt.executors.vllm._compat.grammars import prepare
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.scheduling import free_slots
 from agentrt.executors.vllm.kv_events import KVEventLog
-from agentrt.executors.vllm.retention import Retainer
-from agentrt.scheduler.call import QueuedCall
+from agentrt.executors.vllm.retention import BlockRetention
+from agentrt.scheduler.call import CallState, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
 from agentrt.scheduler.queues import LevelQueues
@@ -32,8 +32,8 @@ class Controlled(Protocol):
     config: SchedulerConfig
     queues: LevelQueues
     table: ProcessTable
-    memory: Memory
-    retainer: Retainer
+    history: HistoryFile
+    retention: BlockRetention
     kv_events: KVEventLog | None
     aborted: OrderedDict[str, dict[str, Any]]
     steps: int
@@ -44,8 +44,6 @@ class Controlled(Protocol):
     def end_program(self, totals: ProgramTotals, now: float) -> None: ...
 
     def boundary(self, notes: Sequence[Sequence[Any]]) -> None: ...
-
-    def client_id(self, call: QueuedCall) -> str | None: ...
 
 
 def answer(scheduler: Controlled, op: str, argument: Any) -> Any:
@@ -76,7 +74,7 @@ def _configure(scheduler: Controlled, settings: Any) -> dict[str, Any]:
     """New settings, refused while calls are unfinished."""
     if scheduler.requests:
         raise ConfigError(f"{len(scheduler.requests)} calls are unfinished; wait for them")
-    scheduler.memory.save()
+    scheduler.history.save()
     scheduler.use(SchedulerConfig.from_dict(settings))
     return scheduler.config.to_dict()
 
@@ -102,10 +100,10 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
         "levelled": isinstance(scheduler.queues.policy, AttainedService),
         "steps": scheduler.steps,
         "programs": [row.program_id for row in scheduler.table],
-        "running": [_describe(scheduler, c) for c in calls.values() if c.since is None],
-        "waiting": [{**_describe(scheduler, c), "ahead": i} for i, c in enumerate(waiting)],
+        "running": [_describe(c) for c in calls.values() if c.since is None],
+        "waiting": [{**_describe(c), "ahead": i} for i, c in enumerate(waiting)],
         "free_blocks": free,
-        "protected_blocks": scheduler.retainer.protected,
+        "protected_blocks": scheduler.retention.protected,
         "needs_blocks": blocks_needed(scheduler, waiting[0].item, free) if waiting else 0,
         "blocks": all_blocks(scheduler),
         "free_slots": free_slots(scheduler),
@@ -114,15 +112,15 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
     }
 
 
-def _describe(scheduler: Controlled, call: QueuedCall) -> dict[str, Any]:
+def _describe(call: QueuedCall) -> dict[str, Any]:
     return {
-        "call_id": scheduler.client_id(call),
+        "call_id": call.identity.call_id or None,
         "program_id": call.program.program_id,
         "level": call.level,
-        "in_lane": call.in_lane,
+        "promoted": call.promoted,
         "preemptions": call.preemptions,
         "gave_way_to": call.gave_way_to,
-        "held": call.held,
+        "held": call.state is CallState.OUTSIDE,
         "since": call.began_at if call.since is None else call.since,
         "served_s": call.served_s,
         "waited_s": call.waited_s,
@@ -136,7 +134,7 @@ _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "aborted": _aborted,
     "configure": _configure,
     # What a history file says takes the place of what was learned here.
-    "know": lambda scheduler, learned: scheduler.memory.know(learned),
+    "know": lambda scheduler, learned: scheduler.history.know(learned),
     "cached_blocks": _cached_blocks,
     "snapshot": _snapshot,
 }

@@ -1,8 +1,8 @@
 """vLLM's queue of free blocks, with protected lists: blocks that are free, but go last.
 
 vLLM hands out free blocks from the head of one list, whoever they belong to. Here a free
-block that a program may come back for is on a list of its context's instead. Every block
-still counts as free, and is handed out when no other is left, in the order of the ranking:
+block that a program may come back for is on a list of its owner's instead (`CachedBlocks`). Every
+block still counts as free, and is handed out when no other is left, in the `EvictionOrder`:
 capacity never shrinks, so no call ever waits for a protected block.
 """
 
@@ -17,7 +17,7 @@ from agentrt.executors.vllm._compat.pool import (
     KVCacheBlock,
     first_free_block,
 )
-from agentrt.scheduler.retention import Context, Ranking, Retention
+from agentrt.scheduler.retention import CachedBlocks, EvictionOrder
 
 
 class ProtectedFreeQueue(FreeKVCacheBlockQueue):
@@ -26,34 +26,31 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
     The list that vLLM made is the plain one; a protected list is another queue of vLLM's class.
     """
 
-    ranking: Ranking
-    retention: Retention
+    order: EvictionOrder
     now: float
     yielded: int
     """Protected blocks that were handed out, since nothing else was free."""
     _protected: int
-    _owner: list[Context | None]
-    _listed: list[Context | None]
+    _owner: list[CachedBlocks | None]
+    _listed: list[CachedBlocks | None]
     _used: list[float]
-    _lists: dict[Context, FreeKVCacheBlockQueue]
-    _asked: tuple[float, int, int] | None
-    _worth: bool
-    _least: tuple[float, Context] | None
+    _lists: dict[CachedBlocks, FreeKVCacheBlockQueue]
+    _least: tuple[float, CachedBlocks] | None
     """Whose blocks went last, and when: those that are left go next, while nothing changes."""
 
     @classmethod
     def adopt(
-        cls, queue: FreeKVCacheBlockQueue, blocks: int, ranking: Ranking, retention: Retention
+        cls, queue: FreeKVCacheBlockQueue, blocks: int, order: EvictionOrder
     ) -> ProtectedFreeQueue:
         """Make ``queue``, of an engine with so many ``blocks``, one with protected lists."""
         # The block pool and others hold the object: it stays, and changes its class.
         queue.__class__ = cls
         assert isinstance(queue, cls)
-        queue.ranking, queue.retention, queue.now = ranking, retention, 0.0
+        queue.order, queue.now = order, 0.0
         queue.yielded = queue._protected = 0
         queue._owner, queue._listed = [None] * blocks, [None] * blocks
         queue._used, queue._lists = [0.0] * blocks, {}
-        queue._asked, queue._worth, queue._least = None, False, None
+        queue._least = None
         return queue
 
     def leave(self) -> None:
@@ -67,36 +64,36 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
     def mark(
         self,
         blocks: Sequence[KVCacheBlock],
-        context: Context | None,
-        shared: Callable[[], Context],
+        user: CachedBlocks | None,
+        shared: Callable[[], CachedBlocks],
     ) -> None:
-        """``context`` used these cached blocks; what another used before, ``shared()`` holds."""
+        """``user`` used these cached blocks; what another used before, ``shared()`` owns."""
         self._least = None
         owners, used, now = self._owner, self._used, self.now
         for block in blocks:
             at = block.block_id
             owner = owners[at]
             if owner is None:
-                owners[at] = context
-            elif owner is not context and not owner.shared:
+                owners[at] = user
+            elif owner is not user and not owner.shared:
                 owners[at] = shared()
             used[at] = now
 
-    def changed(self, context: Context) -> None:
-        """Something happened to a context: it stands elsewhere, or its blocks are released."""
-        self._asked = self._least = None
-        if context.released:
-            self.release(context)
-        elif context in self._lists:
-            self.ranking.put(context)
-
-    def release(self, context: Context) -> None:
-        """Protect a context's free blocks no longer; they are the next after the unused."""
+    def changed(self, owner: CachedBlocks) -> None:
+        """Something happened to an owner: it stands elsewhere, or its blocks are released."""
         self._least = None
-        own = self._lists.pop(context, None)
+        if owner.released:
+            self.release(owner)
+        elif owner in self._lists:
+            self.order.put(owner)
+
+    def release(self, owner: CachedBlocks) -> None:
+        """Protect an owner's free blocks no longer; they are the next after the unused."""
+        self._least = None
+        own = self._lists.pop(owner, None)
         if own is None:
             return
-        self.ranking.discard(context)
+        self.order.discard(owner)
         blocks = own.get_all_free_blocks()
         for block in blocks:
             self._listed[block.block_id] = None
@@ -104,20 +101,20 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         self.num_free_blocks -= len(blocks)
         super().append_n(blocks)
 
-    def give_up(self, blocks: Sequence[KVCacheBlock], context: Context) -> None:
-        """Protect these blocks of a context no longer, nor when they become free."""
+    def give_up(self, blocks: Sequence[KVCacheBlock], owner: CachedBlocks) -> None:
+        """Protect these blocks of an owner no longer, nor when they become free."""
         for block in blocks:
-            if self._owner[block.block_id] is not context:
+            if self._owner[block.block_id] is not owner:
                 continue  # another has come to use it
             self._owner[block.block_id] = None
-            if self._listed[block.block_id] is context:
+            if self._listed[block.block_id] is owner:
                 self.remove(block)
                 self.append(block)
 
     def release_all(self) -> None:
         """Protect nothing any more, and forget who used what: the cache was emptied."""
-        for context in list(self._lists):
-            self.release(context)
+        for owner in list(self._lists):
+            self.release(owner)
         self._owner = [None] * len(self._owner)
 
     @property
@@ -130,16 +127,6 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         """Free blocks that are on no protected list."""
         return int(self.num_free_blocks - self._protected)
 
-    def worth_waiting_for(self) -> bool:
-        """Whether even the context that is worth the least is expected back soon."""
-        # Many calls may ask in one step: between changes of the free blocks, once is enough.
-        state = (self.now, self.num_free_blocks, self._protected)
-        if self._asked != state:
-            least = self.ranking.first(self.now)
-            self._worth = least is not None and self.retention.expects(least, self.now)
-            self._asked = state
-        return self._worth
-
     # -- vLLM's own operations ---------------------------------------------------------
 
     def popleft(self) -> KVCacheBlock:
@@ -149,7 +136,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
 
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         assert self.num_free_blocks >= n
-        if self.retention.expires:
+        if self.order.retention.expires:
             self._release_expired()
         plain = min(n, self.num_free_blocks - self._protected)
         taken: list[KVCacheBlock] = super().popleft_n(plain) if plain else []
@@ -161,14 +148,14 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         return taken
 
     def remove(self, block: KVCacheBlock) -> None:
-        context = self._listed[block.block_id]
-        if context is None:
+        owner = self._listed[block.block_id]
+        if owner is None:
             super().remove(block)
             return
         self._listed[block.block_id] = None
-        own = self._lists[context]
+        own = self._lists[owner]
         own.remove(block)
-        self._took(context, own, 1)
+        self._took(owner, own, 1)
 
     def append(self, block: KVCacheBlock) -> None:
         self.append_n([block])
@@ -188,8 +175,8 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         blocks: list[KVCacheBlock] = super().get_all_free_blocks()
-        for context in self.ranking.in_order(self.now):
-            blocks += self._lists[context].get_all_free_blocks()
+        for owner in self.order.in_order(self.now):
+            blocks += self._lists[owner].get_all_free_blocks()
         return blocks
 
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
@@ -203,55 +190,55 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
 
     # -- protected lists -----------------------------------------------------------------------
 
-    def _protect(self, blocks: list[KVCacheBlock], context: Context) -> None:
-        own = self._lists.get(context)
+    def _protect(self, blocks: list[KVCacheBlock], owner: CachedBlocks) -> None:
+        own = self._lists.get(owner)
         if own is None:
-            own = self._lists[context] = FreeKVCacheBlockQueue([])
+            own = self._lists[owner] = FreeKVCacheBlockQueue([])
         own.append_n(blocks)
         listed = self._listed
         for block in blocks:
-            listed[block.block_id] = context
+            listed[block.block_id] = owner
         self._protected += len(blocks)
         self.num_free_blocks += len(blocks)
         if own.num_free_blocks == len(blocks):
-            self._age(context, own)
-            self.ranking.put(context)
+            self._age(owner, own)
+            self.order.put(owner)
 
     def _yield_blocks(self, n: int) -> list[KVCacheBlock]:
-        """Up to ``n`` blocks of the context that is worth the least."""
+        """Up to ``n`` blocks of the owner that is worth the least."""
         if self._least is None or self._least[0] != self.now:
-            first = self.ranking.first(self.now)
+            first = self.order.first(self.now)
             if first is None:
                 raise InvariantError(f"{self._protected} blocks are protected, and not ranked")
             self._least = self.now, first
-        _, context = self._least
-        own = self._lists[context]
+        _, owner = self._least
+        own = self._lists[owner]
         blocks: list[KVCacheBlock] = own.popleft_n(min(n, own.num_free_blocks))
         for block in blocks:
             self._listed[block.block_id] = None
         self.yielded += len(blocks)
-        self._took(context, own, len(blocks))
+        self._took(owner, own, len(blocks))
         return blocks
 
-    def _took(self, context: Context, own: FreeKVCacheBlockQueue, blocks: int) -> None:
+    def _took(self, owner: CachedBlocks, own: FreeKVCacheBlockQueue, blocks: int) -> None:
         self._protected -= blocks
         self.num_free_blocks -= blocks
         if not own.num_free_blocks:
-            del self._lists[context]
-            self.ranking.discard(context)
+            del self._lists[owner]
+            self.order.discard(owner)
             self._least = None
-        elif context.shared or context.branches:
-            self._age(context, own)
+        elif owner.shared or owner.branches:
+            self._age(owner, own)
             self._least = None
 
-    def _age(self, context: Context, own: FreeKVCacheBlockQueue) -> None:
-        """A context's oldest block is the one that it loses first; a shared one is as old."""
-        context.oldest = self._used[first_free_block(own)]
-        if context.shared:
-            context.since = context.oldest
+    def _age(self, owner: CachedBlocks, own: FreeKVCacheBlockQueue) -> None:
+        """An owner's oldest block is the one that it loses first; a shared one is as old."""
+        owner.oldest = self._used[first_free_block(own)]
+        if owner.shared:
+            owner.since = owner.oldest
 
     def _release_expired(self) -> None:
-        while (context := self.ranking.first(self.now)) is not None:
-            if not self.retention.expired(context, self.now):
+        while (owner := self.order.first(self.now)) is not None:
+            if not self.order.retention.expired(owner, self.now):
                 return
-            self.release(context)
+            self.release(owner)

@@ -18,93 +18,94 @@ from agentrt.executors.vllm._compat.offloading import (
     ReqContext,
     in_prefix_order,
 )
-from agentrt.scheduler.retention import Context, Contexts, Ranking
+from agentrt.scheduler.retention import BlockOwners, CachedBlocks, EvictionOrder
 
 
 class ProgramCachePolicy(CachePolicy):
-    """Evicts what nobody comes back for, then what the ranking of contexts gives up first.
+    """Evicts what nobody comes back for, then the chunks of owners in their `EvictionOrder`.
 
-    Within a context the end of its prompt goes before the beginning. Until a `Retainer` has bound
-    its contexts, all chunks are nobody's, and go as in vLLM's ``lru``.
+    Of one owner the end of its prompt goes before the beginning. Until a `BlockRetention` has bound
+    its owners, all chunks are nobody's, and go as in vLLM's ``lru``.
     """
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self.now = 0.0
-        self._contexts: Contexts | None = None
-        self._calls: dict[str, Context] = {}
-        self._coming: dict[OffloadKey, Context] = {}
+        self._owners: BlockOwners | None = None
+        self._order: EvictionOrder | None = None
+        self._calls: dict[str, CachedBlocks] = {}
+        self._coming: dict[OffloadKey, CachedBlocks] = {}
         self._forget()
 
     def _forget(self) -> None:
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
-        self._owner: dict[OffloadKey, Context | None] = {}
+        self._owner: dict[OffloadKey, CachedBlocks | None] = {}
         self._evictable: set[OffloadKey] = set()
-        # Of each context, and of nobody, the least recently used first.
-        self._lists: dict[Context | None, OrderedDict[OffloadKey, None]] = {None: OrderedDict()}
-        self._ranking = Ranking(self._rank)
-
-    def _rank(self, context: Context, now: float) -> tuple[float, ...]:
-        assert self._contexts is not None
-        return self._contexts.rank(context, now)
+        # Of each owner, and of nobody, the least recently used first.
+        self._lists: dict[CachedBlocks | None, OrderedDict[OffloadKey, None]] = {
+            None: OrderedDict()
+        }
+        if self._order is not None:
+            self._order.clear()
 
     # -- whose chunks ------------------------------------------------------------------
 
-    def bind(self, contexts: Contexts | None) -> None:
-        """Order by these contexts from now on; what was of others is nobody's."""
-        for context in [one for one in self._lists if one is not None]:
-            self._release(context)
-        self._contexts = contexts
+    def bind(self, owners: BlockOwners | None, order: EvictionOrder | None) -> None:
+        """Order by these owners from now on; what was of others is nobody's."""
+        for owner in [one for one in self._lists if one is not None]:
+            self._release(owner)
+        self._owners, self._order = owners, order
         self._calls.clear()
         self._coming.clear()
 
-    def call_arrived(self, request_id: str, context: Context) -> None:
-        """What this request stores and uses is of ``context``."""
-        self._calls[request_id] = context
+    def call_arrived(self, request_id: str, owner: CachedBlocks) -> None:
+        """What this request stores and uses is of ``owner``."""
+        self._calls[request_id] = owner
 
-    def changed(self, context: Context) -> None:
-        """Something happened to a context: it stands elsewhere, or nobody comes back for it."""
-        if context not in self._lists:
+    def changed(self, owner: CachedBlocks) -> None:
+        """Something happened to an owner: it stands elsewhere, or nobody comes back for it."""
+        if owner not in self._lists:
             return
-        if context.released:
-            self._release(context)
-        else:
-            self._ranking.put(context)
+        if owner.released:
+            self._release(owner)
+        elif self._order is not None:
+            self._order.put(owner)
 
-    def give_up(self, keys: Iterable[OffloadKey], context: Context) -> None:
-        """Nobody comes back for these chunks of a context."""
+    def give_up(self, keys: Iterable[OffloadKey], owner: CachedBlocks) -> None:
+        """Nobody comes back for these chunks of an owner."""
         for key in keys:
-            if self._owner.get(key) is context:
+            if self._owner.get(key) is owner:
                 self._own(key, None)
                 self._lists[None].move_to_end(key, last=False)
 
-    def _release(self, context: Context) -> None:
-        """A context's chunks are the first to go."""
-        for key in reversed(list(self._lists[context])):
+    def _release(self, owner: CachedBlocks) -> None:
+        """An owner's chunks are the first to go."""
+        for key in reversed(list(self._lists[owner])):
             self._own(key, None)
             self._lists[None].move_to_end(key, last=False)
 
-    def _use(self, key: OffloadKey, context: Context | None) -> None:
-        """``context`` has used a chunk; what another has used before, they share."""
+    def _use(self, key: OffloadKey, user: CachedBlocks | None) -> None:
+        """``user`` has used a chunk; what another has used before, they share."""
         owner = self._owner[key]
         if owner is None:
-            owner = context
-        elif context is not None and owner is not context and not owner.shared:
-            assert self._contexts is not None
-            owner = self._contexts.shared(context.type)
+            owner = user
+        elif user is not None and owner is not user and not owner.shared:
+            assert self._owners is not None
+            owner = self._owners.shared(user.type)
         self._own(key, owner)
 
-    def _own(self, key: OffloadKey, context: Context | None) -> None:
-        """Put a chunk at the end of a context's list."""
-        if context is not None and context.released:
-            context = None
+    def _own(self, key: OffloadKey, owner: CachedBlocks | None) -> None:
+        """Put a chunk at the end of an owner's list."""
+        if owner is not None and owner.released:
+            owner = None
         self._leave(key)
-        self._owner[key] = context
-        if context not in self._lists:
-            assert context is not None
-            self._lists[context] = OrderedDict()
-            self._ranking.put(context)
-        self._lists[context][key] = None
+        self._owner[key] = owner
+        if owner not in self._lists:
+            assert owner is not None
+            assert self._order is not None
+            self._lists[owner] = OrderedDict()
+            self._order.put(owner)
+        self._lists[owner][key] = None
 
     def _leave(self, key: OffloadKey) -> None:
         if key not in self._owner:
@@ -114,7 +115,8 @@ class ProgramCachePolicy(CachePolicy):
         del own[key]
         if owner is not None and not own:
             del self._lists[owner]
-            self._ranking.discard(owner)
+            if self._order is not None:
+                self._order.discard(owner)
 
     # -- vLLM's own operations ---------------------------------------------------------
 
@@ -133,15 +135,15 @@ class ProgramCachePolicy(CachePolicy):
         self._taken(key)
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        context = self._calls.get(req_context.req_id)
+        user = self._calls.get(req_context.req_id)
         for key in reversed(list(keys)):
             if key in self._chunks:
-                self._use(key, context)
+                self._use(key, user)
 
     def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        context = self._calls.get(req_context.req_id)
-        if context is not None:
-            self._coming |= dict.fromkeys(keys, context)
+        user = self._calls.get(req_context.req_id)
+        if user is not None:
+            self._coming |= dict.fromkeys(keys, user)
 
     def on_request_finished(
         self,
@@ -164,16 +166,18 @@ class ProgramCachePolicy(CachePolicy):
 
     def _in_order(self) -> Iterator[OffloadKey]:
         """All chunks that may go, the first to go first; not to be changed meanwhile."""
-        for context in self._losers():
-            yield from (key for key in self._lists[context] if key in self._evictable)
+        for owner in self._losers():
+            yield from (key for key in self._lists[owner] if key in self._evictable)
 
-    def _losers(self) -> Iterator[Context | None]:
+    def _losers(self) -> Iterator[CachedBlocks | None]:
         yield None
+        if self._order is None:
+            return
         # Mostly the first has enough, and finding it is cheaper than sorting all.
-        first = self._ranking.first(self.now)
+        first = self._order.first(self.now)
         if first is not None:
             yield first
-            yield from (one for one in self._ranking.in_order(self.now) if one is not first)
+            yield from (one for one in self._order.in_order(self.now) if one is not first)
 
     def _taken(self, key: OffloadKey) -> ChunkStatus:
         self._leave(key)

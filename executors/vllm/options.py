@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.info import display_name
-from agentrt.executors.memory import Learned
 from agentrt.executors.vllm.default_model import HUB_MODEL
 from agentrt.executors.vllm.frontend.flags import check_given, given_flags
 from agentrt.files import read_json
@@ -76,7 +75,7 @@ class EngineOptions:
     replicas: int = 1
     device_ids: tuple[int, ...] = ()
     kv_events: bool = False
-    learned: Learned | None = None
+    learned: dict[str, Any] | None = None
     metrics: bool = False
     served_model_name: str | None = None
 

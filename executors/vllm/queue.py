@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agentrt.executors.vllm._compat.requests import Request
 from agentrt.executors.vllm._compat.scheduling import RequestQueue
 from agentrt.scheduler.call import Key, QueuedCall
 from agentrt.scheduler.queues import LevelQueues
-
-_MAX_DEFERRED = 64
-"""Calls that are deferred for memory in one step. Where more would have to be, none of the rest is:
-a call behind them may be the one that others wait for, and an idle batch costs more than blocks.
-"""
 
 _FEW_MOVED = 16
 """So many are put in their places one by one; where more have moved, all are sorted."""
@@ -24,31 +19,19 @@ class LevelRequestQueue(RequestQueue):
 
     vLLM asks two different things of a queue: its truth, "is there something to peek
     at", and its length, which decides whether the engine goes idle. They differ while
-    a victim is deferred: preempted in this very step, it must not run in it. So is, for a
-    step, a call that would be ``too_costly`` for the memory that it takes, if that is asked.
+    calls are deferred or outside: while ``deferring``, what is put back was preempted in this
+    very step, and must not run in it.
     """
 
-    def __init__(
-        self,
-        queues: LevelQueues,
-        too_costly: Callable[[QueuedCall], bool] | None,
-        kept_out: Callable[[QueuedCall], bool],
-    ) -> None:
+    def __init__(self, queues: LevelQueues) -> None:
         self._queues = queues
-        self._too_costly = too_costly
-        self._kept_out = kept_out
-        self._deferred = 0
         self.deferring = False
-
-    def begin_step(self) -> None:
-        """Look anew at the calls that were deferred for memory."""
-        self._deferred = 0
 
     def add_request(self, request: Request) -> None:
         call = self._queues.calls[request.request_id]
         # vLLM adds a streaming session twice where its turn ends after its preemption.
         if not call.queued:
-            self._queues.put(call, held=self._kept_out(call))
+            self._queues.put(call)
 
     def pop_request(self) -> Request:
         request: Request = self._queues.take().item
@@ -64,7 +47,7 @@ class LevelRequestQueue(RequestQueue):
     def prepend_request(self, request: Request) -> None:
         # A call's priority is its own: coming back, it stands before later ones anyway.
         call = self._queues.calls[request.request_id]
-        self._queues.put(call, deferred=self.deferring, held=self._kept_out(call))
+        self._queues.put(call, deferred=self.deferring)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         for request in list(requests):
@@ -81,13 +64,7 @@ class LevelRequestQueue(RequestQueue):
                 self._queues.discard(call)
 
     def __bool__(self) -> bool:
-        costly = self._too_costly
-        while (call := self._queues.head()) is not None and costly is not None and costly(call):
-            if self._deferred == _MAX_DEFERRED:
-                return True
-            self._deferred += 1
-            self._queues.defer()
-        return call is not None
+        return self._queues.head() is not None
 
     def __len__(self) -> int:
         return len(self._queues)

@@ -1,87 +1,59 @@
-"""Keeps programs' prefixes in the cache while they are away, and counts what was lost.
+"""Keeps programs' blocks in the prefix cache while they are away, and knows what they had there.
 
-The `Retainer` stands between the scheduler's events and the free blocks. With retention
-``lru`` it only counts: nothing of vLLM's is replaced. It asks no clock; the scheduler
-gives the time with each event.
+`BlockRetention` stands between the scheduler and vLLM's free blocks. With retention ``lru`` it
+only keeps count: nothing of vLLM's is replaced.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from agentrt.errors import ConfigError
-from agentrt.executors.identity import NESTED
 from agentrt.executors.vllm._compat.offloading import keys_of, policy_of
-from agentrt.executors.vllm._compat.pool import (
-    all_blocks,
-    cached_blocks,
-    find_cached,
-    free_queue,
-    new_blocks,
-)
+from agentrt.executors.vllm._compat.pool import all_blocks, cached_blocks, find_cached, free_queue
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_size
-from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.executors.vllm.host_tier import ProgramCachePolicy
-from agentrt.executors.vllm.prefix_history import PrefixHistory, common
-from agentrt.scheduler.config import SchedulerConfig
+from agentrt.executors.vllm.prefix_history import known_blocks, most_in_common, note_blocks
+from agentrt.scheduler.call import QueuedCall
+from agentrt.scheduler.learned import KINDS
 from agentrt.scheduler.retention import (
-    Context,
-    Contexts,
-    Ranking,
+    SCANNED,
+    BlockOwners,
+    CachedBlocks,
+    EvictionOrder,
     Retention,
-    key_of,
-    make_retention,
 )
-from agentrt.scheduler.retention.gaps import Gaps
 from agentrt.scheduler.table import ProgramRow
 
-_HEADROOM = 0.1
-"""Share of the cache that new calls leave to what the programs that are there will add."""
-_CALLS = 2048
-"""Calls whose blocks are remembered, in case that their programs drop them."""
 
+class BlockRetention:
+    """The free queue that protects blocks, if a ``policy`` says which; and what calls computed.
 
-class Retainer:
-    """The contexts of one engine's programs, and the queue that protects their blocks.
-
-    ``queue`` is None with retention ``lru``, and where prefixes are not cached at all;
-    ``gaps`` is where nothing is learned. A ``policy`` that is given decides in place of the one
-    that the settings name.
+    ``queue`` is None with retention ``lru``, and where prefixes are not cached at all.
     """
 
     def __init__(
-        self,
-        scheduler: AsyncScheduler,
-        config: SchedulerConfig,
-        policy: Retention | None = None,
+        self, scheduler: AsyncScheduler, owners: BlockOwners, policy: Retention | None
     ) -> None:
-        self._scheduler = scheduler
+        self._scheduler, self._owners = scheduler, owners
         self._block_size = hash_block_size(scheduler)
+        self._computed: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
         self.now = 0.0
-        self._history = PrefixHistory()
-        self._calls: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
         self.queue: ProtectedFreeQueue | None = None
         self.host: ProgramCachePolicy | None = None
-        self.gaps: Gaps | None = None
-        policy = policy or make_retention(config)
         if policy is None or not caches_prefixes(scheduler):
             return
-        self.gaps = policy.gaps
-        self.contexts = Contexts(policy)
         self.queue = ProtectedFreeQueue.adopt(
-            free_queue(scheduler),
-            all_blocks(scheduler),
-            Ranking(self.contexts.rank),
-            policy,
+            free_queue(scheduler), all_blocks(scheduler), EvictionOrder(policy, owners.sharers)
         )
         host = policy_of(scheduler)
         if isinstance(host, ProgramCachePolicy):
             self.host = host
-            host.bind(self.contexts)
+            host.bind(owners, EvictionOrder(policy, owners.sharers))
+        owners.changed = self._changed
 
     @property
     def protected(self) -> int:
@@ -94,15 +66,15 @@ class Retainer:
             self.queue.leave()
             self.queue = None
         if self.host is not None:
-            self.host.bind(None)
+            self.host.bind(None, None)
             self.host = None
 
-    def _changed(self, context: Context) -> None:
-        """A context stands elsewhere, in the engine's memory and in the host's."""
+    def _changed(self, blocks: CachedBlocks) -> None:
+        """These stand elsewhere in the order, in the engine's memory and in the host's."""
         if self.queue is not None:
-            self.queue.changed(context)
+            self.queue.changed(blocks)
         if self.host is not None:
-            self.host.changed(context)
+            self.host.changed(blocks)
 
     def at(self, now: float) -> None:
         """It is ``now`` (seconds, the scheduler's clock)."""
@@ -114,156 +86,57 @@ class Retainer:
 
     # -- calls -------------------------------------------------------------------------
 
-    def call_arrived(self, row: ProgramRow, request: Request, now: float) -> Context | None:
-        """A program's call came; its context, to be given back when the call has ended."""
-        if self.queue is None:
-            return None
-        self.at(now)
-        context = self.contexts.call_arrived(row, now)
-        if self.host is not None:
-            self.host.call_arrived(request.request_id, context)
-        self._changed(context)
-        return context
-
-    def known_tokens(self, row: ProgramRow, request: Request) -> int:
-        """Leading tokens of a call's prompt that its program's calls had computed before.
+    def arriving(self, call: QueuedCall) -> None:
+        """A program's call is about to arrive: fill in what of its prompt was computed before.
 
         Of a prompt that is known in whole the last token is computed again in any case.
         """
-        most = (request.num_prompt_tokens - 1) // self._block_size
-        known = self._history.known(key_of(row), request.block_hashes)
-        return min(known, most) * self._block_size
-
-    def beside_tokens(self, request: Request, others: Iterable[Request]) -> int:
-        """Leading tokens of a call's prompt that one of the ``others``, in the engine, has too."""
+        request, row, size = call.item, call.program, self._block_size
         hashes = request.block_hashes
-        counts = (common(hashes, other.block_hashes) for other in others)
-        return max(counts, default=0) * self._block_size
+        known = known_blocks(self._owners.own(row).chains, hashes)
+        call.known_tokens = min(known, (request.num_prompt_tokens - 1) // size) * size
+        latest = islice(reversed(row.queued.values()), SCANNED)
+        beside = most_in_common(hashes, (other.item.block_hashes for other in latest))
+        call.beside_tokens = beside * size
+        if self.host is not None and row.cached is not None:
+            self.host.call_arrived(request.request_id, row.cached)
 
-    def blocks_freed(self, request: Request, context: Context | None) -> None:
-        """A request's blocks are about to be freed, as it ends or is preempted.
+    def stopped(self, call: QueuedCall) -> None:
+        """A call's blocks are about to be freed, as it ends or is preempted.
 
         One without a program protects nothing; what it shares with one is shared.
         """
         if self.queue is None:
             return
-        type = "" if context is None else context.type
-        if context is not None:
-            context.tokens = max(context.tokens, request.num_computed_tokens)
-        blocks = cached_blocks(self._scheduler, request)
-        self.queue.mark(blocks, context, lambda: self.contexts.shared(type))
+        row = call.program
+        blocks = cached_blocks(self._scheduler, call.item)
+        self.queue.mark(blocks, row.cached, lambda: self._owners.shared(row.type))
 
-    def call_ended(
-        self,
-        row: ProgramRow | None,
-        request: Request,
-        context: Context | None,
-        now: float,
-    ) -> None:
-        """A call ended, of a program unless ``row`` is None; its blocks are freed next."""
-        if row is not None:
-            self._note(row, request)
-        self.at(now)
-        self.blocks_freed(request, context)
-        if context is not None and self.queue is not None:
-            self.contexts.call_ended(context, now)
-            self._remember(request)
-            self._changed(context)
+    def ended(self, call: QueuedCall, call_id: str) -> None:
+        """A program's call ends, which its client calls ``call_id``: note what it had computed."""
+        request, owner = call.item, call.program.cached
+        computed = min(call.computed_tokens // self._block_size, len(request.block_hashes))
+        if owner is not None:
+            note_blocks(owner.chains, request.block_hashes, computed)
+        if self.queue is not None and call_id:
+            self._computed[call_id] = tuple(request.block_hashes[:computed])
+            if len(self._computed) > KINDS:
+                self._computed.popitem(last=False)
 
-    def _remember(self, request: Request) -> None:
-        """Keep a call's hashes for when its program drops what it had computed."""
-        call_id = (extra_args(request).get(NESTED) or {}).get("call_id")
-        if call_id:
-            computed = request.num_computed_tokens // self._block_size
-            self._calls[call_id] = tuple(request.block_hashes[:computed])
-            if len(self._calls) > _CALLS:
-                self._calls.popitem(last=False)
-
-    def _note(self, row: ProgramRow, request: Request) -> None:
-        """Remember what a call had computed, for its program's next."""
-        computed = min(request.num_computed_tokens // self._block_size, len(request.block_hashes))
-        self._history.note(key_of(row), request.block_hashes, computed)
-
-    def too_costly(self, request: Request) -> bool:
-        """Whether a waiting call should rather wait on than evict others.
-
-        One that finds at least half of its prompt never should: what it adds is little, and
-        its own context is at stake.
-        """
-        if self.queue is None:
-            return False
-        room = self.queue.unprotected - int(_HEADROOM * all_blocks(self._scheduler))
-        needed, found = new_blocks(self._scheduler, request, room)
-        if needed <= room or found >= needed:
-            return False
-        return self.queue.worth_waiting_for()
-
-    # -- programs ----------------------------------------------------------------------
-
-    def program_ended(self, row: ProgramRow, now: float) -> None:
-        """A program ended, was cancelled, or was not heard of any more."""
-        if row.session is None:
-            self._history.forget(key_of(row))
-        if self.queue is None:
+    def drop(self, row: ProgramRow, call_id: str, kept: int = 0) -> None:
+        """What a program's call had computed after its first tokens, no one will come back for."""
+        owner, hashes = row.cached, self._computed.get(call_id, ())
+        if owner is None or self.queue is None:
             return
-        self.at(now)
-        for context in self.contexts.program_ended(row.program_id, now):
-            self._changed(context)
-
-    def members_changed(self, changed: Mapping[str, bool]) -> None:
-        """These programs came into the working set, or left it: their blocks go sooner then."""
-        if self.queue is None:
-            return
-        for program_id, member in changed.items():
-            if (context := self.contexts.get(program_id)) is not None:
-                context.outside = not member
-                self.queue.changed(context)
-
-    def expected_s(self, program_id: str) -> float | None:
-        """In how many seconds a program is expected back; None where nothing is learned."""
-        context = None if self.queue is None else self.contexts.get(program_id)
-        return None if context is None else self.contexts.expected_s(context, self.now)
-
-    def boundary(self, notes: Sequence[Sequence[Any]], now: float) -> None:
-        """Tools and humans that programs began to wait for, or were answered by.
-
-        A note is (program id, what, name): what is ``tool``, ``returned``, ``human``,
-        ``answered``, or ``dropped``, with the first tokens of the call ``name`` that are kept.
-        """
-        if self.queue is None:
-            return
-        self.at(now)
-        contexts = self.contexts
-        for program_id, what, name, *more in notes:
-            if what == "tool":
-                context = contexts.tool_started(program_id, name, now)
-            elif what == "returned":
-                context = contexts.tool_ended(program_id, now)
-            elif what == "human":
-                context = contexts.human_asked(program_id, now)
-            elif what == "answered":
-                context = contexts.human_answered(program_id, now)
-            elif what == "dropped":
-                context = self._drop(program_id, name, *more)
-            else:
-                raise ConfigError(f"unknown notification {what!r} of program {program_id}")
-            if context is not None:
-                self._changed(context)
-
-    def _drop(self, program_id: str, call_id: str, kept: int = 0) -> Context | None:
-        """What a call had computed after its first tokens, no one will come back for."""
-        context, hashes = self.contexts.get(program_id), self._calls.get(call_id, ())
-        if context is None or self.queue is None:
-            return None
         first = kept // self._block_size  # a block with more is its own
         blocks = find_cached(self._scheduler, hashes[first:])
-        self.queue.give_up(blocks[::-1], context)
+        self.queue.give_up(blocks[::-1], owner)
         if self.host is not None:
-            self.host.give_up(keys_of(self._scheduler, hashes[first:]), context)
-        return context
+            self.host.give_up(keys_of(self._scheduler, hashes[first:]), owner)
+        self._changed(owner)
 
-    def cache_emptied(self) -> None:
+    def cache_emptied(self, rows: Any) -> None:
         """The prefix cache was reset: there is nothing to protect, and nothing was lost."""
-        self._history.clear()
+        self._owners.forget_chains(rows)
         if self.queue is not None:
             self.queue.release_all()

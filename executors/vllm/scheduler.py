@@ -1,11 +1,10 @@
 """vLLM's scheduler, made to rank calls by their program.
 
-`ProgramScheduler` is a subclass of vLLM's async scheduler, named to vLLM by
-``scheduler_cls``. Before each step it promotes the starved, sorts the running calls so
-that vLLM's own memory preemption meets the worst first, and preempts for better waiting
-calls; then vLLM schedules as ever. Settings come in ``additional_config["agentrt"]``.
-With policy ``fcfs`` vLLM's own queue stays and only the account is kept. It is long because
-vLLM takes one class, whose methods both a step and the account of its calls hang on.
+`ProgramScheduler` is a subclass of vLLM's async scheduler, named to vLLM by ``scheduler_cls``.
+It passes vLLM's events on to `LevelQueues`, once each. Before a step it lets programs in, sorts
+the running calls so that vLLM's own memory preemption meets the worst first, and preempts for
+better waiting calls; then vLLM schedules as ever. Settings come in
+``additional_config["agentrt"]``. With policy ``fcfs`` alone vLLM's own queue stays.
 """
 
 from __future__ import annotations
@@ -14,20 +13,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 from typing import Any
 
+from agentrt.errors import ConfigError
+from agentrt.executors.history import HistoryFile
 from agentrt.executors.identity import RequestIdentity, from_extra_args
-from agentrt.executors.memory import Memory
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.grammars import compile_aside
-from agentrt.executors.vllm._compat.pool import (
-    all_blocks,
-    blocks_needed,
-    free_blocks,
-)
+from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
 from agentrt.executors.vllm._compat.requests import Request, extra_args, tokens_left
 from agentrt.executors.vllm._compat.scheduling import (
@@ -40,7 +34,6 @@ from agentrt.executors.vllm._compat.scheduling import (
     preempt,
 )
 from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
-from agentrt.executors.vllm.account import Account
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.processes import (
@@ -49,21 +42,19 @@ from agentrt.executors.vllm.processes import (
     leave_interrupts_to_parent,
 )
 from agentrt.executors.vllm.queue import LevelRequestQueue, put_in_order, take_out
-from agentrt.executors.vllm.retention import Retainer
+from agentrt.executors.vllm.retention import BlockRetention
 from agentrt.executors.vllm.scored import COMPUTE_FROM
-from agentrt.scheduler.admission import Admission, Capacity, make_admission
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.learned import KINDS
+from agentrt.scheduler.memory import Capacity
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.table import ProcessTable, ProgramTotals
-from agentrt.scheduler.victims import Room
+from agentrt.scheduler.queues import LevelQueues, Room
+from agentrt.scheduler.retention import make_retention
+from agentrt.scheduler.table import ProcessTable, ProgramRow, ProgramTotals
 
 SETTINGS = "agentrt"
 _STALE_CHECK_STEPS = 256
-_KEPT_REPORTS = 1024
-_BESIDE = 8
-"""Calls of its program that a new one is compared with, the latest of those in the engine."""
 
 install_control()
 read_together()
@@ -73,9 +64,9 @@ class ProgramScheduler(AsyncScheduler):
     """Program-aware scheduling inside vLLM's engine core."""
 
     waiting: RequestQueue
-    memory: Memory
-    retainer: Retainer
-    admission: Admission | None
+    queues: LevelQueues
+    history: HistoryFile
+    retention: BlockRetention
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,13 +81,11 @@ class ProgramScheduler(AsyncScheduler):
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = self.computed_tokens = 0
-        self._accounts: dict[str, Account] = {}
         self.kv_events = KVEventLog.of(self)
         self.aborted: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
         self._stock_waiting = self.waiting
-        self.retainer = Retainer(self, SchedulerConfig())
         self.use(SchedulerConfig.from_dict(settings))
 
     def use(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
@@ -108,43 +97,36 @@ class ProgramScheduler(AsyncScheduler):
             config = replace(config, admission="off")  # no context is found again, member's or not
         slots = self.max_num_running_reqs
         capacity = Capacity(all_blocks(self), self.block_size, slots)
-        self.admission = admission = make_admission(config, capacity)
-        queues = LevelQueues(config, policy, slots=slots, admission=admission)
-        self.memory = Memory(queues.policy, config.history)
-        self.retainer.close()
-        self.retainer = Retainer(self, config)
-        self.memory.keep(self.retainer.gaps)
+        queues = LevelQueues(config, policy, slots=slots, capacity=capacity)
+        self.history = HistoryFile(queues.policy, config.history, learns=queues.learns)
+        if hasattr(self, "retention"):  # not the first time
+            self.retention.close()
+        retention = make_retention(config, queues.learned)
+        self.retention = BlockRetention(self, queues.owners, retention)
         self.config, self.queues = config, queues
-        retains, admits = self.retainer.queue is not None, admission is not None
-        self._own_queue = queues.policy.levelled or retains or admits
         self._moved: list[QueuedCall] = []
-        if self._own_queue:
-            costly = self._too_costly if retains and not admits else None
-            self.waiting = LevelRequestQueue(queues, costly, self._kept_out)
-        else:
-            self.waiting = self._stock_waiting
+        levelled = queues.policy.levelled or queues.admission is not None
+        self.waiting = LevelRequestQueue(queues) if levelled else self._stock_waiting
 
-    # -- vLLM's own calls, with an account kept ----------------------------------------
+    # -- vLLM's own calls, as events ---------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         if request.request_id not in self.requests:
-            self._open_account(request)
+            self._call_arrived(request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         now = self.clock()
-        self.retainer.at(now)
+        self.retention.at(now)
         if isinstance(self.waiting, LevelRequestQueue):
             # No output of a preempted call may be in flight any more.
             self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
-            self.waiting.begin_step()
             self.queues.promote(now)
-            if self.admission is not None:
-                self._let_in(self.admission, now)
+            self.queues.let_in(now, len(self.running))
             self._make_room(now)
         output = super().schedule(*args, **kwargs)
         for request_id in admitted(output):
-            self._begin(request_id, output.num_scheduled_tokens[request_id], now)
+            self._call_began(request_id, output.num_scheduled_tokens[request_id], now)
         if output.num_scheduled_tokens:
             self._dispatched[id(output)] = self.clock()
         return output
@@ -154,7 +136,7 @@ class ProgramScheduler(AsyncScheduler):
     ) -> Any:
         dispatched = self._dispatched.pop(id(scheduler_output), None)
         if dispatched is not None:
-            self._charge_step(scheduler_output, dispatched)
+            self._stepped(scheduler_output, dispatched)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         return outputs if self.kv_events is None else self.kv_events.attach(outputs)
 
@@ -163,26 +145,27 @@ class ProgramScheduler(AsyncScheduler):
     ) -> None:
         call = self.queues.calls.get(request.request_id)
         if call is not None:
-            self.queues.stop(call, self.clock())
-            account = self._accounts[request.request_id]
-            account.computed_at_stop = request.num_computed_tokens
-            self.retainer.blocks_freed(request, account.context)
+            call.computed_tokens = request.num_computed_tokens
+            self.retention.stopped(call)
             # Whom we preempt, we preempt for a slot, and vLLM for memory.
             ours = isinstance(self.waiting, LevelRequestQueue) and self.waiting.deferring
-            if self.admission is not None and not ours:
-                self.admission.call_preempted(call, self.clock())
+            self.queues.call_preempted(call, self.clock(), for_memory=not ours)
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
     def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         delay, params = super()._connector_finished(request)
-        if (report := self._close_account(request)) is not None:
+        if (report := self._call_ended(request)) is not None:
             params = {**(params or {}), SETTINGS: report}
         return delay, params
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         if done := super().reset_prefix_cache(*args, **kwargs):
-            self.retainer.cache_emptied()
+            self.retention.cache_emptied(self.table)
         return bool(done)
+
+    def shutdown(self) -> None:
+        self.history.save()
+        super().shutdown()
 
     # -- the step ----------------------------------------------------------------------
 
@@ -192,8 +175,7 @@ class ProgramScheduler(AsyncScheduler):
         if self._moved:
             put_in_order(self.running, self._moved, calls)
             self._moved = []
-        # Asked for its truth, the queue sets aside whom nobody should give way to.
-        head = self.queues.head() if self.running and self.waiting else None
+        head = self.queues.head() if self.running else None
         # The one comparison that nearly every step comes down to.
         if head is None or head.level >= calls[self.running[-1].request_id].level:
             return
@@ -215,86 +197,33 @@ class ProgramScheduler(AsyncScheduler):
         preempt(self, request, now)
         queue.deferring = False
 
-    def _let_in(self, admission: Admission, now: float) -> None:
-        """Offer the calls of the programs that become members of the working set."""
-        self.queues.let_in(now, len(self.running))
-        if admission.changed:
-            self.retainer.members_changed(admission.changed)
-            admission.changed = {}
-
-    def _kept_out(self, call: QueuedCall) -> bool:
-        """Whether a call waits outside the queue, since its program is no member."""
-        return self.admission is not None and not self.admission.goes_on(call, self.clock())
-
-    def _too_costly(self, call: QueuedCall) -> bool:
-        """Whether a waiting call should not begin, since that would cost others too much."""
-        # With nothing running nothing would end: it would wait for ever.
-        if not self.running:
-            return False
-        account, most_s = self._accounts[call.call_id], self.config.retention_patience
-        costly = partial(self.retainer.too_costly, call.item)
-        return account.defers(costly, self.retainer.now, most_s)
-
     def _spared(self, call: QueuedCall) -> bool:
         left = tokens_left(call.item)
         return left <= self.config.min_remaining_tokens or not may_preempt(self, call.item)
 
-    def _begin(self, request_id: str, scheduled: int, now: float) -> None:
-        call = self.queues.calls.get(request_id)
-        if call is None:
-            return
-        if self._own_queue:
-            self._moved.append(call)
-        # A streaming session that goes on: it kept its slot while it waited for input.
-        if call.since is None:
-            return
-        self.queues.start(call, now)
-        account = self._accounts[request_id]
-        account.began(call, scheduled)
-        if self.admission is not None:
-            self.admission.call_began(call, account.cached_tokens or 0, now)
-
-    def _charge_step(self, output: SchedulerOutput, dispatched: float) -> None:
+    def _stepped(self, output: SchedulerOutput, dispatched: float) -> None:
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
-        now = self.clock()
+        now, tokens = self.clock(), output.total_num_scheduled_tokens
         seconds = now - max(dispatched, self._last_update)
         self._last_update = now
         self.steps += 1
-        self.computed_tokens += output.total_num_scheduled_tokens
-        if self.admission is not None:
-            tokens, count = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
-            self.admission.step(seconds, tokens, count)
-        self._moved += self.queues.charge_step(output.num_scheduled_tokens, seconds, now)
+        self.computed_tokens += tokens
+        self._moved += self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens)
         if self.steps % _STALE_CHECK_STEPS == 0:
-            for row in self.table.stale(now, self.config.stale_after_s):
+            for row in self.table.stale(now, self.config.stale_after_s, in_tools=True):
                 self.table.end_program(row.program_id)
-                self.queues.program_lost(row)
-                self.retainer.program_ended(row, now)
-                self._leaves(row.program_id, now)
+                self.queues.program_lost(row, now)
 
-    # -- accounts ----------------------------------------------------------------------
+    # -- calls and programs ------------------------------------------------------------
 
-    def _open_account(self, request: Request) -> None:
-        now = self.clock()
-        identity = _identity(request)
-        row = self.table.get(identity.program_id)
-        if row is None:
-            row = self.table.start_program(
-                identity.program_id,
-                identity.program_type,
-                now,
-                tenant=identity.tenant,
-                session=identity.session,
-            )
-        row.size_hint = identity.size_hint if row.size_hint is None else row.size_hint
+    def _call_arrived(self, request: Request) -> None:
+        now, identity = self.clock(), _identity(request)
+        row = self.table.get(identity.program_id) or self._start_program(identity, now)
+        if row.size_hint is None:
+            row.size_hint = identity.size_hint
         self.table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
         self.table.call_arrived(row, request.request_id, now)
-        account = Account(identity, self.steps)
-        if not identity.lone:
-            account.context = self.retainer.call_arrived(row, request, now)
-            account.returned_tokens = self.retainer.known_tokens(row, request)
-        self._accounts[request.request_id] = account
-        call = self.queues.add(
+        call = QueuedCall(
             request.request_id,
             row,
             request,
@@ -302,42 +231,64 @@ class ProgramScheduler(AsyncScheduler):
             now,
             node=identity.node,
             prompt_tokens=request.num_prompt_tokens,
+            identity=identity,
+            arrived_step=self.steps,
         )
-        if self.admission is not None:
-            others = (self.requests[one] for one in reversed(row.calls) if one in self.requests)
-            beside = self.retainer.beside_tokens(request, islice(others, _BESIDE))
-            self.admission.call_arrived(call, account.returned_tokens, beside, now)
+        if not row.lone:
+            self.retention.at(now)
+            self.retention.arriving(call)
+        self.queues.call_arrived(call, now)
 
-    def _leaves(self, program_id: str, now: float) -> None:
-        if self.admission is not None:
-            self.admission.program_ended(program_id, now)
+    def _start_program(self, identity: RequestIdentity, now: float) -> ProgramRow:
+        row = self.table.start_program(
+            identity.program_id,
+            identity.program_type,
+            now,
+            tenant=identity.tenant,
+            session=identity.session,
+        )
+        row.lone = identity.lone
+        return row
 
-    def _close_account(self, request: Request) -> dict[str, Any] | None:
+    def _call_began(self, request_id: str, scheduled: int, now: float) -> None:
+        """A call was admitted, with so many tokens ``scheduled`` in its first step."""
+        call = self.queues.calls.get(request_id)
+        if call is None:
+            return
+        if self.waiting is not self._stock_waiting:
+            self._moved.append(call)
+        # A streaming session that goes on: it kept its slot while it waited for input.
+        if call.since is None:
+            return
+        # vLLM has counted this step's tokens as computed by now; the rest was cached.
+        cached = call.item.num_computed_tokens - scheduled
+        if call.cached_tokens is None:
+            call.cached_tokens = min(cached, call.prompt_tokens)
+        else:
+            call.recomputed_tokens += max(0, call.computed_tokens - cached)
+        self.queues.call_began(call, now)
+
+    def _call_ended(self, request: Request) -> dict[str, Any] | None:
         """A request ended, one way or another. Its report, if its client asked for it."""
         call = self.queues.calls.get(request.request_id)
         if call is None:
             return None
-        now = self.clock()
+        now, identity, row = self.clock(), call.identity, call.program
+        self.retention.at(now)
+        call.computed_tokens = request.num_computed_tokens
         self.queues.remove(call, now)
-        account = self._accounts.pop(request.request_id)
+        self.retention.stopped(call)
+        self.retention.ended(call, identity.call_id)
         times = call.served_s, call.waited_s
-        self.table.call_ended(call.program, request.request_id, now, call.path_s, *times)
+        self.table.call_ended(row, call.call_id, now, call.path_s, *times)
         self.queues.call_ended(call, now)
-        if self.admission is not None:
-            self.admission.call_ended(call, request.num_computed_tokens, now)
-        row = None if account.identity.lone else call.program
-        self.retainer.call_ended(row, request, account.context, now)
-        if account.identity.lone:
-            self.end_program(ProgramTotals.of(call.program), now)
-        elif call.program.program_id not in self.table:
-            # It ended before its call: what was noted of it since then can go.
-            self.queues.program_lost(call.program)
-            self._leaves(call.program.program_id, now)
-        if not account.identity.report:
+        if row.lone:
+            self.end_program(ProgramTotals.of(row), now)
+        if not identity.report:
             return None
-        report = account.report(call, self.steps)
-        if request.status.name == "FINISHED_ABORTED" and account.identity.call_id:
-            self._keep(account.identity.call_id, report)
+        report = _report(call, self.steps)
+        if request.status.name == "FINISHED_ABORTED" and identity.call_id:
+            self._keep(identity.call_id, report)
         return report
 
     def end_program(self, totals: ProgramTotals, now: float) -> None:
@@ -346,44 +297,79 @@ class ProgramScheduler(AsyncScheduler):
         if row is None:
             return
         self.table.catch_up(row, totals.service_s)
-        self.retainer.program_ended(row, now)
-        self._leaves(row.program_id, now)
+        self.retention.at(now)
         self.queues.program_ended(row, now)
-        self.memory.ended()
+        self.history.ended()
 
     def boundary(self, notes: Sequence[Sequence[Any]]) -> None:
-        """Tools and humans that programs began to wait for, or were answered by."""
-        now = self.clock()
-        self.retainer.boundary(notes, now)
-        if self.admission is None:
-            return
-        for program_id, what, *_ in notes:
-            if what in ("tool", "human"):
-                expected_s = self.retainer.expected_s(program_id)
-                self.admission.interrupt_began(program_id, what, expected_s, now)
-            elif what in ("returned", "answered"):
-                asked = "tool" if what == "returned" else "human"
-                self.admission.interrupt_ended(program_id, asked, now)
+        """Tools and humans that programs began to wait for, or were answered by.
 
-    def shutdown(self) -> None:
-        self.memory.save()
-        super().shutdown()
+        A note is (program id, what, name): what is ``tool``, ``returned``, ``human``,
+        ``answered``, or ``dropped``, with the first tokens of the call ``name`` that are kept.
+        """
+        now = self.clock()
+        self.retention.at(now)
+        for program_id, what, name, *more in notes:
+            if what not in _NOTES:
+                raise ConfigError(f"unknown notification {what!r} of program {program_id}")
+            row = self.table.get(program_id)
+            if row is None or row.cached is None:
+                continue
+            if what == "dropped":
+                self.retention.drop(row, name, *more)
+            else:
+                self._interrupt(row, *_NOTES[what], name, now)
+
+    def _interrupt(self, row: ProgramRow, kind: str, begins: bool, name: str, now: float) -> None:
+        if begins:
+            self.table.interrupt_started(row, now, kind)
+            self.queues.interrupt_began(row, kind, name, now)
+        elif row.humans if kind == "human" else row.tools:  # messages may be late
+            self.table.interrupt_ended(row, now, kind, seconds=0.0)
+            self.queues.interrupt_ended(row, kind, now)
 
     def _keep(self, call_id: str, report: dict[str, Any]) -> None:
         # An aborted request has no last output to carry its report: it waits here.
         self.aborted[call_id] = report
-        while len(self.aborted) > _KEPT_REPORTS:
+        while len(self.aborted) > KINDS:
             self.aborted.popitem(last=False)
-
-    def client_id(self, call: QueuedCall) -> str | None:
-        """What the client calls a call; None where it gave no name."""
-        return self._accounts[call.call_id].identity.call_id or None
 
     def control(self, op: str, argument: Any = None) -> Any:
         """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
         return answer(self, op, argument)
 
 
+_NOTES = {
+    "tool": ("tool", True),
+    "returned": ("tool", False),
+    "human": ("human", True),
+    "answered": ("human", False),
+    "dropped": ("", False),
+}
+
+
 def _identity(request: Request) -> RequestIdentity:
     session_id = getattr(request, "session_id", None)
     return from_extra_args(request.request_id, extra_args(request), session_id)
+
+
+def _report(call: QueuedCall, step: int) -> dict[str, Any]:
+    """The fields of the `CallReport` of a call that ended in the engine's ``step``."""
+    began, cached = call.cached_tokens is not None, call.cached_tokens or 0
+    return {
+        "service_s": call.served_s,
+        "waiting_s": call.waited_s,
+        "preemptions": call.preemptions,
+        "demotions": call.demotions,
+        "promotions": call.promotions,
+        "steps": call.steps,
+        "arrived_step": call.arrived_step,
+        "finished_step": step,
+        "prompt_tokens": call.item.num_prompt_tokens,
+        "output_tokens": len(call.item.output_token_ids),
+        "cached_tokens": cached,
+        "recomputed_tokens": call.recomputed_tokens,
+        "returned_tokens": call.known_tokens if began else 0,
+        "lost_tokens": max(0, call.known_tokens - cached) if began else 0,
+        "level": call.level,
+    }

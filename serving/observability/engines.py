@@ -140,14 +140,14 @@ class _Queue:
         here = _level_name(call, self._levelled)
         if not here:
             return "queued, the batch is full"
-        behind = "" if before is None else f" behind Q{before + 1}"
+        behind = f" behind Q{before + 1}" if self._levelled and before is not None else ""
         return f"queued at {here}{behind}"
 
 
 def _level_name(call: Mapping[str, Any], levelled: bool) -> str:
-    if call.get("in_lane"):
-        return "the lane"
-    return f"Q{call.get('level', 0) + 1}" if levelled else ""
+    if levelled:
+        return f"Q{call.get('level', 0) + 1}"
+    return "the lane" if call.get("promoted") else ""
 
 
 def _engine_call(

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS, benchmarks, call
-from tests.cli.test_bad_input import check
+from tests.cli.conftest import check
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/**/*.md")]

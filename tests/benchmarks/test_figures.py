@@ -22,7 +22,7 @@ from benchmarks.figure.toys import (
     search,
     toy,
 )
-from tests.cli.test_bad_input import check
+from tests.cli.conftest import check
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from agentrt.cli import engines as module
 from agentrt.cli.engines import Fleet, count_gpus, engine_options, make_executor
 from agentrt.cli.run import run
 from agentrt.executors.base import Executor
-from agentrt.executors.memory import read
+from agentrt.executors.history import read
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
@@ -53,11 +53,11 @@ async def test_the_set_writes_the_history_and_its_engines_begin_with_it(
             path.write_text("{")
             await replicas.restart("replica-0")
         await replicas.close()
-        known = [bool(one.learned and one.learned["cells"]) for one in made]
+        known = [bool(one.learned and one.learned["service"]) for one in made]
     assert known == [False, False, True, True, False]
     own = SchedulerConfig("adaptive", lane=0.2)
     assert [one.scheduler for one in made] == [own] * 5
-    assert read(path)["cells"]
+    assert read(path)["service"]
 
 
 TWO = "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA H100 (UUID: GPU-2)'"

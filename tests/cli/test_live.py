@@ -73,7 +73,7 @@ def test_without_numbered_levels_only_the_lane_has_a_name() -> None:
     emit(run, "llm", "react")
     call = {"call_id": "react-1/0", "level": -7, "ahead": 0}
     assert draw([run], {"levelled": False, "waiting": [call]})[1] == "└── llm  waiting, next, 2.0 s"
-    call["in_lane"] = True
+    call["promoted"] = True
     snapshot = {"levelled": False, "waiting": [call]}
     assert draw([run], snapshot)[1] == "└── llm  waiting at lane, next, 2.0 s"
 

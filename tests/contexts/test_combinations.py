@@ -118,8 +118,8 @@ def check_nothing_is_left(replicas: SteppedReplicas) -> None:
         assert found["protected_blocks"] <= len(SHARED) // BLOCK_SIZE
         assert found["programs"] == found["running"] == found["waiting"] == []
         assert found["free_blocks"] == engine.blocks - 1
-        admission = engine.scheduler.admission
-        assert admission is None or len(admission) == 0
+        admission = engine.scheduler.queues.admission
+        assert admission is None or admission.calls_outside == admission.members == 0
         assert engine.scheduler.reset_prefix_cache()
 
 

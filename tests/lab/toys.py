@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.queues import LevelQueues
+from agentrt.scheduler.queues import LevelQueues, Room
 from agentrt.scheduler.table import ProcessTable, ProgramRow
-from agentrt.scheduler.victims import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,8 @@ class ToyEngine:
             call_id = f"{live.program.name}{index}"
             self.table.call_arrived(live.row, call_id, self.now)
             item = (live, index)
-            self.queues.put(self.queues.add(call_id, live.row, item, live.path_s[index], self.now))
+            made = QueuedCall(call_id, live.row, item, live.path_s[index], self.now)
+            self.queues.put(self.queues.call_arrived(made, self.now))
 
     def _choose(self) -> None:
         queues = self.queues
@@ -151,12 +151,12 @@ class ToyEngine:
         self.running.sort(key=lambda call: call.key)
         for call in self._strict_victims() if self._strict else self._victims():
             self.running.remove(call)
-            queues.stop(call, self.now, to_tail=self._strict)
+            queues.call_preempted(call, self.now, to_tail=self._strict)
             queues.put(call)
             self.preemptions += 1
         while len(self.running) < self._batch and queues.head() is not None:
             call = queues.take()
-            queues.start(call, self.now)
+            queues.call_began(call, self.now)
             self.running.append(call)
         self.running.sort(key=lambda call: call.key)
 

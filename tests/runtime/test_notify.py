@@ -8,8 +8,10 @@ from agentrt import Context, Runtime, Tool, program, tool
 from agentrt.executors.base import Notification
 from agentrt.interrupts.events import Event
 from agentrt.interrupts.questions import Question
+from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.retention import Contexts, make_retention
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.retention import BlockOwners, make_retention
 from agentrt.scheduler.table import ProgramRow
 from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
@@ -90,17 +92,25 @@ async def test_a_context_is_kept_alike_wherever_its_program_waits(
 
 
 def ranks(notes: list[Notification], retention: str) -> list[object]:
-    """How much its blocks are worth after each of them, as the plug-in in the engine hears it."""
-    made = make_retention(SchedulerConfig(retention=retention))
+    """What its blocks are worth after each of them, as the plug-in in the engine hears it."""
+    learned = Learned()
+    made = make_retention(SchedulerConfig(retention=retention), learned)
     assert made is not None
-    book = Contexts(made)
-    context = book.call_arrived(ProgramRow(notes[0].program_id, "agent"), 0.0)
-    book.call_ended(context, 1.0)
+    owners, row = BlockOwners(learned), ProgramRow(notes[0].program_id, "agent", member=True)
+    call = QueuedCall("c", row, None, None, 0.0)
+    row.queued["c"] = call
+    owners.call_arrived(call, 0.0)
+    row.queued.clear()
+    owners.call_ended(call, 1.0)
+    blocks = row.cached
+    assert blocks is not None
     found: list[object] = []
     for at, note in enumerate(notes, 2):
+        row.tools += 1 if note.what == "tool" else -1
         if note.what == "tool":
-            book.tool_started(note.program_id, note.name, at)
+            owners.interrupt_began(row, "tool", note.name, at)
         else:
-            book.tool_ended(note.program_id, at)
-        found.append((context.phase, book.rank(context, at), made.expired(context, at)))
+            owners.interrupt_ended(row, "tool", at)
+        worth = made.worth(blocks, at + 0.5, 1)
+        found.append((blocks.gap, made.place(blocks), worth, made.expired(blocks, at + 60.0)))
     return found

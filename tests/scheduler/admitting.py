@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agentrt.scheduler import LevelQueues, ProcessTable, QueuedCall, SchedulerConfig
-from agentrt.scheduler.admission import Admission, Capacity, make_admission
-from agentrt.scheduler.admission.memory import WorkingSet
+from agentrt.scheduler.call import CallState
+from agentrt.scheduler.memory import Admission, Capacity, WorkingSet
 
 BLOCK = 16
 KIND = ("default", "t")
@@ -17,19 +17,34 @@ TOKEN_S = 1 / 1024
 class Admitting:
     """Calls are named after their programs: 'a/0' is the first of program 'a'.
 
-    ``contexts`` is what a program has computed (tokens), from which its next call goes on.
+    ``contexts`` is what a program has computed (tokens), from which its next call goes on;
+    ``free`` are the free blocks of the cache, as many as there are unless a test says otherwise.
     """
 
     def __init__(self, admission: str, *, blocks: int = 100, slots: int = 8, **more: Any) -> None:
         self.config = SchedulerConfig(**{"policy": "fcfs", "admission": admission, **more})
-        made = make_admission(self.config, Capacity(blocks, BLOCK, slots))
-        assert made is not None
-        self.admission: Admission = made
-        self.queues = LevelQueues(self.config, slots=slots, admission=made)
+        capacity = Capacity(blocks, BLOCK, slots)
+        self.queues = LevelQueues(self.config, slots=slots, capacity=capacity)
+        assert self.queues.admission is not None
+        self.admission: Admission = self.queues.admission
+        self.learned = self.queues.learned
         self.table = ProcessTable()
         self.running: list[QueuedCall] = []
         self.contexts: dict[str, int] = {}
         self.slots, self.now, self._named = slots, 0.0, 0
+
+    @property
+    def working(self) -> WorkingSet:
+        assert isinstance(self.admission, WorkingSet)
+        return self.admission
+
+    def inside(self) -> set[str]:
+        return {row.program_id for row in self.table if row.member}
+
+    def outside(self) -> set[str]:
+        """The calls that are kept outside."""
+        calls = self.queues.calls.values()
+        return {call.call_id for call in calls if call.state is CallState.OUTSIDE}
 
     def arrive(
         self, program: str, tokens: int, type: str = "t", *, fresh: bool = False, beside: int = 0
@@ -42,19 +57,19 @@ class Admitting:
         call_id, known = f"{program}/{self._named}", 0 if fresh else self.contexts.get(program, 0)
         self._named += 1
         self.table.call_arrived(row, call_id, self.now)
-        call = self.queues.add(call_id, row, None, None, self.now, "", known + tokens)
-        self.admission.call_arrived(call, known, beside, self.now)
-        self.queues.put(call, held=not self.admission.goes_on(call, self.now))
+        call = QueuedCall(call_id, row, None, None, self.now, prompt_tokens=known + tokens)
+        call.known_tokens, call.beside_tokens = known, beside
+        self.queues.put(self.queues.call_arrived(call, self.now))
         return call_id
 
     def step(self, seconds: float = 1.0) -> list[str]:
         """Let in who may come in, fill the slots, and let time pass. What began."""
-        self.queues.let_in(self.now, len(self.running))
+        self.let_in(len(self.running))
         began = []
         while len(self.running) < self.slots and self.queues.head() is not None:
             call = self.queues.take()
-            self.queues.start(call, self.now)
-            self.admission.call_began(call, self.contexts.get(call.program.program_id, 0), self.now)
+            call.cached_tokens = self.contexts.get(call.program.program_id, 0)
+            self.queues.call_began(call, self.now)
             self.running.append(call)
             began.append(call.call_id)
         for call in self.running:
@@ -62,31 +77,42 @@ class Admitting:
         self.now += seconds
         return began
 
+    def let_in(self, running: int = 1) -> None:
+        self.queues.let_in(self.now, running)
+
     def end(self, call_id: str, output: int = 16) -> None:
         """A call ends, in whatever state, with so many tokens of output."""
         call = self.queues.calls[call_id]
-        tokens = call.prompt_tokens + output
         if call in self.running:
             self.running.remove(call)
-            self.contexts[call.program.program_id] = tokens
+            call.computed_tokens = call.prompt_tokens + output
+            self.contexts[call.program.program_id] = call.computed_tokens
         self.queues.remove(call, self.now)
         times = call.served_s, call.waited_s
         self.table.call_ended(call.program, call_id, self.now, call.path_s, *times)
         self.queues.call_ended(call, self.now)
-        self.admission.call_ended(call, tokens, self.now)
-        if call.program.program_id not in self.table:
-            self.admission.program_ended(call.program.program_id, self.now)
+
+    def begins(self, program: str, kind: str = "tool", name: str = "grep") -> None:
+        """A program waits for a tool of this name, or for a human."""
+        if (row := self.table.get(program)) is not None:
+            self.table.interrupt_started(row, self.now, kind)
+            self.queues.interrupt_began(row, kind, name, self.now)
+
+    def answered(self, program: str, kind: str = "tool") -> None:
+        row = self.table.get(program)
+        if row is not None and (row.humans if kind == "human" else row.tools):
+            self.table.interrupt_ended(row, self.now, kind, seconds=0.0)
+            self.queues.interrupt_ended(row, kind, self.now)
 
     def end_program(self, program: str) -> None:
         """A program ends, or is cancelled."""
         row = self.table.end_program(program)
         assert row is not None
-        self.admission.program_ended(program, self.now)
         self.queues.program_ended(row, self.now)
 
 
 class Counted(Admitting):
-    """A working set over 100 blocks of 16 tokens, of which 95 are given out.
+    """A working set over 100 blocks of 16 tokens.
 
     Programs are as long as they say, in blocks: a call claims those of its prompt and one for its
     rest; nothing more, since it is known to put out nothing.
@@ -94,20 +120,9 @@ class Counted(Admitting):
 
     def __init__(self, **more: Any) -> None:
         super().__init__("memory", **more)
-        self.working.growth.call_ended(KIND, 0)
-        self.working.costs.step(0.0, 1, 1)
-        self.working.costs.step(1024 * TOKEN_S, 1025, 1)
-
-    @property
-    def working(self) -> WorkingSet:
-        assert isinstance(self.admission, WorkingSet)
-        return self.admission
+        self.learned.call_ended(KIND, 0)
+        self.learned.costs.step(0.0, 1, 1)
+        self.learned.costs.step(1024 * TOKEN_S, 1025, 1)
 
     def wants(self, program: str, blocks: int, type: str = "t") -> str:
         return self.arrive(program, (blocks - 1) * BLOCK, type)
-
-    def let_in(self, running: int = 1) -> None:
-        self.queues.let_in(self.now, running)
-
-    def inside(self) -> set[str]:
-        return {row.program_id for row in self.table if self.working.has(row.program_id)}

@@ -16,9 +16,8 @@ from random import Random
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.queues import LevelQueues
+from agentrt.scheduler.queues import LevelQueues, Room
 from agentrt.scheduler.table import ProcessTable, ProgramRow
-from agentrt.scheduler.victims import Room
 
 SLOTS = 64
 STEP_S = 0.025
@@ -117,11 +116,11 @@ class Crowd:
             self._unsorted = False
         for call in self.queues.victims(self.running, SLOTS - len(self.running), 0, _ROOM):
             self.running.remove(call)
-            self.queues.stop(call, self.now)
+            self.queues.call_preempted(call, self.now)
             self.queues.put(call)
         while len(self.running) < SLOTS and self.queues.head() is not None:
             call = self.queues.take()
-            self.queues.start(call, self.now)
+            self.queues.call_began(call, self.now)
             self.running.append(call)
             self.started += 1
             self._unsorted = True
@@ -150,8 +149,8 @@ class Crowd:
 
     def _emit(self, row: ProgramRow, call_id: str, node: str, tokens: int) -> None:
         self.table.call_arrived(row, call_id, self.now)
-        call = self.queues.add(call_id, row, None, row.path_s, self.now, node, tokens)
-        self.queues.put(call)
+        call = QueuedCall(call_id, row, None, row.path_s, self.now, node=node, prompt_tokens=tokens)
+        self.queues.put(self.queues.call_arrived(call, self.now))
 
     def _ended(self) -> QueuedCall:
         assert self._ending is not None, "prepare comes first"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agentrt.scheduler import LevelQueues, Policy, ProcessTable, QueuedCall, SchedulerConfig
-from agentrt.scheduler.victims import Room
+from agentrt.scheduler.lane import Lane
+from agentrt.scheduler.queues import Room
 
 
 class Harness:
@@ -28,14 +29,14 @@ class Harness:
         call_id = f"{program}/{self._named}"
         self._named += 1
         self.table.call_arrived(row, call_id, self.now)
-        call = self.queues.add(call_id, row, None, row.path_s, self.now, node, tokens)
-        self.queues.put(call)
+        call = QueuedCall(call_id, row, None, row.path_s, self.now, node=node, prompt_tokens=tokens)
+        self.queues.put(self.queues.call_arrived(call, self.now))
         return call
 
     def start(self) -> QueuedCall:
         """The best waiting call starts."""
         call = self.queues.take()
-        self.queues.start(call, self.now)
+        self.queues.call_began(call, self.now)
         self.running.append(call)
         return call
 
@@ -47,7 +48,7 @@ class Harness:
     def preempt(self, call: QueuedCall, *, hold: bool = False) -> None:
         """A running call waits again."""
         self.running.remove(call)
-        self.queues.stop(call, self.now)
+        self.queues.call_preempted(call, self.now)
         self.queues.put(call, deferred=hold)
 
     def end(self, call: QueuedCall, *, program: bool = False) -> None:
@@ -71,6 +72,13 @@ class Harness:
         """The programs of the waiting calls, best first."""
         return [call.program.program_id for call in self.queues.in_order()]
 
+    @property
+    def lane(self) -> Lane:
+        """The lane of a policy that keeps one."""
+        lane = self.queues._promoter
+        assert isinstance(lane, Lane)
+        return lane
+
     def live(self, program: str, seconds: float, type: str = "t") -> None:
         """A program of one call comes, is served and ends. Nothing else may wait."""
         self.call(program, type=type)
@@ -82,13 +90,9 @@ class Harness:
         """Whatever must hold between two events."""
         self.queues.check_integrity()
         self.table.check_integrity()
-        inside = [call for call in self.queues.calls.values() if call.in_lane]
-        assert self.queues._lane._inside == len(inside)
-        line = [call for *_, call in self.queues._lane._line]
-        assert len(set(map(id, line))) == len(line), "a call lines up once"
-        assert all(call.in_line for call in line)
-        started = sum(call.program.started_at for call in line)
-        assert abs(self.queues._lane._started - started) < 1e-6 * (1.0 + started)
-        if self.queues._lane._most:
-            outside = [c for c in self.queues.calls.values() if c.queued and not c.in_lane]
-            assert all(call.in_line for call in outside)
+        if not isinstance(self.queues._promoter, Lane):
+            return
+        lane = self.lane
+        assert lane._inside == sum(call.promoted for call in self.queues.calls.values())
+        waiting = {c for c in self.queues.calls.values() if c.since is not None and not c.promoted}
+        assert set(lane._line) == waiting

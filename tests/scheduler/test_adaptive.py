@@ -1,20 +1,19 @@
-"""Adaptive: who goes first by what was learned, and queues that stay bounded meanwhile."""
+"""Adaptive: who goes first by what was learned, against its rules with every sample kept."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agentrt.lab.oracles import Srpt
-from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler import ProcessTable, ProgramRow, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.policies.adaptive.estimate import History
-from agentrt.scheduler.policies.adaptive.policy import Adaptive
-from agentrt.scheduler.policies.base import Priority
+from agentrt.scheduler.policies.adaptive import Adaptive
 from tests.scheduler.harness import Harness
 
 _ENOUGH = 60
@@ -48,35 +47,6 @@ def test_a_short_programs_call_preempts_a_long_ones_but_not_its_equals() -> None
     assert harness.victims() == []
     harness.call("c", type="short")
     assert [call.program.program_id for call in harness.victims()] == ["a"]
-
-
-def test_who_is_only_unlucky_is_not_put_off_but_who_outgrew_its_type_is() -> None:
-    """Types of mean 10 s: one program in ten needs 91 s, the others 1 s."""
-    harness = Harness("adaptive")
-    for index in range(200):
-        harness.live(f"u{index}", 91.0 if index % 10 == 0 else 1.0, "uneven")
-    levels = [level_after(harness, name, had, "uneven") for name, had in (("a", 3.0), ("b", 15.0))]
-    assert levels[0] == math.floor(2 * math.log2(2 * 10.0)), "88 s to come count as 20"
-    assert levels[1] == levels[0]
-    late = level_after(harness, "c", 200.0, "uneven")
-    assert late == math.floor(2 * math.log2(200.0)), "twenty times the mean: not of its type"
-
-
-def test_a_short_types_name_helps_a_long_program_only_till_twice_its_mean() -> None:
-    """Past that it stands by what it has had, as it would in ATLAS."""
-    harness = taught()
-    assert level_after(harness, "a", 3.0, "short") == math.floor(2 * math.log2(3.0))
-    assert level_after(harness, "b", 7.0, "short") == math.floor(2 * math.log2(7.0))
-
-
-def level_after(harness: Harness, name: str, had: float, type: str) -> int:
-    """Where a program stands that has had so many seconds."""
-    harness.call(name, type=type)
-    call = harness.start()
-    harness.serve(call, had)
-    level = call.level
-    harness.end(call)
-    return level
 
 
 def test_a_program_that_is_nearly_done_goes_before_one_that_begins() -> None:
@@ -119,7 +89,8 @@ def test_without_a_past_a_branch_stands_by_its_own_path() -> None:
     row = harness.table.get("a")
     assert row is not None
     on_short, on_long = (
-        harness.queues.add(f"a/{s}", row, None, s, 64.0, "", 0) for s in (2.0, 64.0)
+        harness.queues.call_arrived(QueuedCall(f"a/{s}", row, None, s, 64.0), 64.0)
+        for s in (2.0, 64.0)
     )
     assert on_short.level == math.floor(2 * math.log2(2.0))
     assert on_long.level == math.floor(2 * math.log2(64.0))
@@ -144,27 +115,6 @@ def test_within_a_level_the_small_go_first_and_then_the_older() -> None:
     assert harness.order() == ["early", "late", "big"]
     harness.start()
     assert harness.victims() == [], "nobody is preempted for an order within a level"
-
-
-class Asked(History):
-    """Expects 16 s of everybody, and remembers for what it was asked."""
-
-    def expect(self, row: ProgramRow, node: str, path_s: float) -> float:
-        self.last = (node, path_s)
-        return 16.0
-
-
-def test_level_quantum_and_order_follow_from_what_is_expected_and_what_it_had() -> None:
-    policy = Adaptive(SchedulerConfig())
-    policy.history = asked = Asked()
-    row = ProgramRow("p", "t", started_at=7.0, attained_s=4.0)
-    call = QueuedCall("c", row, None, 3.0, 0.0, node="plan", served_s=0.5)
-    assert policy.priority(call, 0.0) == Priority(8, 2.0, order=3 * 2.0**32 + 7.0)
-    assert asked.last == ("plan", 3.5)
-    row.attained_s = 64.0
-    assert policy.priority(call, 0.0) == Priority(8, 8.0, order=5 * 2.0**32 + 7.0)
-    row.attained_s = 0.0
-    assert policy.priority(call, 0.0) == Priority(8, 2.0, order=1 * 2.0**32 + 7.0)
 
 
 def test_a_running_call_is_looked_at_again_as_it_is_served() -> None:
@@ -201,93 +151,231 @@ def test_a_lost_program_teaches_nothing() -> None:
     call = harness.start()
     harness.serve(call, 500.0)
     harness.end(call)
-    history = harness.queues.policy.history
-    assert history is not None
-    learned = history.to_dict()
-    harness.queues.program_lost(call.program)
-    assert history.to_dict() == learned
-    assert not history._asked
+    learned = harness.queues.learned.to_dict()
+    assert visits(harness.queues.policy)
+    harness.queues.program_lost(call.program, harness.now)
+    assert harness.queues.learned.to_dict() == learned
+    assert not visits(harness.queues.policy)
 
 
-# -- bounds ----------------------------------------------------------------------------
+def visits(policy: Any) -> dict[str, Any]:
+    """What the policy noted of the programs that run."""
+    assert isinstance(policy, Adaptive)
+    return policy._visits
 
 
-class Chance:
-    """Events in an order that nobody would think of; crowds come and go."""
-
-    def __init__(self, harness: Harness, seed: int) -> None:
-        self.harness = harness
-        self._rng = random.Random(seed)
-        self._events: list[tuple[Callable[[], None], int]] = [
-            (self._arrive, 6),
-            (self._start, 4),
-            (self._serve, 8),
-            (self._preempt, 3),
-            (self._end, 3),
-            (self._abort, 1),
-            (self._promote, 4),
-        ]
-
-    def happen(self, crowd: bool) -> None:
-        """One event; while no ``crowd`` gathers, waiting calls are aborted in numbers."""
-        what, weights = zip(*self._events, strict=True)
-        event = self._rng.choices(what, weights)[0]
-        if event == self._arrive and not crowd:
-            event = self._abort
-        self.harness.now += 0.01
-        event()
-
-    def _arrive(self) -> None:
-        self.harness.call(f"p{self._rng.randrange(300)}", self._rng.randrange(1000))
-
-    def _start(self) -> None:
-        if len(self.harness.running) < 8 and self.harness.queues.head() is not None:
-            self.harness.start()
-
-    def _serve(self) -> None:
-        if self.harness.running:
-            self.harness.serve(self._rng.choice(self.harness.running), self._rng.random())
-
-    def _preempt(self) -> None:
-        if self.harness.running:
-            self.harness.preempt(
-                self._rng.choice(self.harness.running), hold=self._rng.random() < 0.3
-            )
-
-    def _end(self) -> None:
-        if self.harness.running:
-            call = self._rng.choice(self.harness.running)
-            self.harness.end(call, program=len(call.program.calls) == 1)
-
-    def _abort(self) -> None:
-        calls = self.harness.queues.calls
-        if calls:
-            call = calls[self._rng.choice(list(calls))]
-            self.harness.end(call, program=len(call.program.calls) == 1)
-
-    def _promote(self) -> None:
-        self.harness.queues.release(lambda call: self._rng.random() < 0.7)
-        self.harness.queues.promote(self.harness.now)
+# -- expectations ----------------------------------------------------------------------
 
 
-def srpt() -> Policy:
-    """The clairvoyant, with a future made up of names."""
-    return Srpt(SchedulerConfig(), lambda row: 1.0 + int(row.program_id[1:]))
+class Past:
+    """Programs that are served in small pieces and asked about after each, as running ones are."""
+
+    def __init__(self) -> None:
+        self.policy = Adaptive(SchedulerConfig("adaptive"))
+        self.table = ProcessTable()
+        self._started = 0
+
+    def begin(self, type: str = "t", hint: float | None = None, **who: Any) -> ProgramRow:
+        self._started += 1
+        row = self.table.start_program(f"p{self._started}", type, 0.0, **who)
+        row.size_hint = hint
+        return row
+
+    def serve(self, row: ProgramRow, seconds: float) -> None:
+        """One more call of a program, from its beginning to its end."""
+        row.attained_s += seconds
+        self.table.call_ended(row, "c", 0.0, None, seconds, 0.0)
+
+    def ask(self, row: ProgramRow, node: str = "") -> float:
+        return self.policy._expected_s(row, node, row.path_s)
+
+    def live(
+        self,
+        pieces: Sequence[float],
+        nodes: Callable[[int], str] = lambda index: "",
+        **what: Any,
+    ) -> None:
+        """A program that is served in ``pieces``, and ends."""
+        row = self.begin(**what)
+        for index, seconds in enumerate(pieces):
+            self.ask(row, nodes(index))
+            self.serve(row, seconds)
+        self.policy.program_ended(row, 0.0)
+        self.table.end_program(row.program_id)
+
+    def expect_at(self, attained: float, **what: Any) -> float:
+        """What a program of one call that attained so much would be expected to need still."""
+        row = self.begin(**what)
+        if attained:
+            self.serve(row, attained)
+        return self.ask(row)
 
 
-@pytest.mark.parametrize("policy", ["two-level", "atlas", "adaptive", "srpt"])
-def test_heaps_stay_bounded_by_what_waits(policy: str) -> None:
-    """Entries that are out of date never outweigh the waiting calls by more than a little."""
-    given = srpt() if policy == "srpt" else None
-    harness = Harness("atlas" if given else policy, slots=8, given=given, beta=0.5, lane=0.25)
-    chance = Chance(harness, seed=1)
-    most = 0
-    for index in range(20_000):
-        chance.happen(crowd=index % 4000 < 2000)
-        queues, waiting = harness.queues, len(harness.queues)
-        assert len(queues._heap) <= 2 * waiting + 65
-        assert len(queues._lane._line) <= 2 * waiting + 65
-        most = max(most, waiting)
-        if index % 500 == 0:
-            harness.check_integrity()
-    assert most > 100
+@pytest.fixture
+def past() -> Past:
+    return Past()
+
+
+def test_after_equal_programs_what_remains_is_known_to_a_bins_width(past: Past) -> None:
+    """At ``a`` seconds of 16, 16 - a are left; ``a`` is known up to a factor of 1.41."""
+    for _ in range(400):
+        past.live([16.0])
+    for attained in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0):
+        slack = (math.sqrt(2.0) - 1.0) * attained + 0.06 * 16.0
+        assert past.expect_at(attained) == pytest.approx(16.0 - attained, abs=slack)
+
+
+def test_a_program_that_outlives_its_kin_is_expected_to_go_on_as_long(past: Past) -> None:
+    for _ in range(400):
+        past.live([9.06])
+    for attained in (9.06 * math.sqrt(2.0), 20.0, 1000.0):
+        assert past.expect_at(attained) == attained
+
+
+def test_tenants_and_types_are_no_kin(past: Past) -> None:
+    for _ in range(50):
+        past.live([99.0], type="long", tenant="a")
+    assert past.expect_at(0.0, type="long", tenant="a") > 50.0
+    assert past.expect_at(0.5, type="long") == past.expect_at(0.5, type="t", tenant="a") == 0.5
+
+
+def test_hints_are_told_apart_to_a_factor_of_two_in_any_unit(past: Past) -> None:
+    for _ in range(100):
+        past.live([2.0], hint=0.0125)
+        past.live([50.0], hint=0.05)
+    first, same, other = (past.expect_at(0.0, hint=hint) for hint in (0.0125, 0.01, 0.025))
+    assert first == same < 4.0
+    assert other == past.expect_at(0.0), "no hint was like it: it counts as none"
+    assert past.expect_at(0.0, hint=0.05) > 40.0
+
+
+@pytest.mark.parametrize("hint", [0.0, -5.0, 1e-300, 1e300, math.inf, math.nan, "40", [1], None])
+def test_no_hint_is_too_odd(past: Past, hint: Any) -> None:
+    """One that is no positive number counts as none."""
+    past.live([1.0], hint=hint)
+    assert math.isfinite(past.expect_at(1.0, hint=hint))
+    kinds = {what for _, _, what, *_ in past.policy.learned.to_dict()["service"]}
+    assert any(what.startswith("hint") for what in kinds) == (hint in (1e-300, 1e300))
+
+
+def test_the_turn_and_the_node_tell_programs_of_the_same_age_apart(past: Past) -> None:
+    """After 4 s in one call 60 are to come; after 4 s in sixteen calls, nearly none."""
+    for _ in range(100):
+        past.live([4.0, 60.0], nodes=lambda index: "plan")
+        past.live([0.25] * 17, nodes=lambda index: "act")
+    one, many = past.begin(), past.begin()
+    past.serve(one, 4.0)
+    for _ in range(16):
+        past.serve(many, 0.25)
+    assert past.ask(one, "plan") > 40.0
+    assert past.ask(many, "act") < 4.0
+    assert past.ask(past.begin(), "plan") > 2.0 * past.ask(past.begin(), "act")
+
+
+# -- the rules, sample by sample -------------------------------------------------------
+
+Key = tuple[str, str, str, int]
+
+
+def bin_of(seconds: float) -> int:
+    """How many of the edges, each half a doubling above the one before, were passed."""
+    return sum(1 for n in range(80) if 0.05 * 2 ** (n / 2) <= seconds) if seconds > 0.05 else 0
+
+
+def edge(number: int) -> float:
+    return float(0.05 * 2 ** ((number - 1) / 2)) if number else 0.0
+
+
+@dataclass
+class Reference:
+    """What ended programs needed still, wherever one was asked about them: every sample."""
+
+    samples: dict[Key, list[float]] = field(default_factory=dict)
+    asked: dict[str, dict[Key, float]] = field(default_factory=dict)
+
+    def refined(self, key: Key, prior: float) -> float:
+        """The mean of the samples there, with the prior counted as eight more."""
+        known = self.samples.get(key, [])
+        return max((sum(known) + 8 * prior) / (len(known) + 8), 0.05)
+
+    def expect(self, row: ProgramRow, node: str, path_s: float) -> float:
+        def key(what: str) -> Key:
+            return row.tenant, row.type, what, bin_of(row.attained_s)
+
+        aged = self.refined(key(""), max(path_s, 0.05))
+        expected = aged
+        more = [f"turn {math.floor(2 * math.log2(row.finished_calls + 1))} {node}"]
+        if row.size_hint:
+            more.append(f"hint {math.floor(math.log2(row.size_hint))}")
+        for what in more:
+            self.asked.setdefault(row.program_id, {}).setdefault(key(what), row.attained_s)
+            expected *= self.refined(key(what), aged) / aged
+        return max(expected, 0.05)
+
+    def learn(self, row: ProgramRow) -> None:
+        """It was at every age up to its last, and elsewhere where it was first asked about."""
+        seen = self.asked.pop(row.program_id, {})
+        for age in range(bin_of(row.service_s) + 1):
+            seen[row.tenant, row.type, "", age] = edge(age)
+        for key, attained in seen.items():
+            self.samples.setdefault(key, []).append(max(row.service_s - attained, 0.0))
+
+
+def priority(row: ProgramRow, expected: float) -> tuple[int, float, tuple[float, float]]:
+    """Level, quantum and order of a call whose program is expected to need so much."""
+    attained = max(row.attained_s, 0.05)
+    size = math.floor(math.log2(attained * expected) / 2)
+    quantum = max(0.5, attained / 8, expected / 8)
+    return math.floor(2 * math.log2(expected)), quantum, (size, row.started_at)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1.0, 1.1, 3.0, 9.0, 40.0]),
+            st.sampled_from(["a", "a", "b"]),
+            st.sampled_from([None, 3.0, 70.0]),
+            st.sampled_from(["", "plan", "act"]),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=70,
+    )
+)
+def test_priorities_are_those_of_the_reference(
+    story: list[tuple[float, str, float | None, str, bool]],
+) -> None:
+    """Programs that are asked about as they go on, and end; some are lost."""
+    policy, reference = Adaptive(SchedulerConfig("adaptive", lane=0.0)), Reference()
+    for number, (total, type_, hint, node, ends) in enumerate(story):
+        row = ProgramRow(f"p{number}", type_, size_hint=hint, started_at=float(number))
+        for part in (0.0, 0.3, 0.33, 0.7):
+            row.attained_s = row.service_s = row.path_s = part * total
+            call = QueuedCall(f"c{part}", row, None, row.path_s, 0.0, node=node)
+            expected = policy._expected_s(row, node, row.path_s)
+            assert expected == pytest.approx(reference.expect(row, node, row.path_s))
+            assert policy.priority(call, 0.0) == priority(row, expected)
+            row.finished_calls += 1
+        row.service_s = total
+        if ends:
+            policy.program_ended(row, 0.0)
+            reference.learn(row)
+        else:
+            policy.program_lost(row)
+            reference.asked.pop(row.program_id)
+    assert not policy._visits
+    rows = policy.learned.to_dict()["service"]
+    assert {tuple(row[:4]): row[4] for row in rows} == {
+        key: len(samples) for key, samples in reference.samples.items()
+    }
+
+
+def test_a_call_stands_by_its_path_with_its_own_service() -> None:
+    """The path to it is 3 s, and it has had 13 s itself."""
+    policy = Adaptive(SchedulerConfig("adaptive"))
+    row = ProgramRow("p", "t", started_at=7.0, attained_s=4.0)
+    call = QueuedCall("c", row, None, 3.0, 0.0, served_s=13.0)
+    assert policy.priority(call, 0.0) == (8, 2.0, (3, 7.0))
+    row.attained_s = 64.0
+    assert policy.priority(call, 0.0) == (8, 8.0, (5, 7.0))

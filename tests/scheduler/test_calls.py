@@ -1,26 +1,76 @@
-"""What a call carries through its life, and what its policy is told of it."""
+"""What a call carries through its life, its states, and what its policy is asked about it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from agentrt.errors import InvariantError
 from agentrt.scheduler import LevelQueues, Policy, ProgramRow, QueuedCall, SchedulerConfig
-from agentrt.scheduler.admission.base import Admission, Capacity
+from agentrt.scheduler.call import TRANSITIONS, CallState
+from agentrt.scheduler.memory import Admission, Capacity
+from agentrt.scheduler.policies.adaptive import Adaptive
 from agentrt.scheduler.policies.base import Priority
 from tests.scheduler.harness import Harness
 
+ALLOWED = {
+    "aside": {"waiting", "outside", "deferred", "running", "ended"},
+    "waiting": {"aside", "deferred", "ended"},
+    "outside": {"aside", "waiting", "ended"},
+    "deferred": {"aside", "waiting", "outside", "ended"},
+    "running": {"aside", "ended"},
+    "ended": set(),
+}
 
-def test_a_new_call_is_what_was_said_of_it() -> None:
-    queues, row = LevelQueues(SchedulerConfig()), ProgramRow("p", "t")
-    full = queues.add("a", row, "item", 2.5, 7.0, "plan", 30)
-    bare = queues.add("b", row, None, None, 8.0)
-    assert (full.call_id, full.program, full.item, full.path_s) == ("a", row, "item", 2.5)
-    assert (full.arrived_at, full.node, full.prompt_tokens) == (7.0, "plan", 30)
-    assert (full.since, full.debt_since) == (7.0, 7.0)
-    assert (bare.node, bare.prompt_tokens) == ("", 0)
-    assert queues.calls == {"a": full, "b": bare}
+
+def a_call(name: str = "c", program: str = "p") -> QueuedCall:
+    return QueuedCall(name, ProgramRow(program, "t"), None, None, 0.0)
+
+
+@pytest.mark.parametrize("state", CallState)
+def test_a_call_goes_where_the_table_lets_it_and_nowhere_else(state: CallState) -> None:
+    for following in CallState:
+        call = a_call()
+        call.state = state
+        if following.value in ALLOWED[state.value]:
+            call.go(following)
+            assert call.state is following
+            continue
+        with pytest.raises(InvariantError) as refused:
+            call.go(following)
+        assert str(refused.value) == f"call c: {state.value} to {following.value}"
+        assert call.state is state
+
+
+@given(st.lists(st.sampled_from(CallState), max_size=30))
+def test_no_walk_leaves_the_table(wanted: list[CallState]) -> None:
+    """Once ended, always ended; and to run, a call was taken from its queue before."""
+    call = a_call()
+    walk = [call.state]
+    for state in wanted:
+        if state in TRANSITIONS[call.state]:
+            call.go(state)
+            walk.append(state)
+        else:
+            with pytest.raises(InvariantError):
+                call.go(state)
+        assert call.queued == (call.state.value in ("waiting", "outside", "deferred"))
+    assert CallState.ENDED not in walk[:-1]
+    steps = pairwise(walk)
+    assert all(before is CallState.ASIDE for before, after in steps if after is CallState.RUNNING)
+
+
+def test_a_new_call_is_ranked_and_known_to_its_program() -> None:
+    queues, row = LevelQueues(SchedulerConfig("plas")), ProgramRow("p", "t", service_s=0.7)
+    call = queues.call_arrived(QueuedCall("a", row, "item", 2.5, 7.0), 7.5)
+    assert (call.since, call.arrived_at, call.level) == (7.5, 7.5, 1)
+    assert call.state is CallState.ASIDE
+    assert queues.calls == row.queued == {"a": call}
+    assert row.member, "without an admission all are"
 
 
 def test_a_calls_times_and_counts_add_up() -> None:
@@ -35,11 +85,11 @@ def test_a_calls_times_and_counts_add_up() -> None:
     call.gave_way_to = "q"
     harness.now += 2.0
     assert queues.promote(harness.now) == [call]
-    assert (call.level, call.debt_waited_s, call.promoted) == (0, 0.0, True)
+    assert (call.level, call.promoted) == (0, True)
     harness.start()
-    assert (call.waited_s, call.debt_waited_s, call.gave_way_to) == (5.0, 0.0, "")
+    assert (call.waited_s, call.gave_way_to, call.promoted) == (5.0, "", False)
     harness.serve(call, 1.0)
-    assert (call.level, call.demotions, call.promoted) == (1, 2, False)
+    assert (call.level, call.demotions) == (1, 2)
     for _ in range(2):
         harness.preempt(call)
         harness.now += 1.0
@@ -50,6 +100,7 @@ def test_a_calls_times_and_counts_add_up() -> None:
     harness.end(call)
     assert call.waited_s == 3.0 + 2.0 + 1.0 + 5.0
     assert call.program.waiting_s == call.waited_s
+    assert (call.state, call.program.queued) == (CallState.ENDED, {})
 
 
 def test_a_call_is_taken_out_once_wherever_it_stands() -> None:
@@ -63,7 +114,7 @@ def test_a_call_is_taken_out_once_wherever_it_stands() -> None:
     assert queues.head() is None, "it stood there before it was deferred"
     queues.put(call)
     assert queues.discard(deferred) is True
-    assert (deferred.queued, deferred.deferred) == (False, False)
+    assert deferred.state is CallState.ASIDE
     queues.release(lambda call: pytest.fail("it is gone"))
     assert queues.head() is call
     queues.remove(deferred, 1.0)
@@ -80,12 +131,13 @@ def test_what_is_deferred_is_offered_when_it_is_ready() -> None:
         queues.defer()
     assert (queues.head(), len(queues)) == (None, 2)
     queues.release(lambda call: call is second)
-    assert (queues.head(), first.deferred, second.deferred) == (second, True, False)
+    assert queues.head() is second
+    assert (first.state, second.state) == (CallState.DEFERRED, CallState.WAITING)
     queues.release(lambda call: True)
     assert queues.head() is first
 
 
-class Told(Policy):
+class Noting(Policy):
     """Notes when it is asked, and of whom; every quantum is one second."""
 
     follows_program = True
@@ -107,7 +159,7 @@ class Told(Policy):
 
 
 def test_a_policy_is_asked_with_the_time_of_the_event() -> None:
-    policy = Told()
+    policy = Noting()
     harness = Harness("plas", given=policy)
     queues, call = harness.queues, harness.call("p")
     harness.now = 1.0
@@ -127,62 +179,82 @@ def test_a_policy_is_asked_with_the_time_of_the_event() -> None:
     assert policy.asked == [*asked, ("p/1", 5.0), ("q/2", 5.0), ("q/2", 6.0), ("p", 6.0)]
 
 
-def test_a_program_that_ended_or_got_lost_is_followed_no_more() -> None:
-    harness = Harness("plas", given=Told())
-    queues = harness.queues
-    first, second = harness.call("p"), harness.call("q")
-    assert set(queues._by_program) == {"p", "q"}
-    harness.end(first)
-    assert queues._by_program["p"] == {}
-    queues.program_ended(first.program, 1.0)
-    queues.program_lost(second.program)
-    queues.program_lost(second.program)
-    assert queues._by_program == {}
+def test_a_call_leaves_the_queue_for_the_first_time_once() -> None:
+    policy = Noting()
+    harness = Harness("plas", given=policy)
+    call, other = harness.call("p"), harness.call("q")
+    policy.left = [other]
+    harness.start()
+    assert policy.asked[-1] == (other.call_id, 0.0)
+    harness.preempt(call)
+    policy.asked.clear()
+    harness.start()
+    assert policy.asked == []
+
+
+def test_nothing_is_kept_of_a_program_that_ended_before_its_calls() -> None:
+    harness = Harness("adaptive")
+    call = harness.call("p")
+    harness.start()
+    harness.table.end_program("p")
+    harness.queues.program_ended(call.program, 0.0)
+    harness.serve(call, 50.0)
+    policy = harness.queues.policy
+    assert isinstance(policy, Adaptive)
+    assert policy._visits, "its priority was asked for once more"
+    harness.end(call)
+    assert not policy._visits
 
 
 def test_when_a_call_ends_a_few_of_its_waiting_siblings_are_asked_for() -> None:
-    """Not those that run, were promoted or are in the lane; of the others, 32."""
-    policy = Told()
+    """Not those that run or were promoted; of the others, eight."""
+    policy = Noting()
     harness = Harness("plas", given=policy)
-    runs, ended, promoted, in_lane, *waiting = (harness.call("p") for _ in range(44))
+    runs, ended, promoted, *waiting = (harness.call("p") for _ in range(20))
     harness.start()
-    promoted.promoted = in_lane.in_lane = True
+    promoted.promoted = True
     policy.asked.clear()
     harness.now = 1.0
     harness.end(ended)
-    assert policy.asked == [(call.call_id, 1.0) for call in waiting[:32]]
+    assert policy.asked == [(call.call_id, 1.0) for call in waiting[:8]]
     assert runs.since is None
 
 
-class Asked(Admission):
-    """Lets nobody in, and notes how many it was told to be inside."""
+class Noted(Admission):
+    """Lets nobody in, and notes how many are inside."""
 
-    def __init__(self) -> None:
-        super().__init__(SchedulerConfig(), Capacity(64, 4, 16))
-        self.inside: list[int] = []
+    inside: list[int]
 
-    def goes_on(self, call: QueuedCall, now: float) -> bool:
-        return False
+    def goes_on(self, call: QueuedCall) -> bool:
+        return call.program.program_id in ("p0", "p1")
 
     def admits(self, call: QueuedCall, now: float, running: int) -> bool:
         self.inside.append(running)
         return False
 
 
-def test_an_admission_is_told_of_those_that_run_and_of_those_that_could() -> None:
-    """Three run; one that could begin waits, one is deferred, two are held."""
-    admission = Asked()
-    queues = LevelQueues(SchedulerConfig("plas"), admission=admission)
-    for number in range(4):
-        call = queues.add(str(number), ProgramRow(f"p{number}", "t"), None, None, 0.0)
-        queues.put(call, deferred=number == 1, held=number > 1)
+def test_an_admission_hears_of_those_that_run_and_of_those_that_could() -> None:
+    """Three run; one that could begin waits, one is deferred, two are outside."""
+    config = SchedulerConfig("plas", admission=f"{__name__}:Noted")
+    queues = LevelQueues(config, capacity=Capacity(64, 4, 16))
+    assert isinstance(queues.admission, Noted)
+    queues.admission.inside = []
+    calls = [a_call(str(number), f"p{number}") for number in range(4)]
+    for number, call in enumerate(calls):
+        queues.put(queues.call_arrived(call, 0.0), deferred=number == 1)
+    assert [call.state.value for call in calls] == ["waiting", "deferred", "outside", "outside"]
+    assert len(queues) == 4
     queues.let_in(5.0, 3)
     queues.take()
     queues.let_in(6.0, 3)
-    assert admission.inside == [3 + 2, 3]
+    assert queues.admission.inside == [3 + 1, 3]
+    for call in calls:
+        queues.remove(call, 7.0)
+    queues.check_integrity()
+    assert len(queues) == 0
 
 
-def test_queues_that_are_told_of_no_slots_have_no_lane() -> None:
+def test_queues_that_know_of_no_slots_have_a_lane_of_none() -> None:
     queues = LevelQueues(SchedulerConfig("adaptive"))
-    queues.put(queues.add("a", ProgramRow("p", "t"), None, None, 0.0))
+    queues.put(queues.call_arrived(a_call(), 0.0))
     assert queues.promote(1e6) == []

@@ -1,4 +1,4 @@
-"""The lane: whom it admits and when, and that nobody starves where there is one."""
+"""The lane: whom it promotes and when, and that nobody starves where there is one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from agentrt.lab.outcome import Outcome
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler.call import CallState
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies.adaptive.lane import CHARGED_EVERY_S, Lane
-from agentrt.scheduler.queues import LANE
+from agentrt.scheduler.lane import Lane
 from tests.lab.drives import simulate
 from tests.scheduler.harness import Harness
 
@@ -28,10 +28,31 @@ def harness(lane: float, slots: int = 4) -> Harness:
     return Harness("adaptive", slots=slots, lane=lane)
 
 
-# -- whom it admits, and when ----------------------------------------------------------
+def waiting(name: str, started_at: float = 0.0) -> QueuedCall:
+    row = ProgramRow(name, "t", started_at=started_at)
+    return QueuedCall(name, row, None, None, started_at, key=(0, 0.0, int(name)))
 
 
-def test_the_oldest_programs_call_is_admitted_and_goes_first() -> None:
+def lane_of(*started_at: float, slots: int = 8) -> tuple[Lane, list[QueuedCall]]:
+    """A lane of a quarter of the slots, and who is in its line."""
+    lane = Lane(SchedulerConfig("adaptive", lane=0.25), slots)
+    calls = [waiting(str(n), at) for n, at in enumerate(started_at)]
+    for call in calls:
+        lane.waits(call)
+    return lane, calls
+
+
+def promoted(lane: Lane, now: float) -> QueuedCall | None:
+    """Whom the lane promotes, as the queues do it."""
+    if (call := lane.promote(now)) is not None:
+        call.promoted = True
+    return call
+
+
+# -- whom it promotes, and when --------------------------------------------------------
+
+
+def test_the_oldest_programs_call_is_promoted_and_goes_first() -> None:
     d = harness(0.25)
     d.table.start_program("big", "t", 0.0).path_s = 60.0
     big = d.call("big")
@@ -39,7 +60,7 @@ def test_the_oldest_programs_call_is_admitted_and_goes_first() -> None:
     d.call("small")
     assert d.order() == ["small", "big"]
     assert d.queues.promote(d.now) == [big]
-    assert big.level == LANE.level
+    assert big.level == d.lane.priority.level
     assert d.order() == ["big", "small"]
 
 
@@ -56,18 +77,16 @@ def test_a_new_call_of_an_old_program_goes_before_one_of_a_younger() -> None:
 @pytest.mark.parametrize(("slots", "saved_s"), [(2, 1.0), (40, 10.0)])
 def test_an_idle_lane_saves_a_second_of_its_rate_or_of_one_slot(slots: int, saved_s: float) -> None:
     """A quarter of 2 and of 40 slots: half a slot, and ten."""
-    lane = Lane(0.25, slots)
-    row = ProgramRow("old", "t")
-    first, second = (QueuedCall(n, row, None, 0.0, 0.0, queued=True) for n in ("first", "second"))
-    lane.line_up(first)
-    assert lane.admit(100.0) is first
-    lane.leave(first)
-    lane.charge(saved_s + 1e-6)
-    lane.line_up(second)
-    assert lane.admit(100.0) is None
+    lane, (first,) = lane_of(0.0, slots=slots)
+    second = waiting("1")
+    assert promoted(lane, 100.0) is first
+    lane.charged(first, saved_s + 1e-6)
+    lane.left(first)
+    lane.waits(second)
+    assert promoted(lane, 100.0) is None
     assert lane.next_moment(100.0) == pytest.approx(100.0, abs=1e-3)
-    lane.charge(-2e-6)
-    assert lane.admit(100.0) is second
+    lane.charged(first, -2e-6)
+    assert promoted(lane, 100.0) is second
 
 
 def test_without_a_share_there_is_no_lane() -> None:
@@ -76,7 +95,13 @@ def test_without_a_share_there_is_no_lane() -> None:
     d.now = 1e6
     assert d.queues.promote(d.now) == []
     assert d.queues.next_promotion(d.now) is None
-    assert d.queues._lane._line == []
+    assert d.queues._promoter is None
+
+
+def test_a_share_of_no_slots_promotes_nobody() -> None:
+    lane, _ = lane_of(0.0, slots=0)
+    assert promoted(lane, 9.0) is None
+    assert lane.next_moment(9.0) is None
 
 
 def test_a_policy_without_a_lane_keeps_none() -> None:
@@ -116,50 +141,6 @@ def test_no_more_calls_are_inside_than_the_lane_is_wide() -> None:
     assert [c.program.program_id for c in d.queues.promote(d.now)] == ["d"]
 
 
-def queue_up(d: Harness, arrivals: Sequence[float], now: float) -> None:
-    """Programs that arrived then wait ``now``, one call each."""
-    for index, at in enumerate(arrivals):
-        d.now = at
-        d.call(f"p{index}")
-    d.now = now
-
-
-@pytest.mark.parametrize(("old", "young"), [(0.0, 98.0), (99.0, 100.0)])
-def test_the_lane_grows_while_the_oldest_are_left_behind(old: float, young: float) -> None:
-    """Four have waited for 100 s, those after them for 2 s: the mean is 18 s, at first."""
-    d = harness(0.25, slots=8)
-    queue_up(d, [*[old] * 4, *[young] * 20], now=100.0)
-    inside = d.queues.promote(d.now)
-    assert [c.program.program_id for c in inside] == ["p0", "p1", "p2", "p3"], "not 2, nor more"
-
-
-def test_the_lane_does_not_grow_where_all_wait_alike() -> None:
-    for arrivals in ([0.0] * 9, [100.0] * 9, [0.0, 0.0, 98.0]):
-        d = harness(0.25, slots=8)
-        queue_up(d, arrivals, now=100.0)
-        assert len(d.queues.promote(d.now)) == 2, "or where few wait, whose ages say little"
-
-
-def test_a_grown_lane_is_paid_at_the_rate_that_it_has_grown_to() -> None:
-    """A share of 1 slot; 4 are served, while others as old still wait."""
-    d = harness(0.1, slots=10)
-    queue_up(d, [*[0.0] * 8, *[98.0] * 40], now=100.0)
-    inside = d.queues.promote(d.now)
-    assert len(inside) == 4
-    for _ in range(40):
-        d.now += 0.25
-        for call in inside:
-            d.queues.charge(call, 0.25, d.now)
-        assert d.queues.promote(d.now) == []
-    assert d.queues._lane._credit > -3.0, "40 s were served; its share alone is 10 s"
-
-
-def test_a_lane_never_grows_beyond_the_batch() -> None:
-    d = harness(0.6, slots=4)
-    queue_up(d, [*[0.0] * 8, *[98.0] * 40], now=100.0)
-    assert len(d.queues.promote(d.now)) == 4
-
-
 def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
     d = harness(0.5, slots=2)
     d.now = 1.0
@@ -174,7 +155,7 @@ def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
     assert d.start() is big
     d.serve(big, 500.0)
     assert d.victims() == []
-    assert big.level == LANE.level, "however long it is served"
+    assert big.level == d.lane.priority.level, "however long it is served"
 
 
 def test_an_idle_lane_saves_up_little() -> None:
@@ -190,9 +171,11 @@ def test_an_idle_lane_saves_up_little() -> None:
     assert len(d.queues.promote(d.now + 2.1)) == 1
 
 
-@pytest.mark.parametrize("lane", [0.1, 0.4])
-def test_a_lane_is_intact_after_aborts(lane: float) -> None:
-    d, rng = harness(lane), random.Random(2)
+@pytest.mark.parametrize(
+    ("policy", "lane"), [("adaptive", 0.1), ("adaptive", 0.4), ("atlas", 0.0), ("two-level", 0.0)]
+)
+def test_all_is_intact_after_aborts(policy: str, lane: float) -> None:
+    d, rng = Harness(policy, slots=4, lane=lane, beta=0.5), random.Random(2)
     for index in range(3000):
         d.now += 0.05
         calls = list(d.queues.calls.values())
@@ -201,17 +184,146 @@ def test_a_lane_is_intact_after_aborts(lane: float) -> None:
         elif calls and rng.random() < 0.7:
             d.end(rng.choice(calls), program=True)
         elif d.running and rng.random() < 0.5:
-            d.preempt(rng.choice(d.running))
+            d.preempt(rng.choice(d.running), hold=rng.random() < 0.3)
         elif len(d.running) < 4 and d.queues.head() is not None:
             d.start()
         for call in d.running:
             d.queues.charge(call, 0.05, d.now)
+        d.queues.release(lambda call: rng.random() < 0.7)
         d.queues.promote(d.now)
         d.check_integrity()
     for call in list(d.queues.calls.values()):
         d.end(call, program=True)
     d.check_integrity()
-    assert d.queues._lane._inside == 0
+    assert (len(d.queues), len(d.table)) == (0, 0)
+
+
+# -- by itself -------------------------------------------------------------------------
+
+
+def test_nothing_is_paid_for_when_time_begins() -> None:
+    lane, calls = lane_of(0.0)
+    assert promoted(lane, 0.0) is None
+    assert lane.next_moment(0.0) == 0.0
+    assert promoted(lane, 0.25) is calls[0]
+
+
+def test_a_call_lines_up_once_and_never_while_it_is_inside() -> None:
+    lane, (call,) = lane_of(0.0)
+    lane.waits(call)
+    assert len(lane._line) == 1
+    assert promoted(lane, 9.0) is call
+    lane.waits(call)
+    assert (len(lane._line), lane._inside) == (0, 1)
+    lane.left(call)
+    assert lane._inside == 0
+
+
+def test_who_began_or_left_otherwise_is_in_line_no_longer() -> None:
+    lane, calls = lane_of(1.0, 2.0, 3.0)
+    lane.began(calls[0], 4.0)
+    lane.left(calls[1])
+    assert list(lane._line) == [calls[2]]
+    lane.charged(calls[2], 5.0)
+    assert promoted(lane, 4.0) is calls[2], "who is not inside pays nothing"
+
+
+def test_no_moment_is_named_while_the_lane_is_full_or_nobody_waits() -> None:
+    lane, calls = lane_of(0.0, 0.0, 0.0)
+    assert [promoted(lane, 9.0) for _ in range(3)] == [calls[0], calls[1], None]
+    assert lane.next_moment(9.0) is None
+    lane.left(calls[0])
+    assert lane.next_moment(9.0) == 9.0
+    lane.left(calls[2])
+    assert lane.next_moment(9.0) is None
+    assert promoted(lane, 9.0) is None
+
+
+def test_who_went_outside_makes_way_and_lines_up_again() -> None:
+    lane, calls = lane_of(0.0, 1.0)
+    calls[0].state = CallState.OUTSIDE
+    assert promoted(lane, 9.0) is calls[1]
+    calls[0].state = CallState.WAITING
+    assert promoted(lane, 9.0) is None
+    lane.waits(calls[0])
+    assert promoted(lane, 9.0) is calls[0]
+
+
+@pytest.mark.parametrize("quantum_s", [0.5, 2.0])
+def test_it_is_charged_twice_in_a_quantum(quantum_s: float) -> None:
+    """So that no credit of that time is cut off at what can be saved up, two quanta."""
+    lane = Lane(SchedulerConfig("adaptive", (quantum_s,), lane=0.25), 8)
+    assert lane.priority.quantum_s == quantum_s / 2
+    lane.promote(1e6)
+    assert lane._credit == 2 * quantum_s * 2
+
+
+class Reference:
+    """A share of the batch for the oldest programs, paid for by a bucket of slot-seconds."""
+
+    def __init__(self, share: float, slots: int) -> None:
+        self.rate, self.credit, self.at = share * slots, 0.0, 0.0
+        self.line: list[QueuedCall] = []
+        self.inside: list[QueuedCall] = []
+
+    def promote(self, now: float) -> QueuedCall | None:
+        """The oldest program's call, while credit is left and the lane is not full."""
+        self.credit = min(self.credit + self.rate * (now - self.at), max(1.0, self.rate))
+        self.at = now
+        if self.credit <= 0 or len(self.inside) >= math.ceil(self.rate) or not self.line:
+            return None
+        oldest = min(self.line, key=lambda call: call.program.started_at)
+        self.line.remove(oldest)
+        self.inside.append(oldest)
+        return oldest
+
+    def next_moment(self, now: float) -> float | None:
+        """When the bucket is above zero again."""
+        if len(self.inside) >= math.ceil(self.rate) or not self.line:
+            return None
+        return max(now, self.at - self.credit / self.rate)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([0.0, 0.125, 0.25, 0.75]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["arrive"] * 5 + ["look", "look", "serve", "serve", "end"]),
+            st.integers(0, 15),
+            st.sampled_from([0.0, 0.0, 0.25, 0.5, 4.0, 32.0]),
+        ),
+        min_size=20,
+        max_size=80,
+    ),
+)
+def test_the_lane_promotes_as_the_reference(
+    share: float, slots: int, story: list[tuple[str, int, float]]
+) -> None:
+    """Only the lane's calls run here, and none is aborted, so that all others are in line."""
+    harness, lane = Harness("adaptive", slots=slots, lane=share), Reference(share, slots)
+    for event, number, seconds in story:
+        harness.now += seconds if event != "serve" else 0.0
+        running = harness.running
+        if event == "arrive":
+            lane.line.append(harness.call(f"p{number}"))
+        elif event == "serve" and running:
+            served = running[number % len(running)]
+            harness.serve(served, seconds)
+            lane.credit -= seconds
+        elif event == "end" and lane.inside:
+            harness.end(lane.inside.pop(number % len(lane.inside)))
+        elif event == "look":
+            for call in harness.queues.promote(harness.now):
+                assert share > 0
+                assert call is lane.promote(harness.now)
+                assert harness.start() is call
+            assert share == 0 or lane.promote(harness.now) is None
+        assert all(call.promoted and call.level < -1_000_000 for call in lane.inside)
+        assert not any(call.promoted for call in lane.line)
+        moment = lane.next_moment(harness.now) if share else None
+        assert harness.queues.next_promotion(harness.now) == (moment and pytest.approx(moment))
 
 
 # -- nobody starves --------------------------------------------------------------------
@@ -247,11 +359,11 @@ class Scene:
         steps for a victim that has run for long enough to be one.
         """
         rate = self.lane * self.batch
-        width = math.ceil(max(rate, min(4.0 * rate, self.batch)))  # grown as far as it may
+        width = math.ceil(rate)
         waits = len(self.program.calls) + preemptions
         calls = waits * (1 + width) + sum(len(p.calls) for p in self.before)
         longest = max((p.output_tokens for p in self.later), default=0) * STEP_S
-        lump = CHARGED_EVERY_S + STEP_S
+        lump = SchedulerConfig().quanta[0] / 2 + STEP_S
         paid = work_s([*self.before, self.program]) + waits * width * (longest + lump)
         steps = SchedulerConfig().min_residency_steps + 2 + width
         return (paid + max(1.0, rate)) / rate + calls * steps * STEP_S

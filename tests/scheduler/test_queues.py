@@ -16,7 +16,8 @@ from agentrt.scheduler import (
     SchedulerConfig,
     policy_names,
 )
-from agentrt.scheduler.victims import Room
+from agentrt.scheduler.queues import Room
+from agentrt.scheduler.starvation import Starvation
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 
@@ -43,13 +44,13 @@ class Harness:
     ) -> QueuedCall:
         row = self.table.get(program) or self.table.start_program(program, "t", now)
         self.table.catch_up(row, service, service, waited)
-        call = self.queues.add(call_id, row, call_id, None, now)
-        self.queues.put(call)
+        call = QueuedCall(call_id, row, call_id, None, now)
+        self.queues.put(self.queues.call_arrived(call, now))
         return call
 
     def run(self, call: QueuedCall, now: float = 0) -> QueuedCall:
         assert self.queues.take() is call
-        self.queues.start(call, now)
+        self.queues.call_began(call, now)
         return call
 
     def victims(
@@ -80,7 +81,7 @@ def test_a_preempted_call_comes_back_ahead_of_later_ones() -> None:
     harness = Harness()
     first = harness.run(harness.arrive("a", "p"))
     harness.arrive("b", "q")
-    harness.queues.stop(first, now=3)
+    harness.queues.call_preempted(first, 3.0)
     harness.queues.put(first)
     assert harness.queues.head() is first
     assert first.preemptions == 1
@@ -118,42 +119,63 @@ def test_a_starved_call_is_promoted_when_its_ratio_reaches_beta() -> None:
     assert harness.queues.head() is call
 
 
+def test_a_step_that_was_in_flight_is_charged_to_the_call_that_waits() -> None:
+    """Its deadline moves by beta times its service, and what it spent of Q_1 counts there, too."""
+    harness = Harness(beta=2.0)
+    call = harness.run(harness.arrive("a", "p", service=4))
+    harness.queues.call_preempted(call, 10.0)
+    harness.queues.put(call)
+    assert not harness.queues.charge(call, 0.5, 10.0)
+    assert harness.queues.next_promotion(10.0) == 10.0 + 2.0 * (4.0 + 0.5)
+    assert harness.queues.promote(19.0) == [call]
+    assert harness.queues.charge(call, 1.0, 19.0)
+    assert (call.level, call.demotions) == (1, 1)
+
+
 def test_a_call_is_neither_queued_nor_started_twice() -> None:
     harness = Harness()
     call = harness.arrive("a", "p")
-    with pytest.raises(InvariantError, match=r"^call a is queued twice"):
+    with pytest.raises(InvariantError, match=r"^call a: waiting to waiting$"):
         harness.queues.put(call)
-    with pytest.raises(InvariantError, match=r"^call a starts but was not taken from its queue"):
-        harness.queues.start(call, 0)
-    with pytest.raises(InvariantError, match="call a is queued already"):
+    with pytest.raises(InvariantError, match=r"^call a: waiting to running$"):
+        harness.queues.call_began(call, 0)
+    with pytest.raises(InvariantError, match=r"^call a is queued already$"):
         harness.arrive("a", "p")
-    with pytest.raises(InvariantError, match="call a is preempted but does not run"):
-        harness.queues.stop(call, 0)
     harness.queues.take()
+    with pytest.raises(InvariantError, match=r"^call a: aside to aside$"):
+        harness.queues.call_preempted(call, 0)
     with pytest.raises(InvariantError, match=r"^no call waits$"):
         harness.queues.take()
 
 
 def broken(harness: Harness, what: str) -> None:
-    """One thing is not as it must be, with a call that waits and a call that runs."""
+    """One thing is not as it must be, with two calls that wait and a call that runs."""
     waiting, running = harness.queues.calls["waits"], harness.queues.calls["runs"]
+    starvation = harness.queues._promoter
+    assert isinstance(starvation, Starvation)
     if what == "counted":
-        harness.queues._waiting += 1
+        del harness.queues.calls["gone"]
     elif what == "runs":
         waiting.since = None
     elif what == "offered":
-        harness.queues._heap.clear()
+        harness.queues._waiting.discard(waiting)
+    elif what == "program":
+        waiting.program.queued.clear()
     elif what == "promoted":
-        running.promoted = True
+        starvation._promoted.add(running)
+    elif what == "watched":
+        waiting.level = 0
 
 
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("counted", "3 calls counted as waiting, 2 are"),
-        ("runs", "call waits runs and is queued"),
-        ("offered", "call gone waits but is not offered"),
-        ("promoted", "promoted calls are miscounted"),
+        ("counted", "2 calls are counted as waiting"),
+        ("runs", "call waits is waiting since None"),
+        ("offered", "call waits is waiting, queued (False, False)"),
+        ("program", "call waits is not among its program's calls"),
+        ("promoted", "call runs is not promoted but counted"),
+        ("watched", "call waits does not starve but is watched"),
     ],
 )
 def test_integrity_sees_what_is_wrong(what: str, message: str) -> None:
@@ -166,16 +188,6 @@ def test_integrity_sees_what_is_wrong(what: str, message: str) -> None:
     with pytest.raises(InvariantError) as found:
         harness.queues.check_integrity()
     assert str(found.value) == message
-
-
-def test_integrity_sees_a_watched_call_that_is_gone() -> None:
-    harness = Harness(beta=2.0)
-    call = harness.arrive("gone", "q", service=5)
-    with pytest.raises(InvariantError) as found:
-        harness.queues._starvation.check_integrity({})
-    assert str(found.value) == "call gone of q is gone but watched"
-    harness.run(call)
-    harness.queues._starvation.check_integrity({})
 
 
 @st.composite

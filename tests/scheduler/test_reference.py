@@ -14,7 +14,7 @@ from agentrt.scheduler import (
     QueuedCall,
     SchedulerConfig,
 )
-from agentrt.scheduler.victims import Room, choose_victims
+from agentrt.scheduler.queues import Room
 from tests.scheduler.reference import RANKS, Call, Program, Reference
 
 configs = st.builds(
@@ -82,13 +82,14 @@ class Both:
         name = f"{program}/{self.named}"
         self.named += 1
         self.table.call_arrived(row, name, self.now)
-        self.queues.put(self.queues.add(name, row, None, path_s, self.now))
+        real = QueuedCall(name, row, None, path_s, self.now)
+        self.queues.put(self.queues.call_arrived(real, self.now))
         known = self.programs.setdefault(program, Program())
         self.reference.arrive(Call(name, known, path_s, self.now, debt_since=self.now))
 
     def start(self, call: Call) -> None:
         assert self.queues.take().call_id == call.name
-        self.queues.start(self.real(call), self.now)
+        self.queues.call_began(self.real(call), self.now)
         self.reference.start(call, self.now)
 
     def serve(self, call: Call, seconds: float, *, late: bool) -> None:
@@ -103,7 +104,7 @@ class Both:
         assert self.real(call).demotions >= (call.level > before)
 
     def stop(self, call: Call, *, to_tail: bool, defer: bool) -> None:
-        self.queues.stop(self.real(call), self.now, to_tail=to_tail)
+        self.queues.call_preempted(self.real(call), self.now, to_tail=to_tail)
         self.queues.put(self.real(call), deferred=defer)
         self.reference.stop(call, self.now, to_tail=to_tail, defer=defer)
 
@@ -228,6 +229,7 @@ def test_victims_give_their_slots_to_one_call_after_the_other(
     config = SchedulerConfig(
         "plas", (1, 1, 1), min_residency_steps=safe, max_preemptions_per_step=most
     )
+    queues = LevelQueues(config)
     reference, sizes, spared = Reference(config), dict[str, int](), set[str]()
     real: dict[str, QueuedCall] = {}
     for kind, crowd_ in (("run", runs), ("wait", waits)):
@@ -241,9 +243,9 @@ def test_victims_give_their_slots_to_one_call_after_the_other(
             sizes[name] = size
             spared |= {name} if is_spared and size % 2 else set()
     room = Room(lambda call: sizes[call.call_id], lambda call: call.call_id in spared)
-    heads = [real[call.name] for call in reference.waiting()]
+    for call in reference.waiting():
+        queues.put(real[call.name])
     running = [real[call.name] for call in reference.running()]
     expected = reference.victims(slots, blocks, lambda call: sizes[call.name], spared)
-    if heads and running:
-        found = choose_victims(heads, running, slots, blocks, room, config)
-        assert [call.call_id for call in found] == [call.name for call in expected]
+    found = queues.victims(running, slots, blocks, room)
+    assert [call.call_id for call in found] == [call.name for call in expected]

@@ -1,392 +1,579 @@
-"""Retention policies by values alone: whose context goes first, and what is learned of gaps."""
+"""Whose cached blocks go first, and what is known of their owners: events in, an order out."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
+from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler import retention as module
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.learned import Forecast, Learned
 from agentrt.scheduler.retention import (
-    Context,
-    Contexts,
-    Phase,
-    Ranking,
+    BETWEEN,
+    HUMAN,
+    SESSION,
+    BlockOwners,
+    CachedBlocks,
+    EvictionOrder,
     Retention,
     make_retention,
+    returns,
 )
-from agentrt.scheduler.retention.policies import Cost
-from agentrt.scheduler.table import ProgramRow
 
 
-def policy(name: str = "cost", **settings: float) -> Retention:
-    made = make_retention(SchedulerConfig(retention=name, **settings))  # type: ignore[arg-type]
-    assert made is not None
-    return made
+class Book:
+    """Programs with their events, and the owners of their blocks."""
+
+    def __init__(self, retention: str = "cost", **settings: Any) -> None:
+        self.learned = Learned()
+        self.owners = BlockOwners(self.learned)
+        made = make_retention(SchedulerConfig(retention=retention, **settings), self.learned)
+        assert made is not None
+        self.retention = made
+        self.rows: dict[str, ProgramRow] = {}
+        self.changed: list[CachedBlocks] = []
+        self.owners.changed = self.changed.append
+
+    def call(
+        self, name: str, now: float, session: str | None = None, type: str = "a"
+    ) -> CachedBlocks:
+        row = self.rows.get(name)
+        if row is None:
+            row = self.rows[name] = ProgramRow(name, type, "acme", session=session, member=True)
+        call = QueuedCall(f"{name}/{len(row.queued)}", row, None, None, now)
+        row.queued[call.call_id] = call
+        self.owners.call_arrived(call, now)
+        assert row.cached is not None
+        return row.cached
+
+    def over(self, name: str, now: float) -> None:
+        """The last of its calls ends."""
+        row = self.rows[name]
+        self.owners.call_ended(row.queued.popitem()[1], now)
+
+    def called(self, name: str, now: float, **more: Any) -> CachedBlocks:
+        """A program whose one call has ended."""
+        blocks = self.call(name, now, **more)
+        self.over(name, now)
+        return blocks
+
+    def begins(self, name: str, what: str, now: float) -> None:
+        """It waits for a tool of this name, or for the `HUMAN`."""
+        row = self.rows[name]
+        kind = "human" if what == HUMAN else "tool"
+        row.humans += kind == "human"
+        row.tools += kind == "tool"
+        self.owners.interrupt_began(row, kind, what, now)
+
+    def answered(self, name: str, kind: str, now: float) -> None:
+        row = self.rows[name]
+        row.humans -= kind == "human"
+        row.tools -= kind == "tool"
+        self.owners.interrupt_ended(row, kind, now)
+
+    def end(self, name: str, now: float) -> CachedBlocks | None:
+        row = self.rows.pop(name)
+        row.ended, blocks = True, row.cached
+        self.owners.program_ended(row, now)
+        return blocks
+
+    def gaps(self) -> list[tuple[str, float]]:
+        """What was learned of each gap: its name, and the mean seconds of those that ended well."""
+        rows = [row for row in self.learned.gaps.to_rows() if row[3] == 0 and row[2]]
+        return [(row[2], row[5]) for row in rows]
+
+    def order(self, now: float, *some: CachedBlocks) -> list[CachedBlocks]:
+        """Some blocks, those that go first first; taken out one by one, and at a look."""
+        order = EvictionOrder(self.retention, self.owners.sharers)
+        for blocks in some:
+            order.put(blocks)
+        looked, taken = list(order.in_order(now)), []
+        while (first := order.first(now)) is not None:
+            taken.append(first)
+            order.discard(first)
+        assert taken == looked
+        assert len(order) == 0
+        return taken
 
 
-def row(name: str, type: str = "agent", session: str | None = None) -> ProgramRow:
-    return ProgramRow(name, type, session=session)
+@pytest.fixture
+def book() -> Book:
+    return Book()
 
 
-def called(book: Contexts, name: str, now: float, **more: str) -> Context:
-    """A program whose one call has ended."""
-    context = book.call_arrived(row(name, **more), now)
-    book.call_ended(context, now)
-    return context
-
-
-def order(book: Contexts, contexts: list[Context], now: float) -> list[str]:
-    ranking = Ranking(book.rank)
-    for context in contexts:
-        ranking.put(context)
-    names = []
-    while (first := ranking.first(now)) is not None:
-        names.append(first.key[-1])
-        ranking.discard(first)
-    return names
+def waits_for(blocks: CachedBlocks) -> tuple[str | None, float]:
+    return blocks.gap, blocks.since
 
 
 def test_lru_replaces_nothing_and_other_names_are_refused() -> None:
-    assert make_retention(SchedulerConfig()) is None
+    assert make_retention(SchedulerConfig(), Learned()) is None
     with pytest.raises(ConfigError, match=r"retention 'mru'; known: lru, ttl, cost"):
         SchedulerConfig(retention="mru")
     with pytest.raises(ConfigError, match="retention_ttl must be positive seconds"):
         SchedulerConfig(retention_ttl=0)
 
 
-def test_who_waits_for_a_human_goes_before_who_waits_for_a_tool() -> None:
-    book = Contexts(policy())
-    contexts = [called(book, name, 0.0) for name in ("tool", "human", "between")]
-    book.tool_started("tool", "build", 0.0)
-    book.human_asked("human", 0.0)
-    assert contexts[1].phase is Phase.IDLE
-    assert order(book, contexts, 1.0)[0] == "human"
+# -- what a program waits for ----------------------------------------------------------
 
 
-def test_slow_tools_are_learned_and_their_programs_go_first() -> None:
-    retention = policy()
-    book = Contexts(retention)
-    for n in range(8):
-        name = f"past-{n}"
-        called(book, name, 0.0)
-        for tool, seconds in (("build", 100.0), ("grep", 0.5)):
-            book.tool_started(name, tool, 0.0)
-            book.tool_ended(name, seconds)
-        book.program_ended(name, 100.0)
-    contexts = [called(book, name, 200.0) for name in ("slow", "fast")]
-    book.tool_started("slow", "build", 200.0)
-    book.tool_started("fast", "grep", 200.0)
-    assert order(book, contexts, 200.1) == ["slow", "fast"]
-    assert retention.expects(contexts[1], 200.1)
-    # The fast tool is long overdue: now the slow one is the likelier to come back.
-    assert order(book, contexts, 290.0) == ["fast", "slow"]
+def test_between_two_calls_nothing_is_known_but_the_time(book: Book) -> None:
+    blocks = book.called("p", 10.0)
+    assert (blocks.tenant, blocks.type, waits_for(blocks)) == ("acme", "a", (BETWEEN, 10.0))
+    assert book.call("p", 14.0) is blocks
+    assert book.gaps() == [(BETWEEN, 4.0)]
+    assert waits_for(blocks) == (None, 14.0)
 
 
-def test_a_tool_that_returned_protects_its_program_before_its_call_comes() -> None:
-    book = Contexts(policy())
-    contexts = [called(book, name, 0.0) for name in ("a", "b")]
-    for name in ("a", "b"):
-        book.tool_started(name, "build", 0.0)
-    book.tool_ended("a", 5.0)
-    assert order(book, contexts, 5.0) == ["b", "a"]
-    book.call_arrived(row("b"), 5.1)
-    assert order(book, contexts, 6.0) == ["a", "b"]
+def test_a_program_waits_when_the_last_of_its_calls_is_over(book: Book) -> None:
+    blocks = book.call("p", 1.0)
+    assert not blocks.branches
+    assert book.call("p", 1.0) is blocks
+    assert (blocks.branches, blocks.calling) == (True, True)
+    book.over("p", 2.0)
+    assert waits_for(blocks)[0] is None
+    book.over("p", 3.0)
+    assert (waits_for(blocks), blocks.calling) == ((BETWEEN, 3.0), False)
+    assert book.changed == [blocks] * 4
 
 
-def test_types_that_never_return_are_not_waited_for() -> None:
-    retention = policy()
-    book = Contexts(retention)
-    for n in range(20):
-        called(book, f"once-{n}", 0.0, type="once")
-        book.program_ended(f"once-{n}", 5.0)
-        called(book, f"agent-{n}", 0.0)
-        book.call_arrived(row(f"agent-{n}"), 5.0)
-    contexts = [called(book, "x", 10.0, type="once"), called(book, "y", 10.0)]
-    assert order(book, contexts, 10.5) == ["x", "y"]
-    assert not retention.expects(contexts[0], 10.5)
-    assert retention.expects(contexts[1], 10.5)
+@pytest.mark.parametrize("what", ["grep", HUMAN])
+def test_a_call_that_ends_leaves_the_wait_that_goes_on(book: Book, what: str) -> None:
+    blocks = book.call("p", 0.0)
+    book.begins("p", what, 1.0)
+    book.over("p", 2.0)
+    assert waits_for(blocks) == (what, 1.0)
 
 
-def test_an_end_releases_and_a_session_goes_on() -> None:
-    book = Contexts(policy())
-    alone, first = called(book, "alone", 0.0), called(book, "turn-1", 0.0, session="chat")
-    assert book.program_ended("alone", 1.0) == [alone]
+def test_the_last_of_several_tools_brings_the_program_back(book: Book) -> None:
+    blocks = book.called("p", 0.0)
+    for _ in range(2):
+        book.begins("p", "grep", 1.0)
+    book.call("p", 2.0)  # one that the tools do not end
+    assert waits_for(blocks) == ("grep", 1.0)
+    book.over("p", 2.5)
+    book.answered("p", "tool", 3.0)
+    assert waits_for(blocks) == ("grep", 1.0)
+    book.answered("p", "tool", 5.0)
+    assert waits_for(blocks) == (None, 5.0)
+    assert book.gaps() == [("grep", 4.0)]
+    assert returns(book.learned, blocks, 9.0) == Forecast(1.0, 0.05), "its call is on its way"
+
+
+def test_an_answer_does_not_end_the_wait_for_a_tool_nor_a_call_that_for_it(book: Book) -> None:
+    blocks = book.called("p", 0.0)
+    book.begins("p", HUMAN, 1.0)
+    book.begins("p", "grep", 2.0)
+    book.answered("p", "human", 3.0)
+    assert waits_for(blocks) == ("grep", 2.0)
+    asks = book.called("q", 0.0)
+    book.begins("q", HUMAN, 1.0)
+    book.call("q", 2.0)
+    assert waits_for(asks) == (None, 2.0), "the call came before the news of the answer"
+    book.answered("q", "human", 3.0)
+    assert waits_for(asks) == (None, 2.0)
+    assert book.gaps() == [(HUMAN, 1.0)]
+
+
+def test_what_was_never_heard_of_does_no_harm(book: Book) -> None:
+    row = ProgramRow("nobody", "a")
+    book.owners.interrupt_began(row, "tool", "grep", 0.0)
+    book.owners.interrupt_ended(row, "tool", 1.0)
+    book.owners.call_ended(QueuedCall("c", row, None, None, 0.0), 2.0)
+    book.owners.program_ended(row, 3.0)
+    alone = ProgramRow("alone", "a", lone=True)
+    book.owners.call_arrived(QueuedCall("d", alone, None, None, 0.0), 0.0)
+    assert row.cached is alone.cached is None
+    assert (book.changed, book.gaps()) == ([], [])
+
+
+# -- ends and sessions -----------------------------------------------------------------
+
+
+def test_an_end_releases_and_a_session_goes_on(book: Book) -> None:
+    alone, first = book.called("alone", 0.0), book.called("turn-1", 0.0, session="chat")
+    assert book.end("alone", 1.0) is alone
     assert alone.released
-    assert book.program_ended("turn-1", 1.0) == [first]
-    assert first.phase is Phase.IDLE
-    assert not first.released
-    assert book.call_arrived(row("turn-2", session="chat"), 60.0) is first
-    assert book.program_ended("nobody", 1.0) == []
+    book.end("turn-1", 2.0)
+    assert (first.released, first.row, waits_for(first)) == (False, None, (SESSION, 2.0))
+    assert book.changed[-2:] == [alone, first]
+    assert book.call("turn-2", 60.0, "chat") is first
+    assert first.row is book.rows["turn-2"]
+    known = book.learned.gaps.at(("acme", "a", BETWEEN), 0)
+    assert known is not None
+    assert known.well.value == 0.0, "both programs ended in that gap"
+    assert book.gaps()[-1] == (SESSION, 58.0)
 
 
-def test_a_call_that_outlives_its_program_releases_with_its_end() -> None:
-    book = Contexts(policy())
-    context = book.call_arrived(row("p"), 0.0)
-    book.program_ended("p", 1.0)
-    assert not context.released
-    book.call_ended(context, 2.0)
-    assert context.released
+def test_a_call_that_outlives_its_program_changes_nothing(book: Book) -> None:
+    blocks = book.call("p", 0.0, session="chat")
+    row = book.rows["p"]
+    book.end("p", 1.0)
+    book.owners.call_ended(row.queued.popitem()[1], 2.0)
+    assert (waits_for(blocks), row.cached, len(book.owners)) == ((SESSION, 1.0), None, 1)
 
 
-def test_messages_that_are_late_lost_or_double_do_no_harm() -> None:
-    book = Contexts(policy())
-    assert book.tool_started("nobody", "grep", 0.0) is None
-    context = called(book, "p", 0.0)
-    assert book.tool_ended("p", 1.0) is None
-    assert book.human_answered("p", 1.0) is None
-    book.tool_started("p", "grep", 1.0)
-    book.call_arrived(row("p"), 2.0)  # it came before the news of the tool's return
-    assert book.tool_ended("p", 2.1) is context
-    assert context.gap is None
-    assert context.phase is Phase.CALLING
+def test_a_session_is_a_tenants_own(book: Book) -> None:
+    ours = book.called("p", 0.0, session="chat")
+    book.end("p", 1.0)
+    other = ProgramRow("q", "a", "other", session="chat")
+    assert book.owners.own(other) is not ours
+    assert book.called("chat", 2.0) is not ours
 
 
-def test_ttl_expires_what_was_not_heard_of() -> None:
-    retention = policy("ttl", retention_ttl=30.0)
-    book = Contexts(retention)
-    context = called(book, "p", 0.0)
-    assert not retention.expired(context, 30.0)
-    assert retention.expired(context, 30.1)
-    book.tool_started("p", "grep", 20.0)
-    assert not retention.expired(context, 30.1)
-    book.call_arrived(row("p"), 40.0)
-    assert not retention.expired(context, 1e6)
+def test_of_two_programs_of_a_session_the_last_to_end_leaves_its_blocks(book: Book) -> None:
+    first, second = (book.called(name, 0.0, session="chat") for name in "ab")
+    assert first is not second
+    book.end("a", 1.0)
+    book.end("b", 2.0)
+    assert (first.released, second.released, len(book.owners)) == (True, False, 1)
+    assert book.changed[-2:] == [first, second]
 
 
-def test_branches_are_worth_less_the_longer_their_oldest_block_is_unused() -> None:
-    book = Contexts(policy())
-    chain, branching = (called(book, name, 0.0) for name in ("chain", "branching"))
-    for context in (chain, branching):
-        book.call_arrived(row(context.key[-1]), 10.0)
-        assert not context.branches
-    assert book.call_arrived(row("branching"), 10.0) is branching
-    assert (branching.branches, branching.ages, chain.ages) == (True, True, False)
-    # What was just used is as dear as what a running call will need again, and cheaper later.
-    branching.oldest = 10.0
-    assert book.rank(branching, 10.0) == book.rank(chain, 10.0)
-    assert order(book, [chain, branching], 20.0) == ["branching", "chain"]
-
-
-def test_a_shared_prefix_stays_while_it_is_used() -> None:
-    book = Contexts(policy())
-    contexts = [called(book, f"p{n}", 0.0) for n in range(4)]
-    shared = book.shared("agent")
-    shared.since = 0.0
-    assert order(book, [shared, *contexts], 5.0)[-1] == "agent"
-    for n in range(4):
-        book.program_ended(f"p{n}", 5.0)
-    late = called(book, "late", 1000.0, type="other")
-    assert order(book, [shared, late], 1001.0) == ["agent", "late"]
-
-
-def test_the_ranking_is_a_sort_under_random_changes() -> None:
-    rng = random.Random(1)
-    values: dict[Context, float] = {}
-    ranking = Ranking(lambda context, now: (values[context],))
-    contexts = [Context((str(n),), "t") for n in range(12)]
-    for step in range(3000):
-        context = rng.choice(contexts)
-        values[context] = rng.random()
-        if rng.random() < 0.7 or context in ranking:
-            ranking.put(context)
-        if rng.random() < 0.2:
-            ranking.discard(context)
-        # Values may change behind its back, too: it looks again with every new moment.
-        for other in values:
-            values[other] += rng.uniform(-0.01, 0.01)
-        first = ranking.first(float(step))
-        here = [c for c in contexts if c in ranking]
-        assert (first is None) == (not here)
-        assert not here or first is min(here, key=lambda c: values[c])
-
-
-def test_a_moment_costs_what_ages_and_not_what_has_a_call_in_the_engine() -> None:
-    asked: list[Context] = []
-
-    def rank(context: Context, now: float) -> tuple[float, ...]:
-        asked.append(context)
-        return (context.since,)
-
-    ranking = Ranking(rank)
-    shared = Context(("shared", "t"), "t", shared=True, calls=1, since=9.0)
-    away = [Context((str(n),), "t", since=9.0) for n in range(3)]
-    calling = [Context(("c", str(n)), "t", calls=1, since=float(n)) for n in range(100)]
-    for context in (*calling, shared, *away):
-        ranking.put(context)
-    assert ranking.first(0.0) is calling[0]
-    for now in (1.0, 2.0):
-        asked.clear()
-        assert ranking.first(now) is calling[0]
-        assert asked == [shared, *away, calling[0]]
-    # Where its calls have ended, it is put anew, and ages.
-    calling[50].calls, calling[50].since = 0, 60.0
-    ranking.put(calling[50])
-    assert ranking.first(2.0) is calling[0]
-    calling[50].since = -1.0
-    assert ranking.first(2.0) is calling[0]
-    assert ranking.first(3.0) is calling[50]
-    ranking.discard(calling[50])
-    assert ranking.first(4.0) is calling[0]
-
-
-def test_of_equals_the_one_that_was_ranked_longest_ago_goes_first() -> None:
-    ranking = Ranking(lambda context, now: (0.0,))
-    contexts = [Context((str(n),), "t") for n in range(10)]
-    for context in contexts:
-        ranking.put(context)
-    ranking.put(contexts[0])
-    left = []
-    while (first := ranking.first(0.0)) is not None:
-        left.append(int(first.key[0]))
-        ranking.discard(first)
-    assert left == [*range(1, 10), 0]
-    assert len(ranking) == 0
-
-
-def test_of_equals_the_one_that_came_last_is_served_last() -> None:
-    """Two calls of equal contexts run: who began earlier keeps its blocks longer."""
-    book = Contexts(policy())
-    contexts = [book.call_arrived(row(name), at) for name, at in (("old", 1.0), ("new", 2.0))]
-    for context, at in zip(contexts, (1.0, 2.0), strict=True):
-        context.since = at
-    assert order(book, contexts, 5.0) == order(book, contexts[::-1], 5.0) == ["new", "old"]
-
-
-def test_a_ranking_is_bounded_by_what_is_in_it() -> None:
-    ranking = Ranking(lambda context, now: (now,))
-    contexts = [Context((str(n),), "t") for n in range(20)]
-    for step in range(2000):
-        ranking.put(contexts[step % 20])
-        ranking.first(float(step))
-        assert len(ranking._heap) <= 64 + 2 * len(ranking)
-    assert len(ranking) == 20
-    assert [c.key for c in ranking.in_order(0.0)] == [c.key for c in ranking.in_order(0.0)]
-
-
-class Reference:
-    """Retention's two rules as they are written, from a context and all gaps that ended."""
-
-    def __init__(self, retention: Retention) -> None:
-        self.config, self.gaps = retention.config, retention.gaps
-
-    def value(self, context: Context, now: float, peers: int) -> float:
-        """Seconds of prefill that a token's loss is expected to cost, per second of keeping it."""
-        token_s = 25e-6 + 8e-10 * context.tokens
-        away_s = now - context.since
-        if context.shared:
-            return token_s * (peers or 0.5) / max(away_s, 0.05)
-        if context.branches:
-            return token_s / max(now - context.oldest, 0.05)
-        if context.calls:
-            return token_s / 0.05
-        assert self.gaps is not None
-        name = context.gap or ""
-        prior_s = 0.05 if name == "(returned)" else 9.0
-        outlook = self.gaps.expect(context.tenant, context.type, name, away_s, prior_s)
-        return token_s * outlook.chance / max(outlook.seconds, 0.05)
-
-    def order(self, contexts: list[Context], now: float, peers: Counter[str]) -> list[Context]:
-        """The first to lose its blocks first."""
-
-        def key(context: Context) -> tuple[float, ...]:
-            if self.config.retention == "ttl":
-                return (context.calls > 0, context.since)
-            waits = context.phase is not Phase.IDLE
-            return (waits, self.value(context, now, peers[context.type]), -context.since)
-
-        return sorted(contexts, key=key)
-
-    def expects(self, context: Context, now: float) -> bool:
-        """Whether it is worth waiting for other memory rather than take this context's."""
-        if self.config.retention == "ttl":
-            return False
-        if context.phase is Phase.IDLE and not context.shared:
-            return False
-        if context.calls or context.shared:
-            return True
-        assert self.gaps is not None
-        name = context.gap or ""
-        prior_s = 0.05 if name == "(returned)" else 9.0
-        outlook = self.gaps.expect(context.tenant, context.type, name, now - context.since, prior_s)
-        return outlook.chance >= 0.5 and outlook.seconds <= self.config.retention_patience
-
-    def expired(self, context: Context, now: float) -> bool:
-        silent_s = now - context.since
-        return (
-            self.config.retention == "ttl"
-            and not context.calls
-            and silent_s > self.config.retention_ttl
-        )
-
-
-stories = st.lists(
-    st.tuples(
-        st.sampled_from(["call", "call", "over", "tool", "back", "ask", "answer", "end"]),
-        st.integers(0, 7),
-        st.sampled_from([0.0, 0.25, 1.0, 8.0, 40.0]),
-    ),
-    min_size=10,
-    max_size=60,
-)
-
-
-def happen(
-    book: Contexts, contexts: dict[int, Context], event: str, number: int, now: float
+def test_the_session_that_waits_longest_is_given_up(
+    book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One event of a program, of one of two types; every third has a session."""
-    program, type_ = f"p{number}", "even" if number % 2 == 0 else "odd"
-    if event == "call":
+    monkeypatch.setattr(module, "KINDS", 2)
+    first, second, third = (book.called(name, 0.0, session=f"of {name}") for name in "abc")
+    for name in "ab":
+        book.end(name, 1.0)
+    book.called("d", 2.0, session="of a")
+    book.end("d", 2.0)
+    book.end("c", 5.0)
+    assert [one.released for one in (first, second, third)] == [False, True, False]
+    assert second in book.changed[-2:]
+    assert len(book.owners) == 2
+
+
+def test_sharers_are_the_live_programs_of_the_type(book: Book) -> None:
+    for name in "abc":
+        book.called(name, 0.0)
+    book.called("a", 1.0)
+    book.called("x", 1.0, type="other")
+    assert book.owners.sharers("a") == 3
+    book.end("b", 2.0)
+    assert (book.owners.sharers("a"), book.owners.sharers("none")) == (2, 0)
+    shared = book.owners.shared("a")
+    assert shared is book.owners.shared("a") is not book.owners.shared("other")
+    assert not shared.released
+
+
+def test_a_cache_that_was_emptied_on_purpose_is_forgotten(book: Book) -> None:
+    idle, live = book.called("a", 0.0, session="s"), book.called("b", 0.0)
+    book.end("a", 1.0)
+    for blocks in (idle, live):
+        blocks.chains.append(bytearray(8))
+    book.owners.forget_chains([*book.rows.values(), ProgramRow("never called", "a")])
+    assert [len(idle.chains), len(live.chains)] == [0, 0]
+
+
+# -- the order -------------------------------------------------------------------------
+
+
+def test_idle_sessions_go_first_then_those_outside_then_the_least_worth(book: Book) -> None:
+    late, early, outside, idle, soon = (
+        book.called(name, at, session=name)
+        for name, at in (("late", 9.0), ("early", 1.0), ("out", 8.0), ("idle", 8.0), ("soon", 9.0))
+    )
+    book.end("idle", 9.5)
+    book.rows["out"].member = False
+    calls = book.call("calls", 0.0)
+    book.begins("early", HUMAN, 1.0)
+    book.begins("soon", "grep", 9.9)
+    found = book.order(10.0, calls, soon, late, early, outside, idle)
+    assert found == [idle, outside, early, late, soon, calls]
+
+
+def test_slow_tools_are_learned_and_their_programs_go_first(book: Book) -> None:
+    for n in range(40):
+        for tool, seconds in (("build", 100.0), ("grep", 0.5)):
+            book.called(f"past-{n}", 0.0)
+            book.begins(f"past-{n}", tool, 0.0)
+            book.answered(f"past-{n}", "tool", seconds)
+        book.end(f"past-{n}", 100.0)
+    slow, fast = (book.called(name, 200.0) for name in ("slow", "fast"))
+    book.begins("slow", "build", 200.0)
+    book.begins("fast", "grep", 200.0)
+    assert book.order(200.1, slow, fast) == [slow, fast]
+    # The fast tool is long overdue: now the slow one is the likelier to come back.
+    assert book.order(295.0, slow, fast) == [fast, slow]
+
+
+def test_types_that_never_return_are_not_waited_for(book: Book) -> None:
+    for n in range(40):
+        book.called(f"once-{n}", 0.0, type="once")
+        book.end(f"once-{n}", 5.0)
+        book.called(f"agent-{n}", 0.0)
+        book.call(f"agent-{n}", 5.0)
+    once, agent = book.called("x", 10.0, type="once"), book.called("y", 10.0)
+    assert book.order(10.5, once, agent) == [once, agent]
+    assert returns(book.learned, once, 10.5).chance < 0.2
+
+
+@pytest.mark.parametrize("gap", [HUMAN, SESSION])
+def test_humans_and_sessions_are_not_expected_until_they_are_known(book: Book, gap: str) -> None:
+    blocks = CachedBlocks("a", "acme", gap=gap)
+    book.learned.gaps.learn(("acme", "a", ""), 1.0)
+    assert returns(book.learned, blocks, 3.0).seconds == math.inf
+    book.learned.gaps.learn(("acme", "a", gap), 30.0)
+    assert returns(book.learned, blocks, 0.0).seconds < 30.0
+
+
+def test_branches_and_shared_blocks_are_worth_less_the_longer_they_are_unused(book: Book) -> None:
+    retention = book.retention
+    chain, branching = book.call("chain", 9.0), book.call("branching", 9.0)
+    assert book.call("branching", 10.0) is branching
+    shared = book.owners.shared("a")
+    for blocks in (branching, shared):
+        blocks.oldest = 10.0
+        assert [retention.worth(blocks, at, 3) for at in (10.0, 14.0)] == [
+            (3.0 if blocks.shared else 1.0) / seconds for seconds in (0.05, 4.0)
+        ]
+    assert retention.worth(shared, 14.0, 0) == 1 / 4.0
+    assert retention.worth(branching, 10.0, 3) == retention.worth(chain, 99.0, 3)
+    assert book.order(20.0, chain, shared, branching) == [branching, shared, chain]
+
+
+def test_of_equals_the_one_that_came_last_is_served_last(book: Book) -> None:
+    """Two calls of equal contexts run: who began earlier keeps its blocks longer."""
+    old, new = book.called("old", 0.0), book.called("new", 0.0)
+    for name, at in (("old", 1.0), ("new", 2.0)):
+        book.call(name, at)
+    assert book.order(5.0, old, new) == book.order(5.0, new, old) == [new, old]
+
+
+def test_ttl_is_first_in_first_out_but_for_those_who_call_and_expires() -> None:
+    book = Book("ttl", retention_ttl=30.0)
+    first, second = book.called("first", 1.0), book.called("second", 2.0)
+    calls = book.call("calls", 0.0)
+    assert book.order(3.0, calls, second, first) == [first, second, calls]
+    expired = book.retention.expired
+    assert (expired(first, 31.0), expired(first, 31.1)) == (False, True)
+    book.begins("first", "grep", 20.0)
+    assert not expired(first, 31.1)
+    assert not expired(calls, 1e6)
+    assert not Book().retention.expired(first, 1e9)
+
+
+def test_who_changes_its_place_is_put_there() -> None:
+    book = Book()
+    order = EvictionOrder(book.retention, book.owners.sharers)
+    first, second = book.called("a", 0.0), book.called("b", 5.0)
+    for blocks in (first, second):
+        order.put(blocks)
+    assert (order.first(6.0), len(order)) == (first, 2)
+    book.rows["b"].member = False
+    order.put(second)
+    assert (order.first(6.0), len(order), second in order) == (second, 2, True)
+    book.rows["b"].member = True
+    order.put(second)
+    assert (order.first(6.0), len(order)) == (first, 2)
+    order.clear()
+    assert (order.first(6.0), len(order), first in order) == (None, 0, False)
+
+
+class ByValue(Retention):
+    """The order of given values: those below 0.5 stand at a place, the others change."""
+
+    name = "by-value"
+    values: dict[CachedBlocks, float]
+
+    def place(self, blocks: CachedBlocks) -> tuple[float, ...] | None:
+        value = self.values[blocks]
+        return (value,) if value < 0.5 else None
+
+    def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
+        return self.values[blocks]
+
+
+def test_the_order_is_a_sort_under_random_changes() -> None:
+    rng = random.Random(1)
+    retention = ByValue(SchedulerConfig(), Learned())
+    values = retention.values = {}
+    order = EvictionOrder(retention, lambda type: 0)
+    owners = [CachedBlocks(str(n)) for n in range(12)]
+    for step in range(2000):
+        blocks = rng.choice(owners)
+        values[blocks] = rng.random()
+        order.put(blocks) if rng.random() < 0.7 or blocks in order else None
+        if rng.random() < 0.2:
+            order.discard(blocks)
+        here = sorted((one for one in owners if one in order), key=lambda one: values[one])
+        assert list(order.in_order(float(step))) == here
+        assert order.first(float(step)) == (here[0] if here else None)
+
+
+# -- against the rules as they are written ---------------------------------------------
+
+
+@dataclass
+class Program:
+    """What a program does, by its own log."""
+
+    type: str
+    session: str | None
+    blocks: CachedBlocks
+    member: bool
+    calls: int = 0
+    tools: int = 0
+    humans: int = 0
+    gap: str | None = None
+    since: float = 0.0
+    branches: bool = False
+    idle: bool = False
+
+
+class Rules:
+    """The same events told to the book and to logs, which are sorted by the rules' own words."""
+
+    def __init__(self, retention: str) -> None:
+        self.book, self.by_cost = Book(retention, retention_ttl=10.0), retention == "cost"
+        self.programs: dict[int, Program] = {}
+        self.sessions: dict[str, Program] = {}
+        self.gaps: list[tuple[str, str, float, bool]] = []
+        self.now = 0.0
+
+    def happen(self, event: str, number: int) -> None:
+        program, name = self.programs.get(number), f"p{number}"
+        if event == "call":
+            self.call(number)
+        elif program is None:
+            return
+        elif event == "over" and program.calls:
+            self.book.over(name, self.now)
+            program.calls -= 1
+            if not (program.calls or program.tools or program.humans):
+                program.gap, program.since = BETWEEN, self.now
+        elif event in ("tool", "ask"):
+            what = HUMAN if event == "ask" else f"tool {number % 2}"
+            program.humans += event == "ask"
+            program.tools += event == "tool"
+            program.gap, program.since = what, self.now
+            self.book.begins(name, what, self.now)
+        elif event == "back" and program.tools:
+            program.tools -= 1
+            self.back(program, program.tools or program.humans)
+            self.book.answered(name, "tool", self.now)
+        elif event == "answer" and program.humans:
+            program.humans -= 1
+            self.back(program, program.tools or program.humans)
+            self.book.answered(name, "human", self.now)
+        elif event == "end":
+            self.end(number)
+
+    def call(self, number: int) -> None:
         session = f"s{number}" if number % 3 == 0 else None
-        context = contexts[number] = book.call_arrived(row(program, type_, session), now)
-        context.tokens += 500 * number
-        context.oldest = now - number
-    elif event == "over" and number in contexts and contexts[number].calls:
-        book.call_ended(contexts[number], now)
-    elif event == "tool":
-        book.tool_started(program, f"tool {number % 3}", now)
-    elif event == "back":
-        book.tool_ended(program, now)
-    elif event == "ask":
-        book.human_asked(program, now)
-    elif event == "answer":
-        book.human_answered(program, now)
-    elif event == "end" and any(c.released for c in book.program_ended(program, now)):
-        contexts.pop(number, None)
+        type_ = "even" if number % 2 == 0 else "odd"
+        blocks = self.book.call(f"p{number}", self.now, session, type_)
+        program = self.programs.get(number)
+        if program is None:
+            program = self.sessions.pop(session or "", None) or Program(
+                type_, session, blocks, number % 4 < 2, since=blocks.since
+            )
+            program.idle, self.programs[number] = False, program
+            self.book.rows[f"p{number}"].member = program.member
+        assert program.blocks is blocks
+        self.back(program, program.tools)
+        program.calls += 1
+        program.branches |= program.calls > 1
 
+    def back(self, program: Program, waits: int, *, well: bool = True) -> None:
+        if not waits and program.gap is not None:
+            self.gaps.append((program.type, program.gap, self.now - program.since, well))
+            program.gap, program.since = None, self.now
 
-@settings(max_examples=120, deadline=None)
-@given(st.sampled_from(["cost", "ttl"]), stories)
-def test_blocks_go_in_the_reference_s_order(name: str, story: list[tuple[str, int, float]]) -> None:
-    retention = policy(name, retention_patience=10.0)
-    book, reference, now = Contexts(retention), Reference(retention), 0.0
-    contexts: dict[int, Context] = {}
-    shared = book.shared("even")
-    for event, number, seconds in story:
-        now += seconds
-        happen(book, contexts, event, number, now)
-        live = [*dict.fromkeys(contexts.values()), shared]
-        peers = Counter(context.type for context in live if context.programs)
-        expected = reference.order(live, now, peers)
-        ranks = [book.rank(context, now) for context in expected]
+    def end(self, number: int) -> None:
+        program = self.programs.pop(number)
+        for _ in range(program.calls):
+            self.book.over(f"p{number}", self.now)
+            if not (program.tools or program.humans):
+                program.gap, program.since = BETWEEN, self.now
+        self.book.end(f"p{number}", self.now)
+        self.back(program, 0, well=False)
+        program.calls = program.tools = program.humans = 0
+        if program.session is not None:
+            program.idle, program.gap, program.since = True, SESSION, self.now
+            self.sessions[program.session] = program
+
+    def worth(self, program: Program) -> float:
+        if program.branches:
+            return 1 / max(self.now - program.blocks.oldest, 0.05)
+        if program.gap is None:
+            return 1 / 0.05
+        away_s = self.now - program.since
+        age = self.bin_of(away_s)
+        chance, seconds = 1.0, max(away_s, 0.05)
+        for gap in (None, program.gap):
+            known = [
+                (s, well)
+                for type_, name, s, well in self.gaps
+                if type_ == program.type and gap in (None, name) and self.bin_of(s) >= age
+            ]
+            lasted = [s - self.edge(age) for s, well in known if well]
+            chance = (sum(well for _, well in known) + 8 * chance) / (len(known) + 8)
+            seconds = max((sum(lasted) + 8 * seconds) / (len(lasted) + 8), 0.05)
+        if program.gap in (HUMAN, SESSION):
+            known_at_all = any(g[:2] == (program.type, program.gap) for g in self.gaps)
+            seconds = seconds if known_at_all else math.inf
+        return chance / seconds
+
+    @staticmethod
+    def bin_of(seconds: float) -> int:
+        return sum(1 for n in range(60) if 0.05 * 2 ** (n / 2) <= seconds) if seconds > 0.05 else 0
+
+    @staticmethod
+    def edge(number: int) -> float:
+        return float(0.05 * 2 ** ((number - 1) / 2)) if number else 0.0
+
+    def rank(self, program: Program) -> tuple[float, ...]:
+        if not self.by_cost:
+            return (program.calls > 0, program.since)
+        if program.idle or not program.member:
+            return (0.0, not program.idle, program.since)
+        return (1.0, round(self.worth(program), 9), -program.since)
+
+    def compare(self) -> None:
+        everybody = [*self.programs.values(), *self.sessions.values()]
+        for program in everybody:
+            found = program.blocks
+            assert (found.gap, found.since) == (program.gap, program.since)
+            assert (found.branches, found.calling) == (program.branches, program.calls > 0)
+            expired = not self.by_cost and not program.calls and self.now - program.since > 10.0
+            assert self.book.retention.expired(found, self.now) == expired
+        types = Counter(program.type for program in self.programs.values())
+        assert all(self.book.owners.sharers(one) == types[one] for one in ("odd", "even"))
+        found_order = self.book.order(self.now, *(program.blocks for program in everybody))
+        by_blocks = {program.blocks: program for program in everybody}
+        ranks = [self.rank(by_blocks[blocks]) for blocks in found_order]
         assert ranks == sorted(ranks)
-        if len(set(ranks)) == len(ranks):
-            assert order(book, live, now) == [context.key[-1] for context in expected]
-        for context in live:
-            assert retention.expects(context, now) == reference.expects(context, now)
-            assert retention.expired(context, now) == reference.expired(context, now)
 
 
-def test_idle_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrt.scheduler.retention.contexts._SESSIONS", 3)
-    book = Contexts(Cost(SchedulerConfig()))
-    contexts = []
-    for n in range(5):
-        contexts.append(called(book, f"p{n}", float(n), session=f"s{n}"))
-        book.program_ended(f"p{n}", float(n))
-    assert [context.released for context in contexts] == [True, True, False, False, False]
-    assert len(book) == 3
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["cost", "cost", "ttl"]),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["call", "call", "over", "tool", "back", "ask", "answer", "end"]),
+            st.integers(0, 7),
+            st.sampled_from([0.0, 0.25, 1.0, 8.0, 40.0]),
+        ),
+        min_size=10,
+        max_size=60,
+    ),
+)
+def test_blocks_go_in_the_order_of_the_rules(
+    retention: str, story: list[tuple[str, int, float]]
+) -> None:
+    rules = Rules(retention)
+    for event, number, seconds in story:
+        rules.now += seconds
+        rules.happen(event, number)
+        rules.compare()

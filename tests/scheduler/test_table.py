@@ -19,6 +19,7 @@ from agentrt.scheduler import (
     ProgramRow,
     ProgramState,
     ProgramTotals,
+    QueuedCall,
     SchedulerConfig,
     make_policy,
     policy_names,
@@ -264,7 +265,7 @@ def level_under(policy: str, path_s: float | None) -> int:
     row = ProcessTable().start_program("p", "t", now=0)
     row.service_s, row.path_s = 9, 6
     queues = LevelQueues(SchedulerConfig(policy=policy, quanta=(1,) * 20))
-    return queues.add("c", row, None, path_s, now=0).level
+    return queues.call_arrived(QueuedCall("c", row, None, path_s, 0.0), 0.0).level
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.scheduler.admission.memory import FIFO_EVERY, WorkingSet
+from agentrt.scheduler.call import CallState
+from agentrt.scheduler.memory import OLDEST_EVERY
 from tests.scheduler.admitting import BLOCK, Admitting
 
 BLOCKS, SLOTS = 400, 16
@@ -34,7 +35,7 @@ class Crowd(Admitting):
 
     def __init__(self, seed: int, policy: str, target: float | None, programs: int) -> None:
         super().__init__(
-            "memory", blocks=BLOCKS, slots=SLOTS, policy=policy, ttft_target=target, lane=0.0
+            "memory", blocks=BLOCKS, slots=SLOTS, policy=policy, ttft_target=target, lane=0.1
         )
         self.rng = Random(seed)
         self.left = {f"p{n}": self.rng.randint(1, 4) for n in range(programs)}
@@ -48,31 +49,27 @@ class Crowd(Admitting):
         self.longest_s = 0.0
         self.outgrown = False
 
-    @property
-    def set(self) -> WorkingSet:
-        assert isinstance(self.admission, WorkingSet)
-        return self.admission
-
     # -- the programs --------------------------------------------------------------------
 
     def ask(self, program: str) -> None:
         kind = f"t{int(program[1:]) % 3}"
-        growth, key = self.set.growth, ("default", kind)
+        learned, key = self.learned, ("default", kind)
         if program not in self.told:
-            self.told[program] = Told(kind, growth.shared(key))
+            self.told[program] = Told(kind, learned.shared(key))
         tokens = self.rng.choice((20, 200, 900))
-        adds, told = tokens + growth.output(key) // 2, self.told[program]
+        adds, told = tokens + learned.output(key) // 2, self.told[program]
         told.context = max(told.context, self.contexts.get(program, 0))
         call_id = self.arrive(program, tokens, kind)
         told.own[call_id] = adds
-        if self.queues.calls[call_id].held:
-            self.overtaken.setdefault(call_id, FIFO_EVERY * (1 + len(self.admission)))
+        if self.queues.calls[call_id].state is CallState.OUTSIDE:
+            outside = {self.queues.calls[one].program for one in self.outside()}
+            self.overtaken.setdefault(call_id, OLDEST_EVERY * (1 + len(outside)))
 
     def began(self, call_id: str) -> None:
         program = call_id.partition("/")[0]
         call, told = self.queues.calls[call_id], self.told[program]
         cached = self.contexts.get(program, 0)
-        output = self.set.growth.output(("default", told.kind)) // 2
+        output = self.learned.output(("default", told.kind)) // 2
         adds = max(call.prompt_tokens - cached, 0) + output
         if adds < told.own[call_id]:
             told.context, told.own[call_id] = max(told.context, cached), adds
@@ -91,7 +88,7 @@ class Crowd(Admitting):
             self.give_up(program)
         elif program in self.stuck or self.rng.random() < 0.5:
             what = self.rng.choice(("tool", "tool", "human"))
-            self.admission.interrupt_began(program, what, None, self.now)
+            self.begins(program, what)
             if program not in self.stuck:
                 self.tools.append((self.now + self.rng.uniform(0.0, 20.0), program))
         else:
@@ -121,7 +118,7 @@ class Crowd(Admitting):
 
     def _settings(self) -> dict[str, object]:
         config = self.config
-        return {"policy": config.policy, "ttft_target": config.ttft_target, "lane": 0.0}
+        return {"policy": config.policy, "ttft_target": config.ttft_target, "lane": config.lane}
 
     # -- a second of it ----------------------------------------------------------------
 
@@ -131,17 +128,17 @@ class Crowd(Admitting):
         for at, program in [one for one in self.tools if one[0] <= self.now]:
             self.tools.remove((at, program))
             if self.left[program]:
-                self.admission.interrupt_ended(program, "tool", self.now)
+                self.answered(program)
                 self.ask(program)
         if self.doomed and self.rng.random() < 0.9:
             program = min(self.doomed)
             if program not in self.coming:
                 self.doomed.discard(program)
                 self.give_up(program)
-        before = self.set.came_in
+        before = self.working.came_in
         for call_id in self.step():
             self.began(call_id)
-        self.check(self.set.came_in - before, deep=self.now % 8 < 1)
+        self.check(self.working.came_in - before, deep=self.now % 8 < 1)
         for call_id in [one for one, at in self.ends.items() if at <= self.now]:
             self.finish(call_id)
 
@@ -149,7 +146,7 @@ class Crowd(Admitting):
         """No program waits longer than its bound, and the claims are what they should be."""
         for call_id in list(self.overtaken):
             call = self.queues.calls.get(call_id)
-            if call is None or not call.held:
+            if call is None or call.state is not CallState.OUTSIDE:
                 del self.overtaken[call_id]
                 continue
             self.overtaken[call_id] -= came_in
@@ -159,16 +156,15 @@ class Crowd(Admitting):
         if not deep:
             return
         self.queues.check_integrity()
-        budget = int(BLOCKS * (1.0 - 0.05))
-        members = {name for name, told in self.told.items() if self.set.has(name)}
+        members = {name for name, told in self.told.items() if name in self.inside()}
         shared = {self.told[name].kind: self.told[name].shared for name in members}
-        claims = sum(self.told[name].blocks(budget) for name in members)
-        idle = sum(self.told[name].blocks(budget) for name in members if not self.told[name].own)
-        assert self.set.members == len(members)
-        assert self.set.claimed - self.set.in_use == idle
+        claims = sum(self.told[name].blocks(BLOCKS) for name in members)
+        idle = sum(self.told[name].blocks(BLOCKS) for name in members if not self.told[name].own)
+        assert self.working.members == len(members)
+        assert self.working.claimed - self.working.in_use == idle
         assert (
             claims
-            <= self.set.claimed
+            <= self.working.claimed
             <= claims
             + sum(
                 math.ceil(max(t.shared for t in self.told.values() if t.kind == kind) / BLOCK)
@@ -190,7 +186,13 @@ def through(seed: int, policy: str, target: float | None, programs: int) -> Crow
         if left:
             assert program in crowd.stuck, f"{program} never went on"
             crowd.give_up(program)
-    assert crowd.set.members == crowd.set.claimed == crowd.set.in_use == len(crowd.admission) == 0
+    assert (
+        crowd.working.members
+        == crowd.working.claimed
+        == crowd.working.in_use
+        == crowd.admission.calls_outside
+        == 0
+    )
     assert len(crowd.queues) == 0
     if target is not None:
         assert crowd.longest_s <= target + 1.0

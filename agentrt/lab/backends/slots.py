@@ -12,8 +12,7 @@ from agentrt.lab.program import LiveProgram
 from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.victims import Room
+from agentrt.scheduler.queues import LevelQueues, Room
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +131,7 @@ class Slots:
         return [call for call in reversed(self.running) if call not in best]
 
     def _start(self, call: QueuedCall) -> None:
-        self.queues.start(call, self._clock.now)
+        self.queues.call_began(call, self._clock.now)
         self.running.append(call)
         self._unsorted = True
         job: Job = call.item
@@ -145,7 +144,7 @@ class Slots:
             self._settle(call)
         self.running.remove(call)
         call.item.stamp += 1
-        self.queues.stop(call, self._clock.now, to_tail=self._strict)
+        self.queues.call_preempted(call, self._clock.now, to_tail=self._strict)
         self.queues.put(call)
 
     # -- service -----------------------------------------------------------------------

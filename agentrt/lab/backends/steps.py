@@ -114,14 +114,17 @@ class Steps(Backend):
         shape, call_id = live.shape.calls[index], live.call_id(index)
         engine = self.engines[self._route(live, index) if self._replicas else 0]
         engine.queues.put(
-            engine.queues.add(
-                call_id,
-                live.row,
-                Job(live, index, shape.output_tokens),
-                live.path_s[index],
+            engine.queues.call_arrived(
+                QueuedCall(
+                    call_id,
+                    live.row,
+                    Job(live, index, shape.output_tokens),
+                    live.path_s[index],
+                    self.now,
+                    node=shape.node,
+                    prompt_tokens=_fresh_tokens(live.shape, shape),
+                ),
                 self.now,
-                node=shape.node,
-                prompt_tokens=_fresh_tokens(live.shape, shape),
             )
         )
         self.touch(engine)

@@ -44,7 +44,7 @@ SAME, FAILED, NONE = "=", "fails", "-"
 """No seed of no workload changed; a run raised an error; there is no such value."""
 EPILOG = """\b
 Examples:
-  agentrt bench sensitivity --quick --constant PRIOR_S
+  agentrt bench sensitivity --quick --constant DOUBT
   agentrt bench sensitivity --trace FILE --json
 
 \b

@@ -16,13 +16,21 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Any, ClassVar
 
-from agentrt.executors.vllm.retention import Retainer
+from agentrt.executors.vllm._compat.pool import blocks_needed
+from agentrt.executors.vllm.queue import LevelRequestQueue
+from agentrt.executors.vllm.retention import BlockRetention
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.retention import Context
-from agentrt.scheduler.retention.context import BETWEEN, HUMAN, RETURNED, SESSION, Key
-from agentrt.scheduler.retention.policies import Rank, Retention
+from agentrt.scheduler.retention import (
+    BETWEEN,
+    HUMAN,
+    SESSION,
+    CachedBlocks,
+    Place,
+    Retention,
+)
 from agentrt.scheduler.table import ProgramTotals
 
 _UNTIL_KNOWN_S = 5.0
@@ -39,27 +47,24 @@ class ToolTtl(Retention):
     name: ClassVar[str] = "continuum"
     expires: ClassVar[bool] = True
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: SchedulerConfig, learned: Learned) -> None:
+        super().__init__(config, learned)
         self.waits: deque[float] = deque(maxlen=_WINDOW)
         self._times: dict[str, tuple[deque[float], list[float]]] = {}
         self._turns: deque[int] = deque(maxlen=_WINDOW)
         self._eta = 1.0
-        self._until: dict[Key, tuple[float, float]] = {}
+        self.block_size = 16
+        self._until: dict[CachedBlocks, tuple[float, float]] = {}
 
-    def rank(self, context: Context, now: float, peers: int) -> Rank:
-        return (float(context.calls > 0), self._ends(context))
+    def place(self, blocks: CachedBlocks) -> Place:
+        return (float(blocks.calling), self._ends(blocks))
 
-    def expired(self, context: Context, now: float) -> bool:
-        return context.calls == 0 and now >= self._ends(context)
+    def expired(self, blocks: CachedBlocks, now: float) -> bool:
+        return not blocks.calling and now >= self._ends(blocks)
 
-    def expects(self, context: Context, now: float) -> bool:
-        return True  # pinned is pinned, as long as another call runs
-
-    def gap_ended(self, context: Context, seconds: float, *, returned: bool) -> None:
-        if context.gap is None or context.gap in (*_NO_TOOLS, RETURNED):
-            return
-        window, ordered = self._times.setdefault(context.gap, (deque(), []))
+    def tool_returned(self, tool: str, seconds: float) -> None:
+        """A tool took so long."""
+        window, ordered = self._times.setdefault(tool, (deque(), []))
         window.append(seconds)
         insort(ordered, seconds)
         if len(window) > _WINDOW:
@@ -70,24 +75,25 @@ class ToolTtl(Retention):
         self._turns.append(turns)
         self._eta = memoryfulness(self._turns)
 
-    def _ends(self, context: Context) -> float:
+    def _ends(self, blocks: CachedBlocks) -> float:
         """When a context's pin ends; it is decided as its gap begins."""
-        since, until = self._until.get(context.key, (-1.0, 0.0))
-        if since != context.since:
-            until = context.since + self._ttl(context)
-            self._until[context.key] = (context.since, until)
+        since, until = self._until.get(blocks, (-1.0, 0.0))
+        if since != blocks.since:
+            until = blocks.since + self._ttl(blocks)
+            self._until[blocks] = (blocks.since, until)
         return until
 
-    def _ttl(self, context: Context) -> float:
-        if context.shared or context.gap is None or context.gap in _NO_TOOLS:
+    def _ttl(self, blocks: CachedBlocks) -> float:
+        if blocks.shared or blocks.gap in _NO_TOOLS:
             return 0.0
-        if context.gap == RETURNED:  # its call is on its way
+        if blocks.gap is None:  # its call is on its way
             return _UNTIL_KNOWN_S
-        ordered = self._times.get(context.gap, ((), []))[1]
+        ordered = self._times.get(blocks.gap, ((), []))[1]
         if len(ordered) < _FEW:
             return _UNTIL_KNOWN_S
         waited = sum(self.waits) / len(self.waits) if self.waits else 0.0
-        saved = waited * self._eta + context.tokens * PREFILL_TOKEN_S
+        tokens = len(max(blocks.chains, key=len, default=b"")) // 8 * self.block_size
+        saved = waited * self._eta + tokens * PREFILL_TOKEN_S
 
         def gain(ttl: float) -> float:
             return bisect_right(ordered, ttl) / len(ordered) * saved - ttl
@@ -108,20 +114,40 @@ def memoryfulness(turns: Sequence[int]) -> float:
     return min(max(-both / sqrt(spread_done * spread_left), 0.0), 1.0)
 
 
+class _PinnedQueue(LevelRequestQueue):
+    """Pinned is pinned: no new call begins that would evict a pinned block, while another runs."""
+
+    scheduler: ContinuumScheduler
+
+    def __bool__(self) -> bool:
+        head, free = self._queues.head(), self.scheduler.retention.queue
+        if head is None or free is None or not self.scheduler.running:
+            return head is not None
+        return blocks_needed(self.scheduler, head.item, free.unprotected) <= free.unprotected
+
+
 class ContinuumScheduler(ProgramScheduler):
     """Our scheduler with that retention in place of its own."""
 
     def use(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
         super().use(config, policy)
-        self.retainer.close()
-        self._ttl = ToolTtl(config)
-        self.retainer = Retainer(self, config, self._ttl)
+        self.retention.close()
+        self._ttl = ToolTtl(config, self.queues.learned)
+        self._ttl.block_size = self.block_size
+        self.retention = BlockRetention(self, self.queues.owners, self._ttl)
+        self.waiting = _PinnedQueue(self.queues)
+        self.waiting.scheduler = self
 
-    def _begin(self, request_id: str, scheduled: int, now: float) -> None:
+    def _call_began(self, request_id: str, scheduled: int, now: float) -> None:
         call = self.queues.calls.get(request_id)
         if call is not None and call.since is not None:
             self._ttl.waits.append(now - call.since)
-        super()._begin(request_id, scheduled, now)
+        super()._call_began(request_id, scheduled, now)
+
+    def _interrupt(self, row: Any, kind: str, begins: bool, name: str, now: float) -> None:
+        if kind == "tool" and not begins and row.cached is not None and row.cached.gap:
+            self._ttl.tool_returned(row.cached.gap, now - row.cached.since)
+        super()._interrupt(row, kind, begins, name, now)
 
     def end_program(self, totals: ProgramTotals, now: float) -> None:
         row: Any = self.table.get(totals.program_id)

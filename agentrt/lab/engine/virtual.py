@@ -157,7 +157,8 @@ class VirtualEngine:
 
         None while it is idle or goes on, and where it is stuck.
         """
-        admission = getattr(self.scheduler, "admission", None)
+        queues = getattr(self.scheduler, "queues", None)
+        admission = None if queues is None else queues.admission
         if self._empty_steps <= _RETRIED or admission is None:
             return None
         moment: float = admission.next_moment()

@@ -7,6 +7,7 @@ object is a subclass of `Policy`. It must import the standard library and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from inspect import isabstract
 
@@ -55,6 +56,33 @@ def level_ends(config: SchedulerConfig) -> tuple[float, ...]:
     return config.level_ends if issubclass(policy_class(config.policy), AttainedService) else ()
 
 
+_NEEDED = {
+    "retention_ttl": ("retention", "ttl"),
+    "admission_cap": ("admission", "cap"),
+    "ttft_target": ("admission", "memory"),
+}
+"""Settings that only one way of retention or admission reads."""
+
+
+def check_settings(config: SchedulerConfig, given: Iterable[str]) -> None:
+    """Raise `ConfigError` for the first of the ``given`` settings that changes nothing under these.
+
+    Given are those that somebody has named, whatever their value.
+    """
+    reads = policy_class(config.policy).settings
+    for name in given:
+        option = f"--{name.replace('_', '-')}"
+        if name in _NEEDED:
+            field, needed = _NEEDED[name]
+            if (now := getattr(config, field)) != needed:
+                raise ConfigError(f"{option} is for --{field} {needed}, which is {now} now")
+        elif name in ("quanta", "beta", "max_promoted", "lane") and name not in reads:
+            others = ", ".join(one.name for one in _BUILT_IN.values() if name in one.settings)
+            raise ConfigError(
+                f"{option} changes nothing under --policy {config.policy}; it is for {others}"
+            )
+
+
 def policy_class(name: str) -> type[Policy]:
     """The class that a name stands for. Raises `ConfigError` as `make_policy` does."""
     if name in _BUILT_IN:
@@ -78,6 +106,7 @@ __all__ = [
     "AttainedService",
     "Policy",
     "Priority",
+    "check_settings",
     "level_ends",
     "make_policy",
     "policy_class",

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.table import ProgramRow
 
 if TYPE_CHECKING:
     from agentrt.scheduler.call import QueuedCall
-    from agentrt.scheduler.policies.adaptive.estimate import History
+    from agentrt.scheduler.promotion import Promoter
 
 
 class Priority(NamedTuple):
-    """Smaller levels run first, within one level smaller orders.
+    """Smaller levels run first, within one level smaller orders (numbers, or tuples of them).
 
     Only a call of a strictly better level preempts. ``quantum_s`` are the seconds of
     service after which the policy is asked again (`Policy.on_quantum_expired`).
@@ -24,7 +25,7 @@ class Priority(NamedTuple):
 
     level: int
     quantum_s: float = math.inf
-    order: float = 0.0
+    order: Any = 0.0
 
 
 class Policy(ABC):
@@ -38,22 +39,29 @@ class Policy(ABC):
     A policy that is not ``levelled`` serves calls in the engine's own order, first
     come, first served. Where a policy is not ``starving``, calls are not promoted by
     the paper's anti-starvation rule, because something else bounds their waiting.
-    One that ``learns`` changes with the programs that end, and has a ``history`` of them.
-    With ``follows_program``, the waiting calls of a program get a new priority whenever
-    one of its calls ends. With ``lane``, a share of the batch is reserved for the oldest programs.
+    One that ``learns`` changes with the programs that end; ``learned`` is what this engine has
+    learned. With ``follows_program``, the waiting calls of a program get a new priority whenever
+    one of its calls ends. ``settings`` are the fields of `SchedulerConfig` that only some policies
+    read, and this one does.
     """
 
     name: ClassVar[str]
     levelled: ClassVar[bool] = True
     starving: ClassVar[bool] = True
     follows_program: ClassVar[bool] = False
-    lane: ClassVar[bool] = False
     learns: ClassVar[bool] = False
-
-    history: History | None = None
+    settings: ClassVar[frozenset[str]] = frozenset({"quanta", "beta", "max_promoted"})
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.config = config
+        self.config, self.learned = config, Learned()
+
+    def promoter(self, slots: int) -> Promoter | None:
+        """What keeps its calls from starving in an engine with so many batch slots."""
+        if not (self.levelled and self.starving):
+            return None
+        from agentrt.scheduler.starvation import Starvation
+
+        return Starvation(self.config)
 
     @classmethod
     def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:

@@ -31,6 +31,7 @@ class Fcfs(Policy):
     name: ClassVar[str] = "fcfs"
     levelled: ClassVar[bool] = False
     starving: ClassVar[bool] = False
+    settings: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
@@ -49,6 +50,7 @@ class ProgramFcfs(Policy):
 
     name: ClassVar[str] = "program-fcfs"
     starving: ClassVar[bool] = False
+    settings: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
@@ -67,6 +69,7 @@ class Srtf(Policy):
 
     name: ClassVar[str] = "srtf"
     starving: ClassVar[bool] = False
+    settings: ClassVar[frozenset[str]] = frozenset()
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
         return Priority(0, order=call.prompt_tokens)
@@ -81,6 +84,7 @@ class TwoLevel(Policy):
 
     name: ClassVar[str] = "two-level"
     starving: ClassVar[bool] = False
+    settings: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -112,6 +116,7 @@ class RoundRobin(Policy):
 
     name: ClassVar[str] = "round-robin"
     starving: ClassVar[bool] = False
+    settings: ClassVar[frozenset[str]] = frozenset({"quanta"})
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.executors.memory import SAVE_EVERY, read
+from agentrt.executors.history import SAVE_EVERY, read
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.router import make_router
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
@@ -41,7 +41,7 @@ def kept_in(path: Path, policy: str = "adaptive") -> SchedulerConfig:
 
 def known(path: Path) -> float:
     """How many programs the file knows of."""
-    return sum(float(n) for _, _, age, _, n, _ in read(path)["cells"] if age == 0)
+    return sum(float(row[4]) for row in read(path)["service"] if row[2:4] == ["", 0])
 
 
 async def test_the_file_is_written_as_programs_end(opened: Open, tmp_path: Path) -> None:

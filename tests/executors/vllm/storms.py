@@ -185,15 +185,13 @@ def check_free_queue(queue: ProtectedFreeQueue) -> None:
     """Nothing is in two lists, miscounted, or protected for nobody."""
     plain = FreeKVCacheBlockQueue.get_all_free_blocks(queue)
     protected = [
-        (block, context)
-        for context, own in queue._lists.items()
-        for block in own.get_all_free_blocks()
+        (block, owner) for owner, own in queue._lists.items() for block in own.get_all_free_blocks()
     ]
     blocks = [*plain, *(block for block, _ in protected)]
     assert len({block.block_id for block in blocks}) == len(blocks) == queue.num_free_blocks
     assert len(protected) == queue._protected
-    assert all(queue._listed[block.block_id] is context for block, context in protected)
+    assert all(queue._listed[block.block_id] is owner for block, owner in protected)
     assert all(queue._listed[block.block_id] is None for block in plain)
-    assert not any(context.released for context in queue._lists)
-    assert set(queue._lists) == set(queue.ranking.in_order(queue.now))
+    assert not any(owner.released for owner in queue._lists)
+    assert set(queue._lists) == set(queue.order.in_order(queue.now))
     assert not any(block.ref_cnt for block in blocks)

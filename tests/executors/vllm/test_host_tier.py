@@ -15,8 +15,16 @@ from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
 from agentrt.executors.vllm.host_tier import ProgramCachePolicy
 from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.retention import Context, Contexts, make_retention
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.retention import (
+    BlockOwners,
+    CachedBlocks,
+    EvictionOrder,
+    Place,
+    make_retention,
+)
 from agentrt.scheduler.table import ProcessTable, ProgramRow
 
 pytestmark = pytest.mark.engine
@@ -38,15 +46,20 @@ class Watched(ProgramCachePolicy):
         kept = set(owners.values()) - lost
         if lost - {None}:
             assert None not in owners.values()
-        assert all(self._order(one) <= self._order(other) for one in lost for other in kept)
+        assert all(self._rank(one) <= self._rank(other) for one in lost for other in kept)
         return found
 
-    def _order(self, context: Context | None) -> tuple[float, ...]:
-        return () if context is None else self._rank(context, self.now)
+    def _rank(self, owner: CachedBlocks | None) -> tuple[Place, ...]:
+        if owner is None or self._order is None:
+            return ()
+        place = self._order.retention.place(owner)
+        return (
+            ((0.0,), place) if place is not None else ((1.0,), self._order._weight(owner, self.now))
+        )
 
 
 class HostMemory:
-    """vLLM's manager of so many chunks with our policy, and contexts that retention ranks."""
+    """vLLM's manager of so many chunks with our policy, and owners that retention orders."""
 
     def __init__(
         self,
@@ -58,29 +71,34 @@ class HostMemory:
         self.manager = CPUOffloadingManager(chunks, policy.__name__, policy.__module__)
         made = self.manager._policy
         assert isinstance(made, ProgramCachePolicy)
-        self.policy = made
-        retention = make_retention(SchedulerConfig(retention="cost"))
+        self.policy, learned = made, Learned()
+        retention = make_retention(SchedulerConfig(retention="cost"), learned)
         assert retention is not None
-        self.contexts = Contexts(retention)
+        self.owners = BlockOwners(learned)
+        self.owners.changed = self.policy.changed
         self.table = ProcessTable()
         if is_bound:
-            self.policy.bind(self.contexts)
+            self.policy.bind(self.owners, EvictionOrder(retention, self.owners.sharers))
 
     def row(self, program: str) -> ProgramRow:
         found = self.table.get(program)
-        return found or self.table.start_program(program, "agent", 0.0)
+        if found is None:
+            found = self.table.start_program(program, "agent", 0.0)
+            found.member = True
+        return found
 
     def call(self, program: str, names: Iterable[object], now: float) -> list[OffloadKey]:
         """A call computes and stores these; what had to go for them."""
-        self.policy.now = now
-        context = self.contexts.call_arrived(self.row(program), now)
+        self.policy.now, row = now, self.row(program)
         request = ReqContext(f"{program}@{now}")
-        self.policy.call_arrived(request.req_id, context)
-        self.policy.changed(context)
+        self.policy.call_arrived(request.req_id, self.owners.own(row))
+        call = QueuedCall(request.req_id, row, None, None, now)
+        row.queued[call.call_id] = call
+        self.owners.call_arrived(call, now)
         self.manager.on_new_request(request)
         gone = self.store(request, names)
-        self.contexts.call_ended(context, now)
-        self.policy.changed(context)
+        del row.queued[call.call_id]
+        self.owners.call_ended(call, now)
         self.manager.on_request_finished(request)
         return gone
 
@@ -91,31 +109,31 @@ class HostMemory:
         return prepared.evicted_keys
 
     def told(self, what: str, program: str, now: float) -> None:
-        self.policy.now = now
-        more = ["tool"] if what == "tool_started" else []
-        found: Any = getattr(self.contexts, what)(program, *more, now)
-        for context in found if isinstance(found, list) else [found]:
-            self.policy.changed(context)
+        """A program waits for a ``tool`` or a ``human``, or it ``ends``."""
+        self.policy.now, row = now, self.row(program)
+        if what == "ends":
+            self.table.end_program(program)
+            self.owners.program_ended(row, now)
+        else:
+            self.table.interrupt_started(row, now, what)
+            self.owners.interrupt_began(row, what, "grep", now)
 
 
 def blocks(name: str, count: int = 4) -> list[str]:
     return [f"{name}{n}" for n in range(count)]
 
 
-def test_the_ended_go_first_then_who_waits_for_a_human_then_the_last_of_who_is_in_a_tool() -> None:
+def test_the_ended_go_first_then_who_asks_a_human_then_who_is_in_a_tool_for_long() -> None:
     host = HostMemory(16)
     for now, name in enumerate("abcd"):
         assert host.call(name, blocks(name), now) == []
-    host.told("tool_started", "a", 4.0)
-    host.told("human_asked", "b", 4.0)
-    host.told("tool_started", "c", 5.0)
-    host.told("program_ended", "d", 5.0)
-    # Least recently used would be a's.
+    host.told("tool", "a", 4.0)
+    host.told("human", "b", 4.0)
+    host.told("tool", "c", 5.0)
+    host.told("ends", "d", 5.0)
     assert host.call("e", blocks("e"), 6.0) == keys("d3", "d2", "d1", "d0")
-    assert host.call("f", blocks("f", 6), 7.0)[:4] == keys("b3", "b2", "b1", "b0")
-    host.told("program_ended", "e", 8.0)
-    host.told("program_ended", "f", 8.0)
-    assert all(host.policy.get(key) for key in keys(*blocks("a")))
+    gone = keys("b3", "b2", "b1", "b0", "a3", "a2")
+    assert host.call("f", blocks("f", 6), 7.0) == gone, "of a prompt the end goes first"
 
 
 def test_what_two_programs_use_is_shared_and_stays() -> None:
@@ -123,8 +141,8 @@ def test_what_two_programs_use_is_shared_and_stays() -> None:
     system = blocks("system", 2)
     host.call("a", [*system, "a0"], 0.0)
     host.call("b", [*system, "b0"], 1.0)
-    host.told("program_ended", "a", 2.0)
-    host.told("human_asked", "b", 2.0)
+    host.told("ends", "a", 2.0)
+    host.told("human", "b", 2.0)
     gone = host.call("c", blocks("c", 6), 3.0)
     assert set(gone) == set(keys("a0", "b0"))
 
@@ -133,16 +151,16 @@ def test_what_a_program_drops_goes_first() -> None:
     host = HostMemory(8)
     host.call("a", blocks("a"), 0.0)
     host.call("b", blocks("b"), 1.0)
-    context = host.contexts.get("b")
-    assert context is not None
-    host.policy.give_up(keys("b2", "b3", "a0"), context)  # a0 is not b's
+    owner = host.row("b").cached
+    assert owner is not None
+    host.policy.give_up(keys("b2", "b3", "a0"), owner)  # a0 is not b's
     assert set(host.call("c", blocks("c", 2), 2.0)) == set(keys("b2", "b3"))
 
 
 def test_what_is_read_or_asked_for_stays_and_a_store_without_room_changes_nothing() -> None:
     host = HostMemory(4)
     host.call("a", blocks("a"), 0.0)
-    host.told("program_ended", "a", 1.0)
+    host.told("ends", "a", 1.0)
     reading, storing = ReqContext("reading"), ReqContext("storing")
     host.manager.prepare_load(keys("a3", "a2"), reading)
     assert host.manager.prepare_store(keys("x", "y", "z"), storing) is None
@@ -158,7 +176,7 @@ def test_an_emptied_cache_holds_nothing() -> None:
     host.policy.clear()
     assert host.policy.get(keys("a0")[0]) is None
     assert host.policy.evict(1, set()) is None
-    host.policy.bind(None)
+    host.policy.bind(None, None)
     assert host.policy.evict(0, set()) == []
 
 
@@ -170,7 +188,7 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-def test_without_contexts_it_is_vllms_lru(steps: list[tuple[int, list[int]]]) -> None:
+def test_without_owners_it_is_vllms_lru(steps: list[tuple[int, list[int]]]) -> None:
     ours = HostMemory(8, is_bound=False).manager
     theirs = CPUOffloadingManager(8, "lru")
     assert isinstance(theirs._policy, LRUCachePolicy)
@@ -197,7 +215,7 @@ def test_without_contexts_it_is_vllms_lru(steps: list[tuple[int, list[int]]]) ->
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["call", "call", "call", "tool_started", "human_asked", "program_ended"]),
+        st.sampled_from(["call", "call", "call", "tool", "human", "ends"]),
         st.sampled_from("abcd"),
         st.integers(1, 5),
     ),
@@ -214,11 +232,13 @@ def test_nothing_goes_before_what_ranks_lower(events: list[tuple[str, str, int]]
     for now, (what, program, size) in enumerate(events, 1):
         if what == "call":
             host.call(program, ["system", *blocks(program, size)], now)
-        elif host.contexts.get(program) is not None:
+        elif program in host.table:
             host.told(what, program, now)
         listed = [key for own in policy._lists.values() for key in own]
         assert sorted(listed) == sorted(policy._chunks)
-        assert {one for one in policy._lists if one is not None} == set(policy._ranking._valid)
+        assert policy._order is not None
+        owned = {one for one in policy._lists if one is not None}
+        assert owned == set(policy._order.in_order(now))
         if what == "call":
             assert not policy._calls
             assert not policy._coming

@@ -9,26 +9,40 @@ import pytest
 from agentrt.executors.vllm._compat.pool import FreeKVCacheBlockQueue, KVCacheBlock
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.retention import Context, Ranking
-from agentrt.scheduler.retention.policies import Cost
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.retention import CachedBlocks, EvictionOrder, Retention
 
 BLOCKS = 4
 
 
+class ByRank(Retention):
+    """The order of the ranks that a test gives."""
+
+    name = "by-rank"
+    three: Three
+
+    def place(self, blocks: CachedBlocks) -> None:
+        return None
+
+    def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
+        return self.three.rank(blocks, now)
+
+
 class Three:
-    """Contexts of four free blocks each, which go in the order of ``ranks``; one comes late."""
+    """Owners of four free blocks each, which go in the order of ``ranks``; one comes late."""
 
     def __init__(self) -> None:
         self.by_age = False
         self.blocks = [KVCacheBlock(at) for at in range(3 * BLOCKS)]
+        retention = ByRank(SchedulerConfig(), Learned())
+        retention.three = self
         names = ("least", "other", "late")
-        self.contexts = {n: Context((n,), "type", shared=True, programs={n}) for n in names}
+        self.owners = {name: CachedBlocks(name, shared=True) for name in names}
         self.ranks = {"late": 0.0, "least": 1.0, "other": 2.0}
         self.queue = ProtectedFreeQueue.adopt(
             FreeKVCacheBlockQueue(list(self.blocks)),
             len(self.blocks),
-            Ranking(lambda context, now: (self.rank(context, now),)),
-            Cost(SchedulerConfig()),
+            EvictionOrder(retention, lambda type: 1),
         )
         self.queue.popleft_n(len(self.blocks))
         for name in names:
@@ -36,18 +50,18 @@ class Three:
         self.free("least")
         self.free("other")
 
-    def rank(self, context: Context, now: float) -> float:
+    def rank(self, owner: CachedBlocks, now: float) -> float:
         if self.by_age:
-            return context.since
-        return self.ranks[context.key[0]] if now == 0 else -self.ranks[context.key[0]]
+            return owner.since
+        return self.ranks[owner.type] if now == 0 else -self.ranks[owner.type]
 
     def of(self, name: str) -> list[KVCacheBlock]:
         at = ("least", "other", "late").index(name) * BLOCKS
         return self.blocks[at : at + BLOCKS]
 
     def mark(self, name: str) -> None:
-        context = self.contexts[name]
-        self.queue.mark(self.of(name), context, lambda: context)
+        owner = self.owners[name]
+        self.queue.mark(self.of(name), owner, lambda: owner)
 
     def free(self, name: str) -> None:
         self.queue.append_n(self.of(name))
@@ -57,12 +71,12 @@ class Three:
 
     def taken(self) -> str:
         block = self.queue.popleft()
-        return next(name for name in self.contexts if block in self.of(name))
+        return next(name for name in self.owners if block in self.of(name))
 
 
 def _stands_elsewhere(three: Three) -> None:
     three.prefer("least")
-    three.queue.changed(three.contexts["least"])
+    three.queue.changed(three.owners["least"])
 
 
 def _uses_more(three: Three) -> None:
@@ -75,7 +89,7 @@ def _time_passes(three: Three) -> None:
 
 
 def _is_released(three: Three) -> None:
-    three.queue.release(three.contexts["least"])
+    three.queue.release(three.owners["least"])
     three.queue.popleft_n(three.queue.unprotected)
 
 
@@ -90,20 +104,20 @@ def _is_released(three: Three) -> None:
         (lambda three: three.free("late"), "late"),
     ],
 )
-def test_the_context_that_is_worth_the_least_loses_its_blocks(
+def test_the_owner_that_is_worth_the_least_loses_its_blocks(
     change: Callable[[Three], None], next_one: str
 ) -> None:
     three = Three()
-    for context in three.contexts.values():
-        context.shared = False
+    for owner in three.owners.values():
+        owner.shared, owner.session = False, ("acme", "s")
     assert three.taken() == "least"
     change(three)
     assert three.taken() == next_one
 
 
-def test_a_shared_context_is_as_old_as_its_oldest_block() -> None:
+def test_what_is_shared_is_as_old_as_its_oldest_block() -> None:
     three = Three()
     three.by_age = True
     three.queue._used[:] = [0.0, 5.0, 5.0, 5.0, *[3.0] * 8]
-    three.contexts["least"].since, three.contexts["other"].since = 0.0, 3.0
+    three.owners["least"].since, three.owners["other"].since = 0.0, 3.0
     assert [three.taken(), three.taken()] == ["least", "other"]

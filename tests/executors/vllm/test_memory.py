@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ConfigError
+from agentrt.executors.history import SAVE_EVERY, HistoryFile, read
 from agentrt.executors.identity import from_extra_args
-from agentrt.executors.memory import SAVE_EVERY, Memory, read
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.scheduler import ProgramTotals, SchedulerConfig, make_policy
-from agentrt.scheduler.policies.adaptive import History
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.policies.adaptive import Adaptive
 
 pytestmark = pytest.mark.engine
 
@@ -44,10 +45,10 @@ def expected(engine: HeadlessEngine, type: str = "t") -> float:
     """The service that a new program is expected to need."""
     scheduler = ours(engine)
     row = scheduler.table.start_program("asked", type, 0.0)
-    history = scheduler.queues.policy.history
-    assert history is not None
-    found = history.expect(row, "", 0.0)
-    history.forget(row)
+    policy = scheduler.queues.policy
+    assert isinstance(policy, Adaptive)
+    found = policy._expected_s(row, "", 0.0)
+    policy.program_lost(row)
     scheduler.table.end_program("asked")
     return found
 
@@ -64,7 +65,7 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     ours(first).shutdown()
     second = engine(path)
     assert expected(second) == expected(first) > 5.0
-    assert ours(second).memory.learned() == ours(first).memory.learned()
+    assert ours(second).history.values() == ours(first).history.values()
     assert [file.name for file in path.parent.iterdir()] == ["history.json"], "no drafts"
 
 
@@ -88,18 +89,18 @@ def test_what_is_learned_after_a_restart_is_added(tmp_path: Path) -> None:
         for index in range(5):
             live(e, f"p{index}", 9)
         ours(e).shutdown()
-        cells = read(path)["cells"]
-        assert {cell[4] for cell in cells if cell[3] == ""} == {5.0 * (round_ + 1)}
+        rows = read(path)["service"]
+        assert {row[4] for row in rows if row[2] == ""} == {5.0 * (round_ + 1)}
 
 
 def test_new_settings_keep_what_was_learned(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
     e = engine(path)
     live(e, "p", 9)
-    before = ours(e).memory.learned()
+    before = ours(e).history.values()
     settings = {"policy": "adaptive", "history": str(path)}
     ours(e).control("configure", settings)
-    assert ours(e).memory.learned() == before
+    assert ours(e).history.values() == before
 
 
 def test_an_engine_beside_others_begins_with_what_a_file_says() -> None:
@@ -108,7 +109,7 @@ def test_an_engine_beside_others_begins_with_what_a_file_says() -> None:
     for index in range(20):
         live(first, f"p{index}", 9)
         live(second, f"p{index}", 40)
-    ours(second).control("know", ours(first).memory.learned())
+    ours(second).control("know", ours(first).history.values())
     assert expected(second) == expected(first) > 5.0
     live(second, "q", 40)
     assert expected(second) > expected(first)
@@ -136,17 +137,17 @@ def test_a_policy_that_learns_nothing_writes_nothing(tmp_path: Path) -> None:
     live(e, "p", 3)
     ours(e).shutdown()
     assert not path.exists()
-    assert ours(e).memory.learned() is None
+    assert ours(e).history.values() is None
 
 
 def test_without_a_file_it_is_learned_all_the_same() -> None:
     e = engine(None)
     live(e, "p", 3)
     ours(e).shutdown()
-    answer = ours(e).memory.learned()
+    answer = ours(e).history.values()
     assert answer is not None
-    assert answer["version"] == 2
-    assert answer["cells"]
+    assert answer["version"] == 3
+    assert answer["service"]
     assert json.loads(json.dumps(answer)) == answer
 
 
@@ -167,7 +168,7 @@ def test_the_file_is_whole_or_the_old_one(
 
     monkeypatch.setattr(Path, "write_text", half)
     live(e, "q", 9)
-    with caplog.at_level(logging.WARNING, logger="agentrt.executors.memory"):
+    with caplog.at_level(logging.WARNING, logger="agentrt.executors.history"):
         ours(e).shutdown()
     assert path.read_text() == before
     assert "not saved" in caplog.text
@@ -192,28 +193,22 @@ def test_learned_gaps_survive_a_restart_whatever_the_policy(tmp_path: Path) -> N
     first = engine(path)
     live(first, "p", 9)
     ours(first).shutdown()
-    cells = read(path)["cells"]
+    rows = read(path)["service"]
 
     second = engine(path, "atlas", retention="cost")
     for n in range(12):
         in_a_tool(second, f"a{n}", "build", 100.0)
-    gaps = ours(second).retainer.gaps
-    assert gaps is not None
-    learned = gaps.expect("default", "agent", "build", 0.0)
+    kind = ("default", "agent", "build")
+    learned = ours(second).queues.learned.gaps.expect([kind], 0.0)
     ours(second).shutdown()
-    assert read(path)["cells"] == cells
+    assert read(path)["service"] == rows
 
     third = engine(path, "atlas", retention="cost")
-    again = ours(third).retainer.gaps
-    assert again is not None
-    assert again.expect("default", "agent", "build", 0.0) == learned
+    assert ours(third).queues.learned.gaps.expect([kind], 0.0) == learned
     assert learned.seconds > 50.0
 
 
 # -- files that are none ---------------------------------------------------------------
-
-
-GOOD = {"version": 2, "cells": []}
 
 
 @pytest.mark.parametrize(
@@ -225,13 +220,13 @@ GOOD = {"version": 2, "cells": []}
         b"[]",
         b"null",
         b"{}",
-        b'{"version": 3, "cells": []}',
-        b'{"version": 2, "cells": [["d", "t", 1, "", NaN, 1]]}',
-        b'{"version": 2, "cells": [["d", "t", 1, "", 1, Infinity]]}',
-        b'{"version": 2, "cells": [["d", "t", Infinity, "", 1, 1]]}',
-        b'{"version": 2, "cells": [["d", "t", 1, "", 1]]}',
-        b'{"version": 2, "cells": [], "gaps": [["t", "a", "g", 1, [NaN], [], []]]}',
-        b'{"version": 2, "cells": [], "gaps": 7}',
+        b'{"version": 2, "service": [], "gaps": []}',
+        b'{"version": 3, "service": [["d", "t", "", 1, NaN, 1, 1, 1]], "gaps": []}',
+        b'{"version": 3, "service": [["d", "t", "", 1, 1, Infinity, 1, 1]], "gaps": []}',
+        b'{"version": 3, "service": [["d", "t", "", Infinity, 1, 1, 1, 1]], "gaps": []}',
+        b'{"version": 3, "service": [["d", "t", "", 1, 1, 1]], "gaps": []}',
+        b'{"version": 3, "service": [], "gaps": [["t", "a", "g", 0, 1, 1, 1, 1.5]]}',
+        b'{"version": 3, "service": [], "gaps": 7}',
         b"[" * 100_000,
     ],
 )
@@ -253,9 +248,9 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_file_yet_is_an_empty_history(tmp_path: Path) -> None:
-    assert read(tmp_path / "none.json") == History().to_dict()
-    memory = Memory(make_policy(SchedulerConfig("adaptive")), str(tmp_path / "none.json"))
-    memory.save()
+    assert read(tmp_path / "none.json") == Learned().to_dict()
+    policy = make_policy(SchedulerConfig("adaptive"))
+    HistoryFile(policy, str(tmp_path / "none.json"), learns=True).save()
     assert not (tmp_path / "none.json").exists(), "nothing was learned"
 
 
@@ -265,13 +260,13 @@ def test_refused_settings_change_nothing(tmp_path: Path) -> None:
     e = engine(None)
     live(e, "p", 3)
     scheduler = ours(e)
-    before = (scheduler.config, scheduler.memory.learned())
+    before = (scheduler.config, scheduler.history.values())
     for settings in ({"policy": "adaptive", "history": str(path)}, {"policy": "lifo"}):
         with pytest.raises(ConfigError):
             scheduler.control("configure", settings)
-        assert (scheduler.config, scheduler.memory.learned()) == before
+        assert (scheduler.config, scheduler.history.values()) == before
         live(e, "q", 3)
-        before = (scheduler.config, scheduler.memory.learned())
+        before = (scheduler.config, scheduler.history.values())
 
 
 # -- who a call belongs to -------------------------------------------------------------
@@ -319,5 +314,4 @@ def test_a_program_that_ended_before_its_calls_leaves_nothing_behind(policy: str
     ours(e).control("ends", ["p"])
     e.run()
     noted = vars(ours(e).queues.policy)
-    history = noted.get("history")
-    assert not (noted["_offsets"] if history is None else history._asked)
+    assert not noted["_visits" if policy == "adaptive" else "_offsets"]

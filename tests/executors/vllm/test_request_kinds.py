@@ -161,6 +161,5 @@ def test_no_kind_of_request_stops_the_engine_or_leaves_anything(policy: str, see
     storm.settle()
     assert not scheduler.requests
     assert not scheduler.queues.calls
-    assert not scheduler._accounts
     assert scheduler.control("snapshot")["free_blocks"] == blocks
     scheduler.table.check_integrity()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from agentrt.executors.vllm import scheduler as scheduler_module
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
-from agentrt.scheduler.admission.memory import WorkingSet
+from agentrt.scheduler.memory import WorkingSet
 from agentrt.scheduler.table import ProgramTotals
 from tests.executors.vllm.storms import PATIENCE_S, Storm, check_free_queue
 
@@ -54,7 +53,7 @@ def check(engine: HeadlessEngine) -> None:
     """All blocks are accounted for, once, and what is known of programs is true."""
     scheduler = engine.scheduler
     assert isinstance(scheduler, ProgramScheduler)
-    queue = scheduler.retainer.queue
+    queue = scheduler.retention.queue
     assert queue is not None
     check_free_queue(queue)
     scheduler.table.check_integrity()
@@ -66,10 +65,10 @@ def check(engine: HeadlessEngine) -> None:
     for request in scheduler.running:
         (blocks,) = manager.get_block_ids(request.request_id)
         assert len(blocks) * BLOCK_SIZE >= request.num_computed_tokens
-    calls = Counter(account.context for account in scheduler._accounts.values())
-    for context in queue.ranking.in_order(engine.now):
-        assert all(program in scheduler.table for program in context.programs)
-        assert context.calls == calls[context]
+    scheduler.queues.check_integrity()
+    for owner in queue.order.in_order(engine.now):
+        assert owner.row is None or owner.row in list(scheduler.table)
+        assert owner.row is None or owner.row.cached is owner
 
 
 def blow(engine: HeadlessEngine, seed: int, acts: int = _ACTS) -> None:
@@ -94,15 +93,16 @@ def forget(engine: HeadlessEngine) -> None:
     assert isinstance(scheduler, ProgramScheduler)
     for row in scheduler.table:
         scheduler.end_program(ProgramTotals.of(row), engine.now)
-    if isinstance(scheduler.admission, WorkingSet):
-        assert (scheduler.admission.members, scheduler.admission.claimed) == (0, 0)
-    queue = scheduler.retainer.queue
+    if isinstance(scheduler.queues.admission, WorkingSet):
+        working = scheduler.queues.admission
+        assert (working.members, working.claimed, working.in_use) == (0, 0, 0)
+    queue = scheduler.retention.queue
     assert queue is not None
     check(engine)
-    assert all(c.shared or c.session for c in queue.ranking.in_order(engine.now))
+    assert all(one.shared or one.session for one in queue.order.in_order(engine.now))
     assert scheduler.reset_prefix_cache()
     check(engine)
-    assert len(queue.ranking) == 0
+    assert len(queue.order) == 0
 
 
 @pytest.mark.parametrize("nth", range(-(-SCHEDULES // _PER_ENGINE)))

@@ -192,7 +192,10 @@ def test_a_working_set_needs_a_prefix_cache(caches: bool, admission: str) -> Non
         prefix_caching=caches,
         settings={"admission": "memory"},
     )
-    assert (scheduler.config.admission, scheduler.admission is None) == (admission, not caches)
+    assert (scheduler.config.admission, scheduler.queues.admission is None) == (
+        admission,
+        not caches,
+    )
 
 
 def test_stale_programs_are_dropped() -> None:
@@ -252,14 +255,15 @@ def test_nothing_leaks_under_random_load(policy: str, seed: int, in_flight: int)
     )
     scheduler = ours(e)
     blocks = scheduler.control("snapshot")["free_blocks"]
-    with patch.object(scheduler.queues, "stop", wraps=scheduler.queues.stop) as preempted:
+    with patch.object(
+        scheduler.queues, "call_preempted", wraps=scheduler.queues.call_preempted
+    ) as preempted:
         log = scenario(seed, e)
     finished = [name for _, names in log for name in names]
     assert len(finished) == len(set(finished))
     assert preempted.called or policy in ONE_LEVEL, "the test must preempt"
     assert not scheduler.requests
     assert not scheduler.queues.calls
-    assert not scheduler._accounts
     assert not scheduler._dispatched
     scheduler.queues.check_integrity()
     scheduler.table.check_integrity()

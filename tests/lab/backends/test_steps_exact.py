@@ -18,6 +18,7 @@ from agentrt.lab.backends.steps import Steps
 from agentrt.lab.driver import drive
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
+from agentrt.scheduler.policies.adaptive import Adaptive
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 CONFIGS = st.builds(
@@ -73,9 +74,9 @@ def test_engines_learn_of_whom_they_served(some: list[ToyProgram], batch: int, r
     drive(simulator, [_shape(one) for one in some])
     learned = []
     for engine in simulator.engines:
-        history = engine.queues.policy.history
-        assert history is not None
-        assert not history._asked
-        cells = history.to_dict()["cells"]
-        learned.append(sum(n for _, _, age, what, n, _ in cells if (age, what) == (0, "")))
+        policy = engine.queues.policy
+        assert isinstance(policy, Adaptive)
+        assert not policy._visits
+        rows = policy.learned.to_dict()["service"]
+        learned.append(sum(row[4] for row in rows if row[2:4] == ["", 0]))
     assert sum(learned) >= len(some) >= max(learned)

@@ -39,8 +39,8 @@ def ends(run: Ran) -> dict[str, float]:
 def test_each_engine_learns_of_the_programs_that_it_served() -> None:
     run = Virtual(SchedulerConfig("adaptive"), OPTIONS, replicas=3, router="round-robin")
     drive(run, some(16))
-    known = [lane.engine.scheduler.memory.learned()["cells"] for lane in run.lanes]
-    counts = [sum(cell[4] for cell in cells if cell[2:4] == [0, ""]) for cells in known]
+    known = [lane.engine.scheduler.history.values()["service"] for lane in run.lanes]
+    counts = [sum(row[4] for row in rows if row[2:4] == ["", 0]) for rows in known]
     assert min(counts) > 0
     assert max(counts) < sum(counts)
     assert sum(counts) >= 16

@@ -28,7 +28,8 @@ from agentrt.lab.workloads.agents import TOOLS, with_tools
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.retention import Context
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.retention import CachedBlocks
 from tests.lab.bench.test_policies import Engine
 
 NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+ample"
@@ -139,10 +140,11 @@ def test_thunderagents_decay_forgets_who_acts_for_long() -> None:
 def test_continuum_pins_for_as_long_as_it_pays() -> None:
     from agentrt.lab.engine.continuum import ToolTtl, memoryfulness
 
-    policy = ToolTtl(SchedulerConfig())
-    context = Context(("program", "a"), "t", tokens=40_000, gap="search")  # a second of prefill
+    policy = ToolTtl(SchedulerConfig(), Learned())
+    context = CachedBlocks("t", gap="search")
+    context.chains.append(bytearray(40_000 // 16 * 8))  # a second of prefill
     for seconds in (0.2, 0.3, 0.3, 0.4, 30.0):
-        policy.gap_ended(context, seconds, returned=True)
+        policy.tool_returned("search", seconds)
     context.since = 10.0
     # Until .3 s three of five are back, which saves .6 s; until .4 s four: .8 - .4 is best.
     assert not policy.expired(context, 10.35)

@@ -13,7 +13,7 @@ from agentrt.lab.bench import sensitivity
 from agentrt.lab.bench.sensitivity import Trial, run
 from agentrt.lab.runs.constants import Constant, constants
 from agentrt.lab.runs.memory import Cell
-from tests.cli.test_bad_input import check
+from tests.cli.conftest import check
 
 SMALL = Trial(Cell("map_reduce_64", 0.25, 0.2), 5000, 2, None)
 

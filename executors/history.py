@@ -1,4 +1,4 @@
-"""What policies and retentions learned, in a file: read at the start, written as programs end.
+"""What the scheduler learned, in a file: read at the start, written as programs end.
 
 The scheduler itself does no input and output; this does it for the engine core, and where there
 are several engines for the replica set.
@@ -16,59 +16,43 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.files import read_json
+from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.policies.adaptive import History
-from agentrt.scheduler.retention.gaps import Gaps
 from agentrt.scheduler.table import ProgramTotals
 
-Learned = dict[str, Any]
-"""All that was learned, JSON-able: the history's own, and under names of their own the rest."""
-GAPS = "gaps"
-"""Where it has what was learned of gaps."""
 SAVE_EVERY = 64
 """Programs that end between two writings: so many are forgotten when the writer is killed."""
 _LOG = logging.getLogger(__name__)
 
 
-class Memory:
-    """What a policy and a retention learned, and its file; written nowhere without a file.
+class HistoryFile:
+    """What a policy's engine has learned, and its file; written nowhere without a file.
 
-    What is in the file and belongs to neither of them stays in it. ``warn`` is told of a file
-    that cannot be written.
+    ``learns`` says whether anything is ever learned. ``warn`` is called when the file cannot be
+    written.
     """
 
     def __init__(
-        self, policy: Policy, path: str | None, warn: Callable[[str], None] = _LOG.warning
+        self,
+        policy: Policy,
+        path: str | None,
+        *,
+        learns: bool,
+        warn: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        self.gaps: Gaps | None = None
-        self._policy, self._history = policy, policy.history
+        self._policy, self._learns, self._warn = policy, learns, warn
         self._path = Path(path) if path else None
-        self._warn = warn
         self._unsaved = 0
-        self.know(History().to_dict() if self._path is None else read(self._path))
+        if self._path is not None:
+            self.know(read(self._path))
 
-    def keep(self, gaps: Gaps | None) -> None:
-        """Have what is known of gaps here too; from now on they know what the file says."""
-        self.gaps = gaps
-        if gaps is not None:
-            gaps.load(self._values.get(GAPS, []))
-
-    def know(self, learned: Mapping[str, Any]) -> None:
+    def know(self, values: Mapping[str, Any]) -> None:
         """Know this in place of what was learned. Raises `ConfigError` for what is no such."""
-        self._values: Learned = dict(learned)
-        if self._history is not None:
-            self._history.load(self._values)
-        self.keep(self.gaps)
+        self._policy.learned.load(values)
 
-    def learned(self) -> Learned | None:
-        """All that is known by now; None where nothing is ever learned."""
-        if self._history is None and self.gaps is None:
-            return None
-        if self._history is not None:
-            self._values |= self._history.to_dict()
-        if self.gaps is not None:
-            self._values[GAPS] = self.gaps.to_rows()
-        return dict(self._values)
+    def values(self) -> dict[str, Any] | None:
+        """All that is known by now, JSON-able; None where nothing is ever learned."""
+        return self._policy.learned.to_dict() if self._learns else None
 
     def learn(self, totals: ProgramTotals) -> None:
         """A program ended on the engines of this process."""
@@ -84,26 +68,25 @@ class Memory:
 
     def save(self) -> None:
         """Write the file anew, whole or not at all. A full disk costs what was learned only."""
-        if self._path is None or not self._unsaved or (learned := self.learned()) is None:
+        if self._path is None or not self._unsaved or (values := self.values()) is None:
             return
         self._unsaved = 0
         try:
-            _write(self._path, json.dumps(learned))
+            _write(self._path, json.dumps(values))
         except OSError as error:
             self._warn(f"what was learned of programs is not saved: {error}")
 
 
-def read(path: Path) -> Learned:
+def read(path: Path) -> dict[str, Any]:
     """A history file's content, checked; an empty history's where there is no file yet.
 
     Raises `ConfigError` for one that is not such a file.
     """
     try:
-        values: Learned = read_json(path)
-        History().load(values)
-        Gaps().load(values.get(GAPS, []))
+        values: dict[str, Any] = read_json(path)
+        Learned().load(values)
     except FileNotFoundError:
-        return History().to_dict()
+        return Learned().to_dict()
     except (OSError, ValueError, TypeError, LookupError, RecursionError, ConfigError) as error:
         raise ConfigError(
             f"{path}: {error}; name a file that agentrt wrote, or one that does not exist yet"

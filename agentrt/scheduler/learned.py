@@ -1,0 +1,265 @@
+"""The one learner: what programs, their calls, their tools and the engine's steps are usually like.
+
+It learns online, per tenant and program type, so that nobody can teach falsehoods about others'
+programs. All its knowledge is faded means, which move from their prior as far as their samples
+count, and its memory is bounded. The prior of every duration is Lindy's rule: what has lasted for
+``a`` seconds is expected to last for ``a`` more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+from agentrt.errors import ConfigError
+
+VERSION = 3
+RESOLUTION_S = 0.05
+"""Seconds below which durations are not told apart."""
+BINS_PER_DOUBLING = 2
+"""How finely ages are told apart, and levels of `adaptive`."""
+WINDOW = 256.0
+"""Samples that a mean remembers: older ones fade, so that programs may change."""
+DOUBT = 8.0
+"""Samples that a mean needs to count as much as its prior."""
+KINDS = 8192
+"""Kinds that are remembered; those not seen for the longest time are forgotten first."""
+BRANCHING = 0.25
+"""A type branches if more than this share of its calls comes beside another of their program."""
+LONGEST_S = 1e9
+"""No duration is longer, whatever a file says."""
+
+Kind = tuple[str, str, str]
+"""Tenant, program type, and what it is about: a tool, a size, a node; "" for all."""
+
+
+@dataclass(slots=True)
+class Mean:
+    """A faded mean of ``n`` samples."""
+
+    n: float = 0.0
+    value: float = 0.0
+
+    def add(self, value: float) -> None:
+        """One more sample."""
+        self.n = min(self.n, WINDOW - 1.0) + 1.0
+        self.value += (value - self.value) / self.n
+
+    def refine(self, prior: float) -> float:
+        """A prior, moved towards this mean as far as its samples count."""
+        return prior + (self.value - prior) * self.n / (self.n + DOUBT)
+
+
+class Forecast(NamedTuple):
+    """The ``chance`` that something ends well, and in how many ``seconds`` if it does."""
+
+    chance: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Age:
+    """Of what has lasted for so long: how long it lasted still, and how often it ended well."""
+
+    left_s: Mean = field(default_factory=Mean)
+    well: Mean = field(default_factory=Mean)
+
+
+class Durations:
+    """How long what has lasted for a while still lasts: a mean residual life, by kind and age."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Kind, dict[int, _Age]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def at(self, kind: Kind, age: int) -> _Age | None:
+        """What is known of a kind at an age (`age_bin`); None for nothing."""
+        ages = self._kinds.get(kind)
+        return None if ages is None else ages.get(age)
+
+    def expect(self, kinds: Iterable[Kind], elapsed_s: float) -> Forecast:
+        """What is to be expected of something that has lasted for so long.
+
+        It is of all these kinds: the more special ones come last, and refine the others.
+        """
+        forecast, age = Forecast(1.0, max(elapsed_s, RESOLUTION_S)), age_bin(elapsed_s)
+        for kind in kinds:
+            known = self.at(kind, age)
+            if known is not None:
+                left_s = max(known.left_s.refine(forecast.seconds), RESOLUTION_S)
+                forecast = Forecast(known.well.refine(forecast.chance), left_s)
+        return forecast
+
+    def learn(self, kind: Kind, total_s: float, *, well: bool = True) -> None:
+        """Something ended after ``total_s``: what was still to come at each age is known now."""
+        for age in range(age_bin(total_s) + 1):
+            self.learn_at(kind, age, total_s - bin_edge(age), well=well)
+
+    def learn_at(self, kind: Kind, age: int, left_s: float, *, well: bool = True) -> None:
+        """It lasted for ``left_s`` from this age on. One that ended badly says not how long."""
+        ages = self._kinds.get(kind)
+        if ages is None:
+            ages = self._kinds[kind] = {}
+        self._kinds.move_to_end(kind)
+        known = ages.get(age)
+        if known is None:
+            known = ages[age] = _Age()
+        known.well.add(well)
+        if well:
+            known.left_s.add(max(left_s, 0.0))
+        if len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
+
+    def to_rows(self) -> list[list[Any]]:
+        """As JSON-able values: what survives a restart."""
+        return [
+            [*kind, age, one.left_s.n, one.left_s.value, one.well.n, one.well.value]
+            for kind, ages in self._kinds.items()
+            for age, one in ages.items()
+        ]
+
+    def load(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Take over what `to_rows` gave. Raises `TypeError` or `ValueError` for anything else."""
+        kinds: OrderedDict[Kind, dict[int, _Age]] = OrderedDict()
+        for tenant, type, what, age, n, left_s, ends, share in rows:
+            if not all(isinstance(name, str) for name in (tenant, type, what)):
+                raise TypeError(f"{(tenant, type, what)} are not all strings")
+            known = _Age(_mean(n, left_s, LONGEST_S), _mean(ends, share, 1.0))
+            kinds.setdefault((tenant, type, what), {})[int(age)] = known
+        while len(kinds) > KINDS:
+            kinds.popitem(last=False)
+        self._kinds = kinds
+
+
+@dataclass(slots=True)
+class _Usual:
+    """What is usual of a type's calls: tokens of output, and of prompt that all share; and how
+    often a call comes beside another one of its program.
+    """
+
+    output: Mean = field(default_factory=Mean)
+    shared: Mean = field(default_factory=Mean)
+    beside: Mean = field(default_factory=Mean)
+
+
+class StepCost:
+    """Seconds that a prompt token adds to a step: what steps with prompts take beyond others."""
+
+    def __init__(self) -> None:
+        self._decode_s, self._extra_s, self._tokens = Mean(), Mean(), Mean()
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of prefill per token; 0 before any was measured."""
+        return self._extra_s.value / self._tokens.value if self._tokens.n else 0.0
+
+    def step(self, seconds: float, tokens: int, calls: int) -> None:
+        """A step computed so many ``tokens``: one of each call, and more of those in prefill."""
+        prefill = tokens - calls
+        if prefill <= 0:
+            self._decode_s.add(seconds)
+        else:
+            self._extra_s.add(max(seconds - self._decode_s.value, 0.0))
+            self._tokens.add(prefill)
+
+
+class Learned:
+    """All that is learned in one engine.
+
+    ``service`` is the service of whole programs, ``gaps`` the time between a program's calls, by
+    what it waits for; ``costs`` are the engine's own.
+    """
+
+    def __init__(self) -> None:
+        self.service, self.gaps, self.costs = Durations(), Durations(), StepCost()
+        self._all = _Usual()
+        self._usual: OrderedDict[tuple[str, str], _Usual] = OrderedDict()
+
+    def output(self, kind: tuple[str, str]) -> int:
+        """The output tokens to expect of a call of a program of this tenant and type."""
+        prior = self._all.output.value
+        usual = self._usual.get(kind)
+        return int(prior if usual is None else usual.output.refine(prior))
+
+    def shared(self, kind: tuple[str, str]) -> int:
+        """The tokens at the start of a program that others of its type have, too."""
+        usual = self._usual.get(kind)
+        return 0 if usual is None else int(usual.shared.value)
+
+    def branches(self, kind: tuple[str, str]) -> bool:
+        """Whether a type's programs often have several calls at a time."""
+        usual = self._usual.get(kind)
+        return usual is not None and usual.beside.value > BRANCHING
+
+    def call_arrived(self, kind: tuple[str, str], *, beside: bool) -> None:
+        """A call came, ``beside`` another of its program or alone."""
+        self._of(kind).beside.add(beside)
+
+    def call_ended(self, kind: tuple[str, str], output_tokens: int) -> None:
+        """A call ended with so many tokens of output."""
+        self._all.output.add(output_tokens)
+        self._of(kind).output.add(output_tokens)
+
+    def first_call(self, kind: tuple[str, str], cached_tokens: int) -> None:
+        """A program's first call found so many tokens of its prompt cached.
+
+        One that found none says nothing: what others had there may have been evicted.
+        """
+        if cached_tokens:
+            self._of(kind).shared.add(cached_tokens)
+
+    def _of(self, kind: tuple[str, str]) -> _Usual:
+        usual = self._usual.get(kind)
+        if usual is None:
+            usual = self._usual[kind] = _Usual()
+        self._usual.move_to_end(kind)
+        if len(self._usual) > KINDS:
+            self._usual.popitem(last=False)
+        return usual
+
+    def to_dict(self) -> dict[str, Any]:
+        """What survives a restart, JSON-able: how long programs and gaps last."""
+        return {
+            "version": VERSION,
+            "service": self.service.to_rows(),
+            "gaps": self.gaps.to_rows(),
+        }
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Take over what `to_dict` gave. Raises `ConfigError` for anything else."""
+        service, gaps = Durations(), Durations()
+        try:
+            if (version := values["version"]) != VERSION:
+                raise ConfigError(f"this history of programs has version {version}, not {VERSION}")
+            service.load(values["service"])
+            gaps.load(values["gaps"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"this is not a history of programs: {error!r}") from error
+        self.service, self.gaps = service, gaps
+
+
+def age_bin(seconds: float) -> int:
+    """The bin of a duration; 0 up to `RESOLUTION_S`."""
+    if not seconds > RESOLUTION_S:
+        return 0
+    return 1 + int(BINS_PER_DOUBLING * math.log2(min(seconds, LONGEST_S) / RESOLUTION_S))
+
+
+@cache
+def bin_edge(age: int) -> float:
+    """The least duration of a bin, in seconds."""
+    return RESOLUTION_S * 2.0 ** ((age - 1) / BINS_PER_DOUBLING) if age else 0.0
+
+
+def _mean(n: Any, value: Any, most: float) -> Mean:
+    """A mean from a file. Raises `TypeError` or `ValueError` for what cannot be one."""
+    mean = Mean(float(n), float(value))
+    if not (0.0 <= mean.n <= WINDOW and 0.0 <= mean.value <= most):
+        raise ValueError(f"a mean of {n} samples that is {value}")
+    return mean

@@ -1,0 +1,478 @@
+"""Which programs may use the KV cache now: admission, and the working set of ``memory``.
+
+The programs whose calls may run are the *members*; the calls of all others wait outside, in an
+order of their own. All calls of a program are inside or all are outside.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from importlib import import_module
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler.call import CallState, QueuedCall
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.events import Events
+from agentrt.scheduler.heap import Heap
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.retention import SCANNED, CachedBlocks, returns
+from agentrt.scheduler.table import ProgramRow
+
+OLDEST_EVERY = 32
+"""Of so many programs that come in, one is the one that has waited the longest. So a program is
+passed by at most so many others for each that waited before it, and for itself."""
+
+_FILLED = 0.5
+"""Programs that branch come in without room as long as less of the batch is taken."""
+_TURN = 8.0
+"""A member is served for so many times what its context takes to compute before it gives way."""
+
+
+class Capacity(NamedTuple):
+    """An engine's KV cache, in ``blocks`` of ``block_size`` tokens, and its batch ``slots``."""
+
+    blocks: int
+    block_size: int
+    slots: int
+
+
+class Admission(Events):
+    """Decides which programs are members, by their rows' ``member``.
+
+    A call that arrives begins as its level says if it `goes_on`; else it waits outside until
+    `let_in` names it. ``changed`` is called with the cached blocks of programs that became
+    members or ceased to be.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
+        self.config, self.capacity, self.learned = config, capacity, learned
+        self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
+        self.members = 0
+        self._outside: Heap[QueuedCall] = Heap()
+
+    @property
+    def calls_outside(self) -> int:
+        """How many calls wait outside."""
+        return len(self._outside)
+
+    def rank(self, call: QueuedCall) -> tuple[Any, ...]:
+        """The least is the first to be let in; asked anew when the policy's answer changes."""
+        return call.key
+
+    @abstractmethod
+    def goes_on(self, call: QueuedCall) -> bool:
+        """Whether a call that arrives or comes back is a member's, and may stay one."""
+
+    @abstractmethod
+    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
+        """Whether the program of a call outside becomes a member now.
+
+        ``running`` calls are inside, those that could begin among them. Where nothing is running
+        it has to say yes, or `next_moment` when it will.
+        """
+
+    def wait(self, call: QueuedCall) -> None:
+        """A call waits outside, or has another priority there. O(log n)."""
+        self._outside.put(call, self.rank(call))
+
+    def leave(self, call: QueuedCall) -> None:
+        """A call waits outside no longer."""
+        self._outside.discard(call)
+
+    def first(self) -> QueuedCall | None:
+        """The call outside that is next to be let in."""
+        return self._outside.first()
+
+    def let_in(self, now: float, running: int) -> list[QueuedCall]:
+        """The calls that wait outside no longer, those of one program; none for no program."""
+        call = self.first()
+        if call is None or not self.admits(call, now, running):
+            return []
+        return self.take(call.program)
+
+    def take(self, row: ProgramRow) -> list[QueuedCall]:
+        """A program's calls, which are outside no longer."""
+        calls = [call for call in row.queued.values() if call.state is CallState.OUTSIDE]
+        for call in calls:
+            self.leave(call)
+        return calls
+
+    def next_moment(self) -> float:
+        """When somebody may come in at the earliest, if nothing happens till then; or inf."""
+        return math.inf
+
+    def _set_member(self, row: ProgramRow, member: bool) -> None:
+        row.member = member
+        self.members += 1 if member else -1
+        if row.cached is not None:
+            self.changed(row.cached)
+
+
+class Cap(Admission):
+    """At most ``admission_cap`` programs, from their first call to their end, as they arrived."""
+
+    name: ClassVar[str] = "cap"
+
+    def rank(self, call: QueuedCall) -> tuple[Any, ...]:
+        return (call.program.started_at, call.seq)
+
+    def goes_on(self, call: QueuedCall) -> bool:
+        return call.program.member
+
+    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
+        if running and self.members >= self.config.admission_cap:
+            return False
+        self._set_member(call.program, True)
+        return True
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        if row.member:
+            self._set_member(row, False)
+
+
+class WorkingSet(Admission):
+    """``memory``: as many programs at a time as fit into the KV cache with their contexts.
+
+    A program claims blocks for its context and for what its calls are expected to add; what all of
+    a type share is counted once. It comes in, in the order of the policy, when its claim fits
+    beside those of the members. All else follows from one comparison: what it costs to *hold* a
+    context against what it costs to *compute it again*, ``token_s`` for each of its tokens, as is
+    measured in this engine.
+
+    - A member that waits for a tool is held as long as the whole cache could not have been computed
+      anew in that time: so long, its share of the cache is worth less than its context.
+    - Where little of the batch is taken, a program whose type branches comes in without room.
+    - Where nothing runs, the engine waits for a member that is due, for as long as it would take to
+      compute what the first outside would evict. Then that comes in, whatever it needs.
+    - A member that has calls leaves between two of them when those that have calls have outgrown
+      the cache, or for one of a better level, once that has waited for longer than it takes to
+      compute the member's context again.
+
+    ``came_in`` counts the programs that ever became members, ``claimed`` are the blocks that the
+    members claim, ``in_use`` those of members that have calls: what the others hold is given up
+    block by block.
+    """
+
+    name: ClassVar[str] = "memory"
+
+    def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
+        super().__init__(config, capacity, learned)
+        self.came_in = self.claimed = self.in_use = 0
+        self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
+        """By type: how many members share a prefix, and the blocks that it is counted with."""
+        self._away: Heap[ProgramRow] = Heap()
+        """Members without calls, by when they are held no longer."""
+        self._by_age: Heap[QueuedCall] = Heap()
+        """The calls outside, the one that has waited the longest first."""
+        self._nobody_at: int | None = None
+        """So many calls ran when nobody could come in, and nothing has changed since."""
+        self._still_since: float | None = None
+        """Since when nothing runs though somebody waits outside."""
+        self._looks_at = math.inf
+        """When the first of them has been kept waiting for long enough."""
+
+    # -- events ------------------------------------------------------------------------
+
+    def call_arrived(self, call: QueuedCall, now: float) -> None:
+        row = call.program
+        self._away.discard(row)
+        self.learned.call_arrived(row.kind, beside=len(row.queued) > 1)
+        if not (row.finished_calls or row.member or len(row.queued) > 1):
+            row.shared_tokens = self.learned.shared(row.kind)
+        row.context_tokens = max(row.context_tokens, call.known_tokens)
+        call.holds = self._adds(call, max(call.beside_tokens, row.shared_tokens))
+        call.adds = self._adds(call, call.known_tokens)
+        self._reckon(row)
+
+    def call_began(self, call: QueuedCall, now: float) -> None:
+        row, cached = call.program, call.cached_tokens or 0
+        if not row.member:  # it waited in a queue of vLLM's that nobody is kept out of
+            self._join(row)
+        if call.preemptions:
+            return
+        if not row.finished_calls and len(row.queued) == 1:
+            self.learned.first_call(row.kind, cached)
+        adds = self._adds(call, cached)
+        if adds < call.adds:
+            row.context_tokens = max(row.context_tokens, cached)
+            call.adds = adds
+            self._reckon(row)
+
+    def call_preempted(self, call: QueuedCall, now: float, *, for_memory: bool) -> None:
+        if for_memory and len(call.program.queued) <= 1 < self.members:
+            self._leave(call.program)
+
+    def call_ended(self, call: QueuedCall, now: float) -> None:
+        row, tokens = call.program, call.computed_tokens
+        row.context_tokens = max(row.context_tokens, tokens)
+        self.learned.call_ended(row.kind, max(tokens - call.prompt_tokens, 0))
+        self._reckon(row)
+        self._goes_away(row, now)
+
+    def interrupt_began(self, row: ProgramRow, kind: str, name: str, now: float) -> None:
+        self._goes_away(row, now)
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        self._nobody_at = None  # its calls that wait outside claim nothing any more
+        self._leave(row)
+
+    def stepped(self, seconds: float, tokens: int, calls: int) -> None:
+        self.learned.costs.step(seconds, tokens, calls)
+
+    def _goes_away(self, row: ProgramRow, now: float) -> None:
+        """It waits for something else than a call: until when it is held at the least."""
+        if row.queued or not row.member or row.cached is None:
+            return
+        chance, seconds = returns(self.learned, row.cached, now)
+        held_s = self._compute_s(self.capacity.blocks)
+        # Not known better, it is held until holding has cost as much (the rule of renting skis).
+        self._away.put(row, now if seconds > chance * held_s else now + held_s)
+        self._nobody_at = None
+
+    # -- who goes on -------------------------------------------------------------------
+
+    def rank(self, call: QueuedCall) -> tuple[Any, ...]:
+        # Who comes back from a tool goes before new ones of its own level.
+        level, order, seq = call.key
+        return (level, not call.program.returned, order, seq)
+
+    def goes_on(self, call: QueuedCall) -> bool:
+        row = call.program
+        if not row.member:
+            return False
+        if len(row.queued) > 1 or self.members == 1:
+            return True
+        if self.in_use > self.capacity.blocks or self._gives_way(row, call):
+            self._leave(row)
+        return row.member
+
+    def _gives_way(self, row: ProgramRow, call: QueuedCall) -> bool:
+        """Whether a program between two calls leaves for the first of those outside."""
+        rival = self.first()
+        if rival is None or row.oldest or self._fits(rival.program):
+            return False
+        if not (self._oldest_is_next or rival.level < call.level):
+            return False
+        beside = min(self.members, self.capacity.slots)
+        reload_s = row.context_tokens * self.learned.costs.token_s
+        return row.attained_s - row.served_s >= _TURN * reload_s * beside
+
+    # -- who comes in ------------------------------------------------------------------
+
+    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
+        row = call.program
+        if (
+            self._overdue(call, now)
+            or self._has_room(row, now)
+            or self._fills_batch(row, running)
+            or not (running or self._waits_for_a_member(row, now))
+        ):
+            row.oldest = self._oldest_is_next
+            self._join(row)
+        return row.member
+
+    def _has_room(self, row: ProgramRow, now: float) -> bool:
+        while not self._fits(row):
+            until = self._away.first_key()
+            if until is None or until > now:
+                return False
+            self._leave(self._away.pop())
+        return True
+
+    def _fills_batch(self, row: ProgramRow, running: int) -> bool:
+        """Whether a program comes in without room, since little of the batch is taken.
+
+        Only if its type branches: most branches end soon, and what it evicts is mostly of branches
+        that have ended. A chain comes back for all that it had, and would evict others each time.
+        """
+        few = running < _FILLED * self.capacity.slots
+        return few and self.learned.branches(row.kind)
+
+    def _waits_for_a_member(self, row: ProgramRow, now: float) -> bool:
+        """Whether nothing runs yet, for a member that is due rather than one without room.
+
+        Let in, that would evict a member's blocks, which would evict its own when it is back.
+        """
+        since = now if self._still_since is None else self._still_since
+        until = since + self._compute_s(self._needs(row))
+        if until <= now or not self._away:
+            return False
+        self._looks_at = min(self._looks_at, until)
+        return True
+
+    def _overdue(self, call: QueuedCall, now: float) -> bool:
+        target, since = self.config.ttft_target, call.since
+        return target is not None and since is not None and now >= since + target
+
+    # -- those outside -----------------------------------------------------------------
+
+    @property
+    def _oldest_is_next(self) -> bool:
+        return self.came_in % OLDEST_EVERY == OLDEST_EVERY - 1
+
+    def wait(self, call: QueuedCall) -> None:
+        super().wait(call)
+        self._nobody_at = None
+        self._by_age.put(call, call.since)
+
+    def leave(self, call: QueuedCall) -> None:
+        super().leave(call)
+        self._nobody_at = None
+        self._by_age.discard(call)
+
+    def first(self) -> QueuedCall | None:
+        return (self._by_age if self._oldest_is_next else self._outside).first()
+
+    def let_in(self, now: float, running: int) -> list[QueuedCall]:
+        if running == self._nobody_at and now < self.next_moment():
+            return []
+        if running or not self._outside:
+            self._still_since = None
+        elif self._still_since is None:
+            self._still_since = now
+        self._looks_at = math.inf
+        calls = self._look(now, running)
+        self._nobody_at = None if calls else running
+        return calls
+
+    def _look(self, now: float, running: int) -> list[QueuedCall]:
+        """The calls of the first program that may come in, of a few that are asked."""
+        oldest = self._by_age.first()
+        if oldest is not None and (self._oldest_is_next or self._overdue(oldest, now)):
+            asked = iter([oldest])
+        else:
+            # What waits for more room than there is does not hold up a free slot.
+            several = SCANNED if running < self.capacity.slots else 1
+            asked = islice(self._outside.in_order(), several)
+        for call in asked:
+            if self.admits(call, now, running):
+                return self.take(call.program)
+        return []
+
+    def next_moment(self) -> float:
+        until = self._away.first_key()
+        moment = min(self._looks_at, math.inf if until is None else until)
+        target, oldest = self.config.ttft_target, self._by_age.first()
+        if target is not None and oldest is not None:
+            moment = min(moment, (oldest.since or 0.0) + target)
+        return moment
+
+    # -- the set and its claims --------------------------------------------------------
+
+    def _adds(self, call: QueuedCall, found: int) -> int:
+        # On its way, a call has half of its output on average.
+        return max(call.prompt_tokens - found, 0) + self.learned.output(call.program.kind) // 2
+
+    def _compute_s(self, blocks: int) -> float:
+        """Seconds to compute so many blocks."""
+        return blocks * self.capacity.block_size * self.learned.costs.token_s
+
+    def _fits(self, row: ProgramRow) -> bool:
+        """Whether a program that is no member has room beside the members."""
+        return self.claimed + self._needs(row) <= self.capacity.blocks
+
+    def _needs(self, row: ProgramRow) -> int:
+        """The blocks that it would bring: its claim, and its type's prefix where that is not in."""
+        if row.shared_tokens and row.kind not in self._sharers:
+            return row.claim + self._blocks(row.shared_tokens)
+        return row.claim
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.capacity.block_size)
+
+    def _reckon(self, row: ProgramRow) -> None:
+        """Claim anew what a program takes of the cache, beside what its type shares.
+
+        A chain goes on from its context. Branches have contexts of their own, and each that has a
+        call is counted; one that waits for a tool is not.
+        """
+        calls = [*row.queued.values()]
+        if len(calls) == 1:
+            tokens = row.context_tokens + calls[0].adds - row.shared_tokens
+        else:
+            own = row.context_tokens - row.shared_tokens
+            tokens = max(own, sum(call.holds for call in calls))
+        claim = min(self._blocks(max(tokens, 0)) + len(calls), self.capacity.blocks)
+        if row.member:
+            self.claimed += claim - row.claim
+        row.claim = claim
+        self._use(row)
+        self._nobody_at = None
+
+    def _use(self, row: ProgramRow) -> None:
+        in_use = row.claim if row.member and row.queued else 0
+        self.in_use += in_use - row.in_use
+        row.in_use = in_use
+
+    def _join(self, row: ProgramRow) -> None:
+        if row.member:
+            return
+        self._nobody_at = None
+        self._set_member(row, True)
+        row.served_s = row.attained_s
+        self.came_in += 1
+        self.claimed += row.claim
+        self._use(row)
+        if row.shared_tokens:
+            sharers, blocks = self._sharers.get(row.kind, (0, self._blocks(row.shared_tokens)))
+            self._share(0 if sharers else blocks)
+            self._sharers[row.kind] = sharers + 1, blocks
+
+    def _leave(self, row: ProgramRow) -> None:
+        self._away.discard(row)
+        if not row.member:
+            return
+        self._nobody_at = None
+        self._set_member(row, False)
+        row.returned = True
+        self.claimed -= row.claim
+        self._use(row)
+        if row.shared_tokens:
+            sharers, blocks = self._sharers.pop(row.kind)
+            if sharers > 1:
+                self._sharers[row.kind] = sharers - 1, blocks
+            else:
+                self._share(-blocks)
+
+    def _share(self, blocks: int) -> None:
+        """A type's prefix came in, or left: it counts once, and as used."""
+        self.claimed += blocks
+        self.in_use += blocks
+
+
+_BY_NAME: dict[str, type[Admission]] = {one.name: one for one in (Cap, WorkingSet)}
+
+
+def make_admission(
+    config: SchedulerConfig, capacity: Capacity, learned: Learned
+) -> Admission | None:
+    """A fresh admission for one engine, None for ``off``.
+
+    A name with a colon, ``package.module:Class``, is a subclass of `Admission` elsewhere. Raises
+    `ConfigError` for one that is not there.
+    """
+    if config.admission == "off":
+        return None
+    return _class(config.admission)(config, capacity, learned)
+
+
+def _class(name: str) -> type[Admission]:
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"admission {name!r} does not load: {error}; known: off, {', '.join(_BY_NAME)}, "
+            "or package.module:Class"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Admission)):
+        raise ConfigError(f"admission {name!r} is no subclass of Admission")
+    return found

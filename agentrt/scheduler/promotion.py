@@ -1,0 +1,51 @@
+"""What keeps a waiting call from starving, where a policy prefers others: one interface."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from agentrt.scheduler.call import QueuedCall
+from agentrt.scheduler.policies.base import Priority
+from agentrt.scheduler.table import ProgramRow
+
+
+class Promoter(ABC):
+    """Moves calls that waited for long up before the order of the policy.
+
+    ``priority`` is what they get. Where it ``keeps`` them, they have it until they end; else until
+    their quantum is used up.
+    """
+
+    priority: Priority
+    keeps: ClassVar[bool] = False
+
+    @abstractmethod
+    def waits(self, call: QueuedCall) -> None:
+        """A call waits in the queue, since ``call.since``; asked again when its level changes."""
+
+    @abstractmethod
+    def began(self, call: QueuedCall, now: float) -> None:
+        """It began to run."""
+
+    def charged(self, call: QueuedCall, seconds: float) -> None:
+        """It was served."""
+
+    @abstractmethod
+    def left(self, call: QueuedCall) -> None:
+        """It ended, in whatever state."""
+
+    def program_changed(self, program: ProgramRow) -> None:
+        """A program's own service or waiting changed."""
+
+    @abstractmethod
+    def promote(self, now: float) -> QueuedCall | None:
+        """The next call to move up ``now``, or None. Amortised O(log n)."""
+
+    @abstractmethod
+    def next_moment(self, now: float) -> float | None:
+        """When there may be one, if nothing happens till then; or None."""
+
+    def check_integrity(self, calls: Mapping[str, QueuedCall]) -> None:
+        """For tests. Raises `InvariantError` on a state that must not be."""

@@ -1,0 +1,332 @@
+"""Whose cached blocks are evicted first.
+
+`CachedBlocks` are what a program, a session or a shared prompt has in the prefix cache;
+`BlockOwners` keeps them in step with the engine's events; an `EvictionOrder` has those that have
+free blocks to lose. Events may be missing or late, since a bare client of the engine sends none
+of tools, and messages travel beside the calls: a call's arrival counts as a return.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler.call import QueuedCall
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.events import Events
+from agentrt.scheduler.heap import Heap
+from agentrt.scheduler.learned import KINDS, RESOLUTION_S, Forecast, Kind, Learned
+from agentrt.scheduler.table import ProgramRow
+
+SCANNED = 8
+"""Entries that are looked at where all would cost too much: the calls of a program, those who wait
+to come in, the chains of blocks that a program may go on from."""
+
+BETWEEN = "(between calls)"
+"""The gap between two calls of a program of which no tool is known."""
+HUMAN = "(human)"
+SESSION = "(session)"
+"""The gap between two programs of a session."""
+_UNKNOWN_S = {HUMAN: float("inf"), SESSION: float("inf")}
+"""Gaps of which nothing is expected before something is learned: they outlast any cache."""
+
+
+@dataclass(slots=True, eq=False)
+class CachedBlocks:
+    """What a program, or what all programs of a type share, has in the prefix cache.
+
+    ``row`` is its program, None between two programs of a session and where it is ``shared``.
+    ``gap`` names what its program waits for outside the engine (a tool, or one of this module's
+    names), since ``since``. One that ``branches`` had several calls at a time: some of its blocks
+    may never be used again. ``oldest`` is when the free block that it would lose first was used.
+    ``chains`` are the hashes of blocks that its last calls had computed.
+    """
+
+    type: str
+    tenant: str = "default"
+    row: ProgramRow | None = None
+    session: tuple[str, str] | None = None
+    shared: bool = False
+    branches: bool = False
+    gap: str | None = None
+    since: float = 0.0
+    oldest: float = 0.0
+    chains: deque[bytearray] = field(default_factory=lambda: deque(maxlen=SCANNED), repr=False)
+
+    @property
+    def calling(self) -> bool:
+        """Whether a call of its program is in the engine, waiting or running."""
+        return self.row is not None and bool(self.row.queued)
+
+    @property
+    def released(self) -> bool:
+        """Whether nobody will come back for its blocks, so that they go first."""
+        return not (self.shared or self.row is not None or self.session is not None)
+
+    def kinds(self, gap: str) -> tuple[Kind, Kind]:
+        """What a gap of its program is an example of: any gap of its type, and this one."""
+        return (self.tenant, self.type, ""), (self.tenant, self.type, gap)
+
+
+Place = tuple[float, ...]
+
+
+class Retention(ABC):
+    """Says which blocks go first. It gets plain values, cannot change them, and reads no clock."""
+
+    name: ClassVar[str]
+    expires: ClassVar[bool] = False
+    """Whether `expired` is ever true, of the blocks that go first."""
+
+    def __init__(self, config: SchedulerConfig, learned: Learned) -> None:
+        self.config, self.learned = config, learned
+
+    @abstractmethod
+    def place(self, blocks: CachedBlocks) -> Place | None:
+        """Their place in the order of eviction, the least first, as long as nothing happens.
+
+        None for those that go after all these, in the order of their `worth`.
+        """
+
+    def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
+        """What is lost with them: returns per second. ``sharers`` are their type's programs."""
+        return 0.0
+
+    def expired(self, blocks: CachedBlocks, now: float) -> bool:
+        """Whether they are no longer protected, and as good as any other block."""
+        return False
+
+
+class Ttl(Retention):
+    """First in, first out; past ``retention_ttl`` seconds, no protection.
+
+    A call's end, a tool's or a human's beginning and their return start the time anew.
+    """
+
+    name: ClassVar[str] = "ttl"
+    expires: ClassVar[bool] = True
+
+    def place(self, blocks: CachedBlocks) -> Place | None:
+        return (float(blocks.calling), blocks.since)
+
+    def expired(self, blocks: CachedBlocks, now: float) -> bool:
+        return not blocks.calling and now - blocks.since > self.config.retention_ttl
+
+
+class Cost(Retention):
+    """Those go first whose loss costs the least: the expected returns per second.
+
+    A block that is lost has to be computed again when its program returns. So a block is worth
+    the chance of a return over the seconds until then, and what takes a block's time to compute
+    again is the same for all. Programs that may not use the cache now (`WorkingSet`) go before
+    those that may, and sessions without a program before both.
+    """
+
+    name: ClassVar[str] = "cost"
+
+    def place(self, blocks: CachedBlocks) -> Place | None:
+        if blocks.shared or (blocks.row is not None and blocks.row.member):
+            return None
+        return (float(blocks.row is not None), blocks.since)
+
+    def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
+        if blocks.shared or blocks.branches:
+            # Each sharer comes back about as often as the blocks were used. Of branches, those
+            # that ended look like those that will be gone on from: what was not used for long is
+            # as likely as not to be used no sooner.
+            users = (sharers or 1) if blocks.shared else 1
+            return users / max(now - blocks.oldest, RESOLUTION_S)
+        forecast = returns(self.learned, blocks, now)
+        return forecast.chance / forecast.seconds
+
+
+def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
+    """How likely their program comes back for them, and in how many seconds."""
+    if blocks.gap is None:  # a call of it is there, or on its way
+        return Forecast(1.0, RESOLUTION_S)
+    forecast = learned.gaps.expect(blocks.kinds(blocks.gap), now - blocks.since)
+    if blocks.gap in _UNKNOWN_S and learned.gaps.at(blocks.kinds(blocks.gap)[1], 0) is None:
+        return forecast._replace(seconds=_UNKNOWN_S[blocks.gap])
+    return forecast
+
+
+_BY_NAME: dict[str, type[Retention]] = {policy.name: policy for policy in (Ttl, Cost)}
+
+
+def make_retention(config: SchedulerConfig, learned: Learned) -> Retention | None:
+    """A fresh retention policy, None for ``lru``. Raises `ConfigError` for an unknown name."""
+    if config.retention == "lru":
+        return None
+    if config.retention not in _BY_NAME:
+        raise ConfigError(f"unknown retention {config.retention!r}; known: lru, ttl, cost")
+    return _BY_NAME[config.retention](config, learned)
+
+
+class BlockOwners(Events):
+    """The cached blocks of one engine's programs and sessions, and what programs wait for.
+
+    ``changed`` is called with those whose place in the order of eviction has changed. ``learned``
+    is None where nothing asks for what gaps are like.
+    """
+
+    def __init__(self, learned: Learned | None) -> None:
+        self._learned = learned
+        self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
+        self._idle: OrderedDict[tuple[str, str], CachedBlocks] = OrderedDict()
+        self._shared: dict[str, CachedBlocks] = {}
+        self._live: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """How many sessions are idle."""
+        return len(self._idle)
+
+    def sharers(self, type: str) -> int:
+        """How many programs of a type are live."""
+        return self._live[type]
+
+    def shared(self, type: str) -> CachedBlocks:
+        """What several programs use, the first of them of this type."""
+        if type not in self._shared:
+            self._shared[type] = CachedBlocks(type, shared=True)
+        return self._shared[type]
+
+    def own(self, row: ProgramRow) -> CachedBlocks:
+        """A program's blocks: those of its session where that is idle, else new ones."""
+        if row.cached is None:
+            session = None if row.session is None else (row.tenant, row.session)
+            found = None if session is None else self._idle.pop(session, None)
+            row.cached = found or CachedBlocks(row.type, row.tenant, session=session)
+            row.cached.row = row
+            self._live[row.type] += 1
+        return row.cached
+
+    def forget_chains(self, rows: Iterable[ProgramRow]) -> None:
+        """The cache was emptied on purpose: nothing of it counts as lost."""
+        for blocks in [row.cached for row in rows] + list(self._idle.values()):
+            if blocks is not None:
+                blocks.chains.clear()
+
+    # -- events ------------------------------------------------------------------------
+
+    def call_arrived(self, call: QueuedCall, now: float) -> None:
+        row = call.program
+        if row.lone:
+            return
+        blocks = self.own(row)
+        if not row.tools:
+            self._close_gap(blocks, now)
+        blocks.branches |= len(row.queued) > 1
+        self.changed(blocks)
+
+    def call_ended(self, call: QueuedCall, now: float) -> None:
+        row, blocks = call.program, call.program.cached
+        if blocks is None:
+            return
+        if not (row.queued or row.tools or row.humans):
+            self._open_gap(blocks, BETWEEN, now)
+        self.changed(blocks)
+
+    def interrupt_began(self, row: ProgramRow, kind: str, name: str, now: float) -> None:
+        if row.cached is not None:
+            self._open_gap(row.cached, HUMAN if kind == "human" else name, now)
+            self.changed(row.cached)
+
+    def interrupt_ended(self, row: ProgramRow, kind: str, now: float) -> None:
+        if row.cached is not None and not (row.tools or row.humans):
+            self._close_gap(row.cached, now)
+            self.changed(row.cached)
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        blocks, row.cached = row.cached, None
+        if blocks is None:
+            return
+        self._live[row.type] -= 1
+        if blocks.gap is not None:
+            self._close_gap(blocks, now, returned=False)
+        blocks.row = None
+        if blocks.session is not None:
+            self._open_gap(blocks, SESSION, now)
+            self._keep_idle(blocks)
+        self.changed(blocks)
+
+    def _keep_idle(self, blocks: CachedBlocks) -> None:
+        """Keep a session's blocks for its next program, and give up the longest idle."""
+        assert blocks.session is not None
+        lost = [self._idle.pop(blocks.session, None)]
+        self._idle[blocks.session] = blocks
+        if len(self._idle) > KINDS:
+            lost.append(self._idle.popitem(last=False)[1])
+        for one in lost:
+            if one is not None:
+                one.session = None
+                self.changed(one)
+
+    def _open_gap(self, blocks: CachedBlocks, gap: str, now: float) -> None:
+        blocks.gap, blocks.since = gap, now
+
+    def _close_gap(self, blocks: CachedBlocks, now: float, *, returned: bool = True) -> None:
+        if blocks.gap is not None and self._learned is not None:
+            for kind in blocks.kinds(blocks.gap):
+                self._learned.gaps.learn(kind, now - blocks.since, well=returned)
+        if blocks.gap is not None:
+            blocks.gap, blocks.since = None, now
+
+
+class EvictionOrder:
+    """The owners of free blocks, those that lose them first first.
+
+    Most stand at a place that only events change. The few that use the cache now, whose worth
+    changes with time, are all looked at when one of them has to lose blocks.
+    """
+
+    def __init__(self, retention: Retention, sharers: Callable[[str], int]) -> None:
+        self.retention = retention
+        self._sharers = sharers
+        self._placed: Heap[CachedBlocks] = Heap()
+        self._weighed: dict[CachedBlocks, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._placed) + len(self._weighed)
+
+    def __contains__(self, blocks: CachedBlocks) -> bool:
+        return blocks in self._placed or blocks in self._weighed
+
+    def put(self, blocks: CachedBlocks) -> None:
+        """Have these, or have them in another place."""
+        place = self.retention.place(blocks)
+        if place is None:
+            self._placed.discard(blocks)
+            self._weighed[blocks] = None
+        else:
+            self._weighed.pop(blocks, None)
+            self._placed.put(blocks, place)
+
+    def discard(self, blocks: CachedBlocks) -> None:
+        """Forget these, known or not."""
+        self._placed.discard(blocks)
+        self._weighed.pop(blocks, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._placed, self._weighed = Heap(), {}
+
+    def first(self, now: float) -> CachedBlocks | None:
+        """Whose blocks go first; None where there are none."""
+        first = self._placed.first()
+        if first is None and self._weighed:
+            return min(self._weighed, key=lambda blocks: self._weight(blocks, now))
+        return first
+
+    def in_order(self, now: float) -> Iterator[CachedBlocks]:
+        """All of them, those whose blocks go first first: O(n log n)."""
+        yield from self._placed.in_order()
+        yield from sorted(self._weighed, key=lambda blocks: self._weight(blocks, now))
+
+    def _weight(self, blocks: CachedBlocks, now: float) -> tuple[float, float]:
+        # Of equals, those that came back last go first.
+        worth = self.retention.worth(blocks, now, self._sharers(blocks.type))
+        return worth, -blocks.since

@@ -1,0 +1,268 @@
+"""What is learned: faded means, durations, step times, what is usual; and what survives of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler import learned as module
+from agentrt.scheduler.learned import (
+    DOUBT,
+    LONGEST_S,
+    RESOLUTION_S,
+    WINDOW,
+    Durations,
+    Forecast,
+    Learned,
+    Mean,
+    StepCost,
+    age_bin,
+    bin_edge,
+)
+
+ANY, GREP = ("acme", "agent", ""), ("acme", "agent", "grep")
+KIND = ("acme", "agent")
+
+
+# -- means -----------------------------------------------------------------------------
+
+
+def test_a_mean_moves_a_prior_as_far_as_its_samples_count() -> None:
+    mean = Mean()
+    assert mean.refine(3.0) == 3.0
+    for _ in range(int(DOUBT)):
+        mean.add(11.0)
+    assert mean.refine(3.0) == 7.0
+
+
+def test_a_mean_remembers_so_many_samples_and_old_ones_fade() -> None:
+    mean = Mean()
+    for _ in range(2 * int(WINDOW)):
+        mean.add(1.0)
+    assert (mean.n, mean.value) == (WINDOW, 1.0)
+    for _ in range(2 * int(WINDOW)):
+        mean.add(0.0)
+    assert mean.value == pytest.approx(math.exp(-2), rel=0.01)
+
+
+# -- durations -------------------------------------------------------------------------
+
+
+@given(st.floats(0.0, 1e8))
+def test_an_age_lies_between_the_edges_of_its_bin(seconds: float) -> None:
+    age = age_bin(seconds)
+    assert bin_edge(age) <= seconds * (1 + 1e-9)
+    assert seconds <= bin_edge(age + 1) * (1 + 1e-9)
+
+
+def test_bins_are_half_a_doubling_wide_and_end_somewhere() -> None:
+    assert (age_bin(RESOLUTION_S), age_bin(1.001 * RESOLUTION_S)) == (0, 1)
+    assert [age_bin(RESOLUTION_S * 2**n) for n in (1, 2, 3)] == [3, 5, 7]
+    assert bin_edge(5) == RESOLUTION_S * 4
+    assert age_bin(math.inf) == age_bin(LONGEST_S)
+
+
+@pytest.mark.parametrize("elapsed", [0.0, 0.05, 0.3, 7.7, 12345.6])
+def test_what_nothing_is_known_of_lasts_as_long_again(elapsed: float) -> None:
+    assert Durations().expect([ANY, GREP], elapsed) == Forecast(1.0, max(elapsed, RESOLUTION_S))
+
+
+def bin_of(seconds: float) -> int:
+    """How many of the edges, each half a doubling above the one before, were passed."""
+    return sum(1 for n in range(80) if 0.05 * 2 ** (n / 2) <= seconds) if seconds > 0.05 else 0
+
+
+def edge(number: int) -> float:
+    return float(0.05 * 2 ** ((number - 1) / 2)) if number else 0.0
+
+
+def refined(prior: float, samples: Sequence[float]) -> float:
+    """The mean of the samples, with the prior counted as eight more."""
+    return (sum(samples) + 8 * prior) / (len(samples) + 8)
+
+
+totals = st.one_of(st.sampled_from([0.0, 0.05, 0.1, 0.4, 3.2]), st.floats(0.0, 5000.0))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(totals, st.sampled_from(["", "grep", "build"]), st.booleans()), max_size=40),
+    totals,
+)
+def test_a_forecast_is_made_of_all_that_lasted_as_long(
+    story: list[tuple[float, str, bool]], elapsed: float
+) -> None:
+    """Sample by sample: a bad end says nothing of how long, and the special kind comes last."""
+    durations, age = Durations(), bin_of(elapsed)
+    for total, what, well in story:
+        durations.learn((*KIND, what), total, well=well)
+    chance, seconds = 1.0, max(elapsed, 0.05)
+    for what in ("", "grep"):
+        known = [(t, well) for t, name, well in story if name == what and bin_of(t) >= age]
+        chance = refined(chance, [float(well) for _, well in known])
+        seconds = max(refined(seconds, [t - edge(age) for t, well in known if well]), 0.05)
+    found = durations.expect([ANY, GREP], elapsed)
+    assert found.chance == pytest.approx(chance)
+    assert found.seconds == pytest.approx(seconds)
+
+
+def test_what_is_learned_at_one_age_says_nothing_of_others() -> None:
+    durations = Durations()
+    durations.learn_at(GREP, 3, 9.0)
+    durations.learn_at(GREP, 3, -1.0)
+    known = durations.at(GREP, 3)
+    assert known is not None
+    assert (known.left_s.value, known.left_s.n) == (4.5, 2.0), "nothing lasts for less than 0"
+    assert durations.at(GREP, 2) is durations.at(ANY, 3) is None
+
+
+def test_tenants_do_not_influence_each_other() -> None:
+    """However their names are made up: one's may contain whatever stands between two."""
+    durations = Durations()
+    for _ in range(50):
+        durations.learn(("a", "b/c", "d"), 99.0)
+    for kind in (("b", "b/c", "d"), ("a/b", "c", "d"), ("a", "b", "c/d"), ("", "a/b/c", "d")):
+        assert durations.expect([kind], 0.5) == Forecast(1.0, 0.5)
+
+
+def test_kinds_are_bounded_and_the_longest_unseen_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "KINDS", 3)
+    durations, learned = Durations(), Learned()
+    for name in "abcad":
+        durations.learn((*KIND, name), 1.0)
+        learned.call_ended(("t", name), 7)
+        learned.first_call(("t", name), 64)
+    kept = [name for name in "abcd" if durations.at((*KIND, name), 0)]
+    assert kept == [name for name in "abcd" if learned.shared(("t", name))] == ["a", "c", "d"]
+    rows = [[*KIND, name, 0, 1.0, 1.0, 1.0, 1.0] for name in "abcd"]
+    durations.load(rows)
+    assert durations.to_rows() == rows[1:]
+    assert len(durations) == 3
+
+
+# -- steps and calls -------------------------------------------------------------------
+
+
+def test_a_prompt_token_costs_what_steps_with_prompts_take_beyond_others() -> None:
+    costs = StepCost()
+    assert costs.token_s == 0.0
+    costs.step(0.25, 4, 4)
+    assert costs.token_s == 0.0, "no prompt was seen"
+    costs.step(0.75, 20, 4)
+    assert costs.token_s == 0.5 / 16
+    costs.step(0.125, 20, 4)
+    assert costs.token_s == 0.25 / 16, "no step takes less than one without prompts"
+
+
+def test_outputs_are_learned_by_type_and_by_all() -> None:
+    learned = Learned()
+    assert learned.output(KIND) == 0
+    for _ in range(int(DOUBT)):
+        learned.call_ended(KIND, 100)
+    assert (learned.output(KIND), learned.output(("acme", "other"))) == (100, 100)
+    for _ in range(int(DOUBT)):
+        learned.call_ended(("acme", "other"), 0)
+    assert (learned.output(KIND), learned.output(("acme", "other"))) == (75, 25)
+
+
+def test_a_first_call_that_found_nothing_does_not_say_that_nothing_is_shared() -> None:
+    learned = Learned()
+    assert learned.shared(KIND) == 0
+    for cached in (0, 96, 0, 0):
+        learned.first_call(KIND, cached)
+    assert (learned.shared(KIND), learned.shared(("other", "agent"))) == (96, 0)
+
+
+def test_a_type_branches_if_more_than_a_quarter_of_its_calls_come_beside_another() -> None:
+    learned, found = Learned(), []
+    for beside in (False, False, False, True, True):
+        learned.call_arrived(KIND, beside=beside)
+        found.append(learned.branches(KIND))
+    assert found == [False, False, False, False, True]
+    assert not learned.branches(("other", "agent"))
+
+
+# -- what survives ---------------------------------------------------------------------
+
+
+def test_what_was_learned_survives_json() -> None:
+    learned, other = Learned(), Learned()
+    for index in range(8):
+        learned.service.learn(("t/ü", "agent", f"turn {index % 3}"), index / 2)
+        learned.gaps.learn(GREP, 0.1 * index, well=index % 3 > 0)
+    text = json.dumps(learned.to_dict())
+    other.load(json.loads(text))
+    assert json.dumps(other.to_dict()) == text
+    assert other.gaps.expect([GREP], 0.2) == learned.gaps.expect([GREP], 0.2)
+    assert other.service.expect([("t/ü", "agent", "turn 1")], 1.0).seconds != 1.0
+
+
+def row(**changes: Any) -> list[Any]:
+    values = {"tenant": "d", "type": "t", "what": "", "age": 1, "n": 1.0, "mean": 1.0}
+    return list({**values, "ends": 2.0, "share": 0.5, **changes}.values())
+
+
+def told(where: str = "gaps", *rows: Any) -> dict[str, Any]:
+    return {"version": 3, "service": [], "gaps": [], where: list(rows)}
+
+
+@pytest.mark.parametrize("where", ["gaps", "service"])
+@pytest.mark.parametrize(
+    "good", [row(), row(n=0.0, mean=0.0, share=0.0), row(n=WINDOW, mean=LONGEST_S, share=1.0)]
+)
+def test_good_rows_are_taken(where: str, good: list[Any]) -> None:
+    learned = Learned()
+    learned.load(told(where, good))
+    assert learned.to_dict() == told(where, good)
+
+
+BAD_ROWS = [
+    7,
+    row()[:-1],
+    [*row(), 1.0],
+    row(tenant=None),
+    row(type=["t"]),
+    row(what=7),
+    row(age="high"),
+    row(age=math.inf),
+    row(age=math.nan),
+    *(row(**{name: value}) for name in ("n", "ends") for value in (-1.0, math.nan, 257.0, "x")),
+    *(row(mean=value) for value in ("long", -1.0, math.nan, math.inf, 1e300)),
+    *(row(share=value) for value in (-0.1, 1.1, math.nan, None)),
+]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        [],
+        "history",
+        {},
+        {"version": 3},
+        {"version": 3, "service": [], "gaps": 7},
+        *(told(where, bad) for where in ("service", "gaps") for bad in BAD_ROWS),
+    ],
+)
+def test_what_was_never_learned_is_refused_and_changes_nothing(values: Any) -> None:
+    learned = Learned()
+    learned.gaps.learn(GREP, 3.0)
+    before = learned.to_dict()
+    with pytest.raises(ConfigError, match=r"^this is not a history of programs: "):
+        learned.load(values)
+    assert learned.to_dict() == before
+
+
+@pytest.mark.parametrize("version", [0, 2, "one", None])
+def test_another_version_is_refused_whatever_is_in_it(version: Any) -> None:
+    with pytest.raises(ConfigError, match=f"version {version}, not 3"):
+        Learned().load({"version": version, "rows": []})
