@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from agentrt.graph import Node, NodeKind, NodeState
 from agentrt.runtime.run import Run, RunState
-from agentrt.scheduler.table import ProgramState
+from agentrt.scheduler.records import ProgramState
 
 STYLES = {
     NodeState.DONE: "green",

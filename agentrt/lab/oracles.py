@@ -19,10 +19,10 @@ from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler import policies
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy, Priority
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.records import ProgramRow
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.call import QueuedCall
+    from agentrt.scheduler.records import QueuedCall
 
 
 class Srpt(Policy):

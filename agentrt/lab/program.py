@@ -13,7 +13,7 @@ from agentrt.lab.engine.virtual import PrioritizedCall, tokens
 from agentrt.lab.runs.machine import prompt_tokens
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport, CallSpec, Identity
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.records import ProgramRow
 
 Words = Callable[[str, int], list[int]]
 """The first so many token ids of the text that belongs to a name alone."""

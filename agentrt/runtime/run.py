@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrt.graph import ExecutionDAG
 from agentrt.request import CallReport
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.records import ProgramRow
 
 
 class RunState(StrEnum):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy, make_policy, policy_names
 from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.table import ProcessTable, ProgramRow, ProgramState, ProgramTotals
+from agentrt.scheduler.records import ProgramRow, ProgramState, QueuedCall
+from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 __all__ = [
     "LevelQueues",

@@ -17,7 +17,7 @@ RETENTIONS = ("lru", "ttl", "cost")
 """What decides whose cached blocks go first: `agentrt.scheduler.retention`."""
 
 ADMISSIONS = ("off", "cap", "memory")
-"""What decides which programs may use the KV cache now: `agentrt.scheduler.memory`."""
+"""What decides which programs may use the KV cache now: `agentrt.scheduler.admission`."""
 
 DEFAULT_POLICY = "adaptive"
 """Of ``agentrt run`` and ``serve``. A bare vLLM, which hears of no tools and ends, has ATLAS."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.call import QueuedCall
-    from agentrt.scheduler.table import ProgramRow
+    from agentrt.scheduler.records import ProgramRow, QueuedCall
 
 
 class Events:

@@ -11,11 +11,10 @@ import math
 import sys
 from typing import ClassVar
 
-from agentrt.scheduler.call import CallState, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.heap import Heap
-from agentrt.scheduler.policies.base import Priority
-from agentrt.scheduler.promotion import Promoter
+from agentrt.scheduler.promotion import Priority, Promoter
+from agentrt.scheduler.records import CallState, QueuedCall
 
 _FIRST = -sys.maxsize
 """The level before all others."""

@@ -28,6 +28,9 @@ DOUBT = 8.0
 """Samples that a mean needs to count as much as its prior."""
 KINDS = 8192
 """Kinds that are remembered; those not seen for the longest time are forgotten first."""
+SCANNED = 8
+"""Entries that are looked at where all would cost too much: the calls of a program, those who wait
+to come in, the chains of blocks that a program may go on from."""
 BRANCHING = 0.25
 """A type branches if more than this share of its calls comes beside another of their program."""
 LONGEST_S = 1e9

@@ -1,14 +1,25 @@
-"""What keeps a waiting call from starving, where a policy prefers others: one interface."""
+"""The priority of a call, and what moves a waiting one up that would starve otherwise."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from agentrt.scheduler.call import QueuedCall
-from agentrt.scheduler.policies.base import Priority
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.records import ProgramRow, QueuedCall
+
+
+class Priority(NamedTuple):
+    """Smaller levels run first, within one level smaller orders (numbers, or tuples of them).
+
+    Only a call of a strictly better level preempts. ``quantum_s`` are the seconds of
+    service after which the policy is asked again (`Policy.on_quantum_expired`).
+    """
+
+    level: int
+    quantum_s: float = math.inf
+    order: Any = 0.0
 
 
 class Promoter(ABC):

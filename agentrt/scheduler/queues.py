@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler.call import CallState, QueuedCall
+from agentrt.scheduler.admission import Capacity, make_admission
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
 from agentrt.scheduler.heap import Heap
-from agentrt.scheduler.memory import Capacity, make_admission
+from agentrt.scheduler.learned import SCANNED
 from agentrt.scheduler.policies import make_policy
-from agentrt.scheduler.policies.base import Policy, Priority
-from agentrt.scheduler.retention import SCANNED, BlockOwners
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.policies.base import Policy
+from agentrt.scheduler.promotion import Priority
+from agentrt.scheduler.records import CallState, ProgramRow, QueuedCall
+from agentrt.scheduler.retention import BlockOwners
 
 _EPSILON_S = 1e-9
 

@@ -9,22 +9,16 @@ of tools, and messages travel beside the calls: a call's arrival counts as a ret
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 from agentrt.errors import ConfigError
-from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
 from agentrt.scheduler.heap import Heap
-from agentrt.scheduler.learned import KINDS, RESOLUTION_S, Forecast, Kind, Learned
-from agentrt.scheduler.table import ProgramRow
-
-SCANNED = 8
-"""Entries that are looked at where all would cost too much: the calls of a program, those who wait
-to come in, the chains of blocks that a program may go on from."""
+from agentrt.scheduler.learned import KINDS, RESOLUTION_S, Forecast, Learned
+from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
 
 BETWEEN = "(between calls)"
 """The gap between two calls of a program of which no tool is known."""
@@ -33,43 +27,6 @@ SESSION = "(session)"
 """The gap between two programs of a session."""
 _UNKNOWN_S = {HUMAN: float("inf"), SESSION: float("inf")}
 """Gaps of which nothing is expected before something is learned: they outlast any cache."""
-
-
-@dataclass(slots=True, eq=False)
-class CachedBlocks:
-    """What a program, or what all programs of a type share, has in the prefix cache.
-
-    ``row`` is its program, None between two programs of a session and where it is ``shared``.
-    ``gap`` names what its program waits for outside the engine (a tool, or one of this module's
-    names), since ``since``. One that ``branches`` had several calls at a time: some of its blocks
-    may never be used again. ``oldest`` is when the free block that it would lose first was used.
-    ``chains`` are the hashes of blocks that its last calls had computed.
-    """
-
-    type: str
-    tenant: str = "default"
-    row: ProgramRow | None = None
-    session: tuple[str, str] | None = None
-    shared: bool = False
-    branches: bool = False
-    gap: str | None = None
-    since: float = 0.0
-    oldest: float = 0.0
-    chains: deque[bytearray] = field(default_factory=lambda: deque(maxlen=SCANNED), repr=False)
-
-    @property
-    def calling(self) -> bool:
-        """Whether a call of its program is in the engine, waiting or running."""
-        return self.row is not None and bool(self.row.queued)
-
-    @property
-    def released(self) -> bool:
-        """Whether nobody will come back for its blocks, so that they go first."""
-        return not (self.shared or self.row is not None or self.session is not None)
-
-    def kinds(self, gap: str) -> tuple[Kind, Kind]:
-        """What a gap of its program is an example of: any gap of its type, and this one."""
-        return (self.tenant, self.type, ""), (self.tenant, self.type, gap)
 
 
 Place = tuple[float, ...]

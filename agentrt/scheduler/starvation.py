@@ -14,12 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.heap import Heap
-from agentrt.scheduler.policies.base import Priority
-from agentrt.scheduler.promotion import Promoter
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.promotion import Priority, Promoter
+from agentrt.scheduler.records import ProgramRow, QueuedCall
 
 
 @dataclass(slots=True, eq=False)

@@ -8,104 +8,11 @@ clock, which must not run backwards.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from agentrt.errors import InvariantError
 from agentrt.request import Usage
-
-if TYPE_CHECKING:
-    from agentrt.scheduler.call import QueuedCall
-    from agentrt.scheduler.retention import CachedBlocks
-
-
-class ProgramState(StrEnum):
-    """What a live program is doing, the engine first: a call outweighs a tool."""
-
-    RUNNING = "running"
-    IN_TOOL = "in tool"
-    WAITING_FOR_EVENT = "waiting for an event"
-    WAITING_FOR_HUMAN = "waiting for a human"
-    STALE = "stale"
-
-
-@dataclass(slots=True, eq=False)
-class ProgramRow:
-    """The one record of a program: what it had, what it does, and its part of the KV cache.
-
-    ``service_s`` is the sum of its completed calls' service (PLAS), ``attained_s`` that
-    of its running calls too, as far as this engine charged them; ``path_s`` the
-    longest path of service seen (ATLAS' scalar); ``waiting_s`` its completed calls'
-    time in the engine's queue. ``calls`` are its active calls (threads), each with its
-    arrival time. ``size_hint`` is somebody's guess of its size, in a unit that is the
-    same for all programs of its type.
-
-    The rest is known in an engine core only. A ``lone`` one is a request without a program.
-    ``queued`` are its calls in this engine, ``cached``
-    its blocks in the prefix cache. Under admission
-    ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context that it comes
-    back for, of which all programs of its type share the first ``shared_tokens``, and for its
-    calls. A ``member`` may use the cache; one that ``returned`` was a member before; ``served_s``
-    is what it had attained when it last came in; ``oldest`` says that it came in for its age.
-    """
-
-    program_id: str
-    type: str
-    tenant: str = "default"
-    session: str | None = None
-    started_at: float = 0.0
-    service_s: float = 0.0
-    attained_s: float = 0.0
-    path_s: float = 0.0
-    waiting_s: float = 0.0
-    interrupt_s: float = 0.0
-    calls: dict[str, float] = field(default_factory=dict)
-    tools: int = 0
-    humans: int = 0
-    events: int = 0
-    size_hint: float | None = None
-    last_arrival: float = 0.0
-    last_completion: float = 0.0
-    finished_calls: int = 0
-    usage: Usage = field(default_factory=Usage)
-    ended: bool = False
-
-    lone: bool = False
-    queued: dict[str, QueuedCall] = field(default_factory=dict, repr=False)
-    cached: CachedBlocks | None = None
-    context_tokens: int = 0
-    shared_tokens: int = 0
-    claim: int = 0
-    in_use: int = 0
-    member: bool = False
-    returned: bool = False
-    oldest: bool = False
-    served_s: float = 0.0
-
-    @property
-    def kind(self) -> tuple[str, str]:
-        """Its tenant and type: what is learned of others like it."""
-        return self.tenant, self.type
-
-    @property
-    def last_heard(self) -> float:
-        """When this program last began or ended something."""
-        return max(self.last_arrival, self.last_completion)
-
-    def state(self, now: float, stale_after_s: float) -> ProgramState:
-        """What the program is doing at ``now``."""
-        if self.calls:
-            return ProgramState.RUNNING
-        if self.tools:
-            return ProgramState.IN_TOOL
-        if self.events:
-            return ProgramState.WAITING_FOR_EVENT
-        if self.humans:
-            return ProgramState.WAITING_FOR_HUMAN
-        if now - self.last_heard >= stale_after_s:
-            return ProgramState.STALE
-        return ProgramState.RUNNING
+from agentrt.scheduler.records import ProgramRow
 
 
 class ProgramTotals(NamedTuple):

@@ -16,10 +16,10 @@ from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_
 from agentrt.executors.vllm._compat.scheduling import free_slots
 from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.retention import BlockRetention
-from agentrt.scheduler.call import CallState, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
 from agentrt.scheduler.queues import LevelQueues
+from agentrt.scheduler.records import CallState, QueuedCall
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 

@@ -17,7 +17,8 @@ from agentrt.executors.vllm._compat.pool import (
     KVCacheBlock,
     first_free_block,
 )
-from agentrt.scheduler.retention import CachedBlocks, EvictionOrder
+from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.retention import EvictionOrder
 
 
 class ProtectedFreeQueue(FreeKVCacheBlockQueue):

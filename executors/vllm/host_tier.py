@@ -18,7 +18,8 @@ from agentrt.executors.vllm._compat.offloading import (
     ReqContext,
     in_prefix_order,
 )
-from agentrt.scheduler.retention import BlockOwners, CachedBlocks, EvictionOrder
+from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.retention import BlockOwners, EvictionOrder
 
 
 class ProgramCachePolicy(CachePolicy):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agentrt.executors.vllm._compat.requests import Request
 from agentrt.executors.vllm._compat.scheduling import RequestQueue
-from agentrt.scheduler.call import Key, QueuedCall
 from agentrt.scheduler.queues import LevelQueues
+from agentrt.scheduler.records import Key, QueuedCall
 
 _FEW_MOVED = 16
 """So many are put in their places one by one; where more have moved, all are sorted."""

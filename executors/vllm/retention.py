@@ -17,16 +17,9 @@ from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.executors.vllm.host_tier import ProgramCachePolicy
 from agentrt.executors.vllm.prefix_history import known_blocks, most_in_common, note_blocks
-from agentrt.scheduler.call import QueuedCall
-from agentrt.scheduler.learned import KINDS
-from agentrt.scheduler.retention import (
-    SCANNED,
-    BlockOwners,
-    CachedBlocks,
-    EvictionOrder,
-    Retention,
-)
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.learned import KINDS, SCANNED
+from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
+from agentrt.scheduler.retention import BlockOwners, EvictionOrder, Retention
 
 
 class BlockRetention:

@@ -44,14 +44,14 @@ from agentrt.executors.vllm.processes import (
 from agentrt.executors.vllm.queue import LevelRequestQueue, put_in_order, take_out
 from agentrt.executors.vllm.retention import BlockRetention
 from agentrt.executors.vllm.scored import COMPUTE_FROM
-from agentrt.scheduler.call import QueuedCall
+from agentrt.scheduler.admission import Capacity
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import KINDS
-from agentrt.scheduler.memory import Capacity
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import LevelQueues, Room
+from agentrt.scheduler.records import ProgramRow, QueuedCall
 from agentrt.scheduler.retention import make_retention
-from agentrt.scheduler.table import ProcessTable, ProgramRow, ProgramTotals
+from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 SETTINGS = "agentrt"
 _STALE_CHECK_STEPS = 256

@@ -9,7 +9,7 @@ from enum import StrEnum
 from agentrt.graph import Node, NodeKind
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
-from agentrt.scheduler.table import ProgramState
+from agentrt.scheduler.records import ProgramState
 from agentrt.serving.observability.engines import EngineCall, EngineView
 
 

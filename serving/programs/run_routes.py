@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run, RunState
-from agentrt.scheduler.table import ProgramState
+from agentrt.scheduler.records import ProgramState
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.errors import ApiError, client_gone
 from agentrt.serving.programs.runs import ProgramRuns, RunRequest, ServedRun

@@ -12,7 +12,7 @@ from agentrt.cli.live import render
 from agentrt.graph import ExecutionDAG, Interrupt, NodeKind, NodeState, Progress
 from agentrt.request import CallReport
 from agentrt.runtime.run import Run, RunState
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.records import ProgramRow
 
 
 def make_run(number: int = 1) -> Run:

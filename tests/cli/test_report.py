@@ -23,7 +23,7 @@ from agentrt.cli.tables import (
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState
 from agentrt.request import CallReport, Usage
 from agentrt.runtime.run import Run, RunState
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.records import ProgramRow
 
 
 def chain(dag: ExecutionDAG) -> None:

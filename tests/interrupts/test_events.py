@@ -11,7 +11,7 @@ from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, InterruptExpiredError
 from agentrt.graph import NodeKind, NodeState
 from agentrt.runtime.run import RunState
-from agentrt.scheduler.table import ProgramState
+from agentrt.scheduler.records import ProgramState
 from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.queues import LevelQueues, Room
-from agentrt.scheduler.table import ProcessTable, ProgramRow
+from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.table import ProcessTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ from agentrt import Context, Runtime, Tool, program, tool
 from agentrt.executors.base import Notification
 from agentrt.interrupts.events import Event
 from agentrt.interrupts.questions import Question
-from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.records import ProgramRow, QueuedCall
 from agentrt.scheduler.retention import BlockOwners, make_retention
-from agentrt.scheduler.table import ProgramRow
 from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
 from tests.interrupts.scripted import Scripted

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from agentrt.scheduler import LevelQueues, ProcessTable, QueuedCall, SchedulerConfig
-from agentrt.scheduler.call import CallState
-from agentrt.scheduler.memory import Admission, Capacity, WorkingSet
+from agentrt.scheduler.admission import Admission, Capacity
+from agentrt.scheduler.records import CallState
+from agentrt.scheduler.working_set import WorkingSet
 
 BLOCK = 16
 KIND = ("default", "t")
@@ -126,3 +127,12 @@ class Counted(Admitting):
 
     def wants(self, program: str, blocks: int, type: str = "t") -> str:
         return self.arrive(program, (blocks - 1) * BLOCK, type)
+
+
+def full(**more: Any) -> Counted:
+    """60 of 100 blocks are claimed, and the next in the order wants 60."""
+    engine = Counted(**more)
+    engine.wants("a", 60)
+    engine.step()
+    engine.wants("large", 60)
+    return engine

@@ -13,11 +13,11 @@ from dataclasses import replace
 from operator import attrgetter
 from random import Random
 
-from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import LevelQueues, Room
-from agentrt.scheduler.table import ProcessTable, ProgramRow
+from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.table import ProcessTable
 
 SLOTS = 64
 STEP_S = 0.025

@@ -11,8 +11,8 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import (
     make_policy,
 )
-from agentrt.scheduler.policies.base import Priority
 from agentrt.scheduler.policies.baselines import STAGED, TwoLevel
+from agentrt.scheduler.promotion import Priority
 from tests.scheduler.harness import Harness
 
 # -- program-fcfs ----------------------------------------------------------------------

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from agentrt.errors import InvariantError
 from agentrt.scheduler import LevelQueues, Policy, ProgramRow, QueuedCall, SchedulerConfig
-from agentrt.scheduler.call import TRANSITIONS, CallState
-from agentrt.scheduler.memory import Admission, Capacity
+from agentrt.scheduler.admission import Admission, Capacity
 from agentrt.scheduler.policies.adaptive import Adaptive
-from agentrt.scheduler.policies.base import Priority
+from agentrt.scheduler.promotion import Priority
+from agentrt.scheduler.records import TRANSITIONS, CallState
 from tests.scheduler.harness import Harness
 
 ALLOWED = {

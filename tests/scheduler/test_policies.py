@@ -17,7 +17,8 @@ from agentrt.scheduler.policies import (
     policy_class,
     policy_names,
 )
-from agentrt.scheduler.policies.base import Policy, Priority
+from agentrt.scheduler.policies.base import Policy
+from agentrt.scheduler.promotion import Priority
 
 
 @pytest.mark.parametrize("name", ["round-robin", "adaptive"])

@@ -4,105 +4,25 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
 from agentrt.scheduler import ProgramRow, QueuedCall
 from agentrt.scheduler import retention as module
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Forecast, Learned
+from agentrt.scheduler.records import CachedBlocks
 from agentrt.scheduler.retention import (
     BETWEEN,
     HUMAN,
     SESSION,
-    BlockOwners,
-    CachedBlocks,
     EvictionOrder,
     Retention,
     make_retention,
     returns,
 )
-
-
-class Book:
-    """Programs with their events, and the owners of their blocks."""
-
-    def __init__(self, retention: str = "cost", **settings: Any) -> None:
-        self.learned = Learned()
-        self.owners = BlockOwners(self.learned)
-        made = make_retention(SchedulerConfig(retention=retention, **settings), self.learned)
-        assert made is not None
-        self.retention = made
-        self.rows: dict[str, ProgramRow] = {}
-        self.changed: list[CachedBlocks] = []
-        self.owners.changed = self.changed.append
-
-    def call(
-        self, name: str, now: float, session: str | None = None, type: str = "a"
-    ) -> CachedBlocks:
-        row = self.rows.get(name)
-        if row is None:
-            row = self.rows[name] = ProgramRow(name, type, "acme", session=session, member=True)
-        call = QueuedCall(f"{name}/{len(row.queued)}", row, None, None, now)
-        row.queued[call.call_id] = call
-        self.owners.call_arrived(call, now)
-        assert row.cached is not None
-        return row.cached
-
-    def over(self, name: str, now: float) -> None:
-        """The last of its calls ends."""
-        row = self.rows[name]
-        self.owners.call_ended(row.queued.popitem()[1], now)
-
-    def called(self, name: str, now: float, **more: Any) -> CachedBlocks:
-        """A program whose one call has ended."""
-        blocks = self.call(name, now, **more)
-        self.over(name, now)
-        return blocks
-
-    def begins(self, name: str, what: str, now: float) -> None:
-        """It waits for a tool of this name, or for the `HUMAN`."""
-        row = self.rows[name]
-        kind = "human" if what == HUMAN else "tool"
-        row.humans += kind == "human"
-        row.tools += kind == "tool"
-        self.owners.interrupt_began(row, kind, what, now)
-
-    def answered(self, name: str, kind: str, now: float) -> None:
-        row = self.rows[name]
-        row.humans -= kind == "human"
-        row.tools -= kind == "tool"
-        self.owners.interrupt_ended(row, kind, now)
-
-    def end(self, name: str, now: float) -> CachedBlocks | None:
-        row = self.rows.pop(name)
-        row.ended, blocks = True, row.cached
-        self.owners.program_ended(row, now)
-        return blocks
-
-    def gaps(self) -> list[tuple[str, float]]:
-        """What was learned of each gap: its name, and the mean seconds of those that ended well."""
-        rows = [row for row in self.learned.gaps.to_rows() if row[3] == 0 and row[2]]
-        return [(row[2], row[5]) for row in rows]
-
-    def order(self, now: float, *some: CachedBlocks) -> list[CachedBlocks]:
-        """Some blocks, those that go first first; taken out one by one, and at a look."""
-        order = EvictionOrder(self.retention, self.owners.sharers)
-        for blocks in some:
-            order.put(blocks)
-        looked, taken = list(order.in_order(now)), []
-        while (first := order.first(now)) is not None:
-            taken.append(first)
-            order.discard(first)
-        assert taken == looked
-        assert len(order) == 0
-        return taken
+from tests.scheduler.book import Book
 
 
 @pytest.fixture
@@ -409,171 +329,3 @@ def test_the_order_is_a_sort_under_random_changes() -> None:
         here = sorted((one for one in owners if one in order), key=lambda one: values[one])
         assert list(order.in_order(float(step))) == here
         assert order.first(float(step)) == (here[0] if here else None)
-
-
-# -- against the rules as they are written ---------------------------------------------
-
-
-@dataclass
-class Program:
-    """What a program does, by its own log."""
-
-    type: str
-    session: str | None
-    blocks: CachedBlocks
-    member: bool
-    calls: int = 0
-    tools: int = 0
-    humans: int = 0
-    gap: str | None = None
-    since: float = 0.0
-    branches: bool = False
-    idle: bool = False
-
-
-class Rules:
-    """The same events told to the book and to logs, which are sorted by the rules' own words."""
-
-    def __init__(self, retention: str) -> None:
-        self.book, self.by_cost = Book(retention, retention_ttl=10.0), retention == "cost"
-        self.programs: dict[int, Program] = {}
-        self.sessions: dict[str, Program] = {}
-        self.gaps: list[tuple[str, str, float, bool]] = []
-        self.now = 0.0
-
-    def happen(self, event: str, number: int) -> None:
-        program, name = self.programs.get(number), f"p{number}"
-        if event == "call":
-            self.call(number)
-        elif program is None:
-            return
-        elif event == "over" and program.calls:
-            self.book.over(name, self.now)
-            program.calls -= 1
-            if not (program.calls or program.tools or program.humans):
-                program.gap, program.since = BETWEEN, self.now
-        elif event in ("tool", "ask"):
-            what = HUMAN if event == "ask" else f"tool {number % 2}"
-            program.humans += event == "ask"
-            program.tools += event == "tool"
-            program.gap, program.since = what, self.now
-            self.book.begins(name, what, self.now)
-        elif event == "back" and program.tools:
-            program.tools -= 1
-            self.back(program, program.tools or program.humans)
-            self.book.answered(name, "tool", self.now)
-        elif event == "answer" and program.humans:
-            program.humans -= 1
-            self.back(program, program.tools or program.humans)
-            self.book.answered(name, "human", self.now)
-        elif event == "end":
-            self.end(number)
-
-    def call(self, number: int) -> None:
-        session = f"s{number}" if number % 3 == 0 else None
-        type_ = "even" if number % 2 == 0 else "odd"
-        blocks = self.book.call(f"p{number}", self.now, session, type_)
-        program = self.programs.get(number)
-        if program is None:
-            program = self.sessions.pop(session or "", None) or Program(
-                type_, session, blocks, number % 4 < 2, since=blocks.since
-            )
-            program.idle, self.programs[number] = False, program
-            self.book.rows[f"p{number}"].member = program.member
-        assert program.blocks is blocks
-        self.back(program, program.tools)
-        program.calls += 1
-        program.branches |= program.calls > 1
-
-    def back(self, program: Program, waits: int, *, well: bool = True) -> None:
-        if not waits and program.gap is not None:
-            self.gaps.append((program.type, program.gap, self.now - program.since, well))
-            program.gap, program.since = None, self.now
-
-    def end(self, number: int) -> None:
-        program = self.programs.pop(number)
-        for _ in range(program.calls):
-            self.book.over(f"p{number}", self.now)
-            if not (program.tools or program.humans):
-                program.gap, program.since = BETWEEN, self.now
-        self.book.end(f"p{number}", self.now)
-        self.back(program, 0, well=False)
-        program.calls = program.tools = program.humans = 0
-        if program.session is not None:
-            program.idle, program.gap, program.since = True, SESSION, self.now
-            self.sessions[program.session] = program
-
-    def worth(self, program: Program) -> float:
-        if program.branches:
-            return 1 / max(self.now - program.blocks.oldest, 0.05)
-        if program.gap is None:
-            return 1 / 0.05
-        away_s = self.now - program.since
-        age = self.bin_of(away_s)
-        chance, seconds = 1.0, max(away_s, 0.05)
-        for gap in (None, program.gap):
-            known = [
-                (s, well)
-                for type_, name, s, well in self.gaps
-                if type_ == program.type and gap in (None, name) and self.bin_of(s) >= age
-            ]
-            lasted = [s - self.edge(age) for s, well in known if well]
-            chance = (sum(well for _, well in known) + 8 * chance) / (len(known) + 8)
-            seconds = max((sum(lasted) + 8 * seconds) / (len(lasted) + 8), 0.05)
-        if program.gap in (HUMAN, SESSION):
-            known_at_all = any(g[:2] == (program.type, program.gap) for g in self.gaps)
-            seconds = seconds if known_at_all else math.inf
-        return chance / seconds
-
-    @staticmethod
-    def bin_of(seconds: float) -> int:
-        return sum(1 for n in range(60) if 0.05 * 2 ** (n / 2) <= seconds) if seconds > 0.05 else 0
-
-    @staticmethod
-    def edge(number: int) -> float:
-        return float(0.05 * 2 ** ((number - 1) / 2)) if number else 0.0
-
-    def rank(self, program: Program) -> tuple[float, ...]:
-        if not self.by_cost:
-            return (program.calls > 0, program.since)
-        if program.idle or not program.member:
-            return (0.0, not program.idle, program.since)
-        return (1.0, round(self.worth(program), 9), -program.since)
-
-    def compare(self) -> None:
-        everybody = [*self.programs.values(), *self.sessions.values()]
-        for program in everybody:
-            found = program.blocks
-            assert (found.gap, found.since) == (program.gap, program.since)
-            assert (found.branches, found.calling) == (program.branches, program.calls > 0)
-            expired = not self.by_cost and not program.calls and self.now - program.since > 10.0
-            assert self.book.retention.expired(found, self.now) == expired
-        types = Counter(program.type for program in self.programs.values())
-        assert all(self.book.owners.sharers(one) == types[one] for one in ("odd", "even"))
-        found_order = self.book.order(self.now, *(program.blocks for program in everybody))
-        by_blocks = {program.blocks: program for program in everybody}
-        ranks = [self.rank(by_blocks[blocks]) for blocks in found_order]
-        assert ranks == sorted(ranks)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.sampled_from(["cost", "cost", "ttl"]),
-    st.lists(
-        st.tuples(
-            st.sampled_from(["call", "call", "over", "tool", "back", "ask", "answer", "end"]),
-            st.integers(0, 7),
-            st.sampled_from([0.0, 0.25, 1.0, 8.0, 40.0]),
-        ),
-        min_size=10,
-        max_size=60,
-    ),
-)
-def test_blocks_go_in_the_order_of_the_rules(
-    retention: str, story: list[tuple[str, int, float]]
-) -> None:
-    rules = Rules(retention)
-    for event, number, seconds in story:
-        rules.now += seconds
-        rules.happen(event, number)
-        rules.compare()

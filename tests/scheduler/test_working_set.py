@@ -9,8 +9,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.scheduler.call import CallState
-from agentrt.scheduler.memory import OLDEST_EVERY
+from agentrt.scheduler.records import CallState
+from agentrt.scheduler.working_set import OLDEST_EVERY
 from tests.scheduler.admitting import BLOCK, Admitting
 
 BLOCKS, SLOTS = 400, 16

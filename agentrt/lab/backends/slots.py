@@ -9,10 +9,10 @@ from operator import attrgetter
 from typing import Protocol
 
 from agentrt.lab.program import LiveProgram
-from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import LevelQueues, Room
+from agentrt.scheduler.records import QueuedCall
 
 
 @dataclass(slots=True, eq=False)

@@ -23,10 +23,9 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import CallReport
 from agentrt.router import RouterCall
 from agentrt.router.speed import Speed
-from agentrt.scheduler.call import QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.records import ProgramRow, QueuedCall
 
 
 class Steps(Backend):

@@ -27,7 +27,8 @@ from agentrt.router import RouterCall
 from agentrt.router.kv_events import KVEventBatch, KVEventStream, short
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
-from agentrt.scheduler.table import ProgramRow, ProgramTotals
+from agentrt.scheduler.records import ProgramRow
+from agentrt.scheduler.table import ProgramTotals
 
 
 @dataclass(slots=True, eq=False)

@@ -23,14 +23,8 @@ from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.retention import (
-    BETWEEN,
-    HUMAN,
-    SESSION,
-    CachedBlocks,
-    Place,
-    Retention,
-)
+from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION, Place, Retention
 from agentrt.scheduler.table import ProgramTotals
 
 _UNTIL_KNOWN_S = 5.0

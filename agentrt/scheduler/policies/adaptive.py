@@ -26,12 +26,13 @@ from agentrt.scheduler.learned import (
     Kind,
     age_bin,
 )
-from agentrt.scheduler.policies.base import Policy, Priority
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.policies.base import Policy
+from agentrt.scheduler.promotion import Priority
+from agentrt.scheduler.records import ProgramRow
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.call import QueuedCall
     from agentrt.scheduler.promotion import Promoter
+    from agentrt.scheduler.records import QueuedCall
 
 _QUANTA_OF_LIFE = 8.0
 """A quantum is this part of what the program had, or of what it is expected to need."""

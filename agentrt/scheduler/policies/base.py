@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.table import ProgramRow
-
-if TYPE_CHECKING:
-    from agentrt.scheduler.call import QueuedCall
-    from agentrt.scheduler.promotion import Promoter
-
-
-class Priority(NamedTuple):
-    """Smaller levels run first, within one level smaller orders (numbers, or tuples of them).
-
-    Only a call of a strictly better level preempts. ``quantum_s`` are the seconds of
-    service after which the policy is asked again (`Policy.on_quantum_expired`).
-    """
-
-    level: int
-    quantum_s: float = math.inf
-    order: Any = 0.0
+from agentrt.scheduler.promotion import Priority, Promoter
+from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.starvation import Starvation
 
 
 class Policy(ABC):
@@ -59,8 +44,6 @@ class Policy(ABC):
         """What keeps its calls from starving in an engine with so many batch slots."""
         if not (self.levelled and self.starving):
             return None
-        from agentrt.scheduler.starvation import Starvation
-
         return Starvation(self.config)
 
     @classmethod

@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies.base import Policy, Priority
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.policies.base import Policy
+from agentrt.scheduler.promotion import Priority
+from agentrt.scheduler.records import ProgramRow
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.call import QueuedCall
+    from agentrt.scheduler.records import QueuedCall
 
 STAGED = 8
 """Calls in the staging queue of ``two-level``. The thesis leaves it open: "small"."""

@@ -10,7 +10,8 @@ from agentrt.executors.vllm._compat.pool import FreeKVCacheBlockQueue, KVCacheBl
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.retention import CachedBlocks, EvictionOrder, Retention
+from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.retention import EvictionOrder, Retention
 
 BLOCKS = 4
 

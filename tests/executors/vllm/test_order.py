@@ -10,7 +10,7 @@ import pytest
 
 from agentrt.executors.vllm.queue import put_in_order
 from agentrt.scheduler import QueuedCall
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.records import ProgramRow
 
 ROW = ProgramRow("p", "t")
 

@@ -20,7 +20,7 @@ from agentrt.lab.engine.headless import (
     make_request,
     make_scheduler,
 )
-from agentrt.scheduler.memory import WorkingSet
+from agentrt.scheduler.working_set import WorkingSet
 from tests.executors.vllm.storms import check_free_queue
 from tests.lab.engine.recording import Recorder
 from tests.lab.engine.replaying import replay

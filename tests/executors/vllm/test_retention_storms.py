@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from agentrt.executors.vllm import scheduler as scheduler_module
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
-from agentrt.scheduler.memory import WorkingSet
 from agentrt.scheduler.table import ProgramTotals
+from agentrt.scheduler.working_set import WorkingSet
 from tests.executors.vllm.storms import PATIENCE_S, Storm, check_free_queue
 
 pytestmark = pytest.mark.engine

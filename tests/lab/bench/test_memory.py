@@ -29,7 +29,7 @@ from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.retention import CachedBlocks
+from agentrt.scheduler.records import CachedBlocks
 from tests.lab.bench.test_policies import Engine
 
 NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+ample"

@@ -12,7 +12,7 @@ from agentrt import Context, Runtime, program
 from agentrt.executors.openai import OpenAIEndpoint
 from agentrt.graph import NodeKind
 from agentrt.request import Call, Reply
-from agentrt.scheduler.table import ProgramState
+from agentrt.scheduler.records import ProgramState
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import Claim
 from agentrt.serving.server import Bounds, ServedProgram

@@ -1,26 +1,17 @@
-"""Which programs may use the KV cache now: admission, and the working set of ``memory``.
-
-The programs whose calls may run are the *members*; the calls of all others wait outside, in an
-order of their own. All calls of a program are inside or all are outside.
-"""
+"""``memory``: as many programs at a time as fit into the KV cache with their contexts."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable
-from importlib import import_module
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from agentrt.errors import ConfigError
-from agentrt.scheduler.call import CallState, QueuedCall
+from agentrt.scheduler.admission import Admission, Capacity
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.events import Events
 from agentrt.scheduler.heap import Heap
-from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.retention import SCANNED, CachedBlocks, returns
-from agentrt.scheduler.table import ProgramRow
+from agentrt.scheduler.learned import SCANNED, Learned
+from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.retention import returns
 
 OLDEST_EVERY = 32
 """Of so many programs that come in, one is the one that has waited the longest. So a program is
@@ -30,110 +21,6 @@ _FILLED = 0.5
 """Programs that branch come in without room as long as less of the batch is taken."""
 _TURN = 8.0
 """A member is served for so many times what its context takes to compute before it gives way."""
-
-
-class Capacity(NamedTuple):
-    """An engine's KV cache, in ``blocks`` of ``block_size`` tokens, and its batch ``slots``."""
-
-    blocks: int
-    block_size: int
-    slots: int
-
-
-class Admission(Events):
-    """Decides which programs are members, by their rows' ``member``.
-
-    A call that arrives begins as its level says if it `goes_on`; else it waits outside until
-    `let_in` names it. ``changed`` is called with the cached blocks of programs that became
-    members or ceased to be.
-    """
-
-    name: ClassVar[str]
-
-    def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
-        self.config, self.capacity, self.learned = config, capacity, learned
-        self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
-        self.members = 0
-        self._outside: Heap[QueuedCall] = Heap()
-
-    @property
-    def calls_outside(self) -> int:
-        """How many calls wait outside."""
-        return len(self._outside)
-
-    def rank(self, call: QueuedCall) -> tuple[Any, ...]:
-        """The least is the first to be let in; asked anew when the policy's answer changes."""
-        return call.key
-
-    @abstractmethod
-    def goes_on(self, call: QueuedCall) -> bool:
-        """Whether a call that arrives or comes back is a member's, and may stay one."""
-
-    @abstractmethod
-    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
-        """Whether the program of a call outside becomes a member now.
-
-        ``running`` calls are inside, those that could begin among them. Where nothing is running
-        it has to say yes, or `next_moment` when it will.
-        """
-
-    def wait(self, call: QueuedCall) -> None:
-        """A call waits outside, or has another priority there. O(log n)."""
-        self._outside.put(call, self.rank(call))
-
-    def leave(self, call: QueuedCall) -> None:
-        """A call waits outside no longer."""
-        self._outside.discard(call)
-
-    def first(self) -> QueuedCall | None:
-        """The call outside that is next to be let in."""
-        return self._outside.first()
-
-    def let_in(self, now: float, running: int) -> list[QueuedCall]:
-        """The calls that wait outside no longer, those of one program; none for no program."""
-        call = self.first()
-        if call is None or not self.admits(call, now, running):
-            return []
-        return self.take(call.program)
-
-    def take(self, row: ProgramRow) -> list[QueuedCall]:
-        """A program's calls, which are outside no longer."""
-        calls = [call for call in row.queued.values() if call.state is CallState.OUTSIDE]
-        for call in calls:
-            self.leave(call)
-        return calls
-
-    def next_moment(self) -> float:
-        """When somebody may come in at the earliest, if nothing happens till then; or inf."""
-        return math.inf
-
-    def _set_member(self, row: ProgramRow, member: bool) -> None:
-        row.member = member
-        self.members += 1 if member else -1
-        if row.cached is not None:
-            self.changed(row.cached)
-
-
-class Cap(Admission):
-    """At most ``admission_cap`` programs, from their first call to their end, as they arrived."""
-
-    name: ClassVar[str] = "cap"
-
-    def rank(self, call: QueuedCall) -> tuple[Any, ...]:
-        return (call.program.started_at, call.seq)
-
-    def goes_on(self, call: QueuedCall) -> bool:
-        return call.program.member
-
-    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
-        if running and self.members >= self.config.admission_cap:
-            return False
-        self._set_member(call.program, True)
-        return True
-
-    def program_ended(self, row: ProgramRow, now: float) -> None:
-        if row.member:
-            self._set_member(row, False)
 
 
 class WorkingSet(Admission):
@@ -444,35 +331,3 @@ class WorkingSet(Admission):
         """A type's prefix came in, or left: it counts once, and as used."""
         self.claimed += blocks
         self.in_use += blocks
-
-
-_BY_NAME: dict[str, type[Admission]] = {one.name: one for one in (Cap, WorkingSet)}
-
-
-def make_admission(
-    config: SchedulerConfig, capacity: Capacity, learned: Learned
-) -> Admission | None:
-    """A fresh admission for one engine, None for ``off``.
-
-    A name with a colon, ``package.module:Class``, is a subclass of `Admission` elsewhere. Raises
-    `ConfigError` for one that is not there.
-    """
-    if config.admission == "off":
-        return None
-    return _class(config.admission)(config, capacity, learned)
-
-
-def _class(name: str) -> type[Admission]:
-    if name in _BY_NAME:
-        return _BY_NAME[name]
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"admission {name!r} does not load: {error}; known: off, {', '.join(_BY_NAME)}, "
-            "or package.module:Class"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, Admission)):
-        raise ConfigError(f"admission {name!r} is no subclass of Admission")
-    return found

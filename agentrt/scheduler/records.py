@@ -1,0 +1,267 @@
+"""The records of one engine: a program, a call with the table of its states, and cached blocks."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import Any
+
+from agentrt.errors import InvariantError
+from agentrt.request import Usage
+from agentrt.scheduler.learned import SCANNED, Kind
+
+Key = tuple[int, Any, int]
+
+
+# -- programs ------------------------------------------------------------------------------
+
+
+class ProgramState(StrEnum):
+    """What a live program is doing, the engine first: a call outweighs a tool."""
+
+    RUNNING = "running"
+    IN_TOOL = "in tool"
+    WAITING_FOR_EVENT = "waiting for an event"
+    WAITING_FOR_HUMAN = "waiting for a human"
+    STALE = "stale"
+
+
+@dataclass(slots=True, eq=False)
+class ProgramRow:
+    """The one record of a program: what it had, what it does, and its part of the KV cache.
+
+    ``service_s`` is the sum of its completed calls' service (PLAS), ``attained_s`` that
+    of its running calls too, as far as this engine charged them; ``path_s`` the
+    longest path of service seen (ATLAS' scalar); ``waiting_s`` its completed calls'
+    time in the engine's queue. ``calls`` are its active calls (threads), each with its
+    arrival time. ``size_hint`` is somebody's guess of its size, in a unit that is the
+    same for all programs of its type.
+
+    The rest is known in an engine core only. A ``lone`` one is a request without a program.
+    ``queued`` are its calls in this engine, ``cached``
+    its blocks in the prefix cache. Under admission
+    ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context that it comes
+    back for, of which all programs of its type share the first ``shared_tokens``, and for its
+    calls. A ``member`` may use the cache; one that ``returned`` was a member before; ``served_s``
+    is what it had attained when it last came in; ``oldest`` says that it came in for its age.
+    """
+
+    program_id: str
+    type: str
+    tenant: str = "default"
+    session: str | None = None
+    started_at: float = 0.0
+    service_s: float = 0.0
+    attained_s: float = 0.0
+    path_s: float = 0.0
+    waiting_s: float = 0.0
+    interrupt_s: float = 0.0
+    calls: dict[str, float] = field(default_factory=dict)
+    tools: int = 0
+    humans: int = 0
+    events: int = 0
+    size_hint: float | None = None
+    last_arrival: float = 0.0
+    last_completion: float = 0.0
+    finished_calls: int = 0
+    usage: Usage = field(default_factory=Usage)
+    ended: bool = False
+
+    lone: bool = False
+    queued: dict[str, QueuedCall] = field(default_factory=dict, repr=False)
+    cached: CachedBlocks | None = None
+    context_tokens: int = 0
+    shared_tokens: int = 0
+    claim: int = 0
+    in_use: int = 0
+    member: bool = False
+    returned: bool = False
+    oldest: bool = False
+    served_s: float = 0.0
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Its tenant and type: what is learned of others like it."""
+        return self.tenant, self.type
+
+    @property
+    def last_heard(self) -> float:
+        """When this program last began or ended something."""
+        return max(self.last_arrival, self.last_completion)
+
+    def state(self, now: float, stale_after_s: float) -> ProgramState:
+        """What the program is doing at ``now``."""
+        if self.calls:
+            return ProgramState.RUNNING
+        if self.tools:
+            return ProgramState.IN_TOOL
+        if self.events:
+            return ProgramState.WAITING_FOR_EVENT
+        if self.humans:
+            return ProgramState.WAITING_FOR_HUMAN
+        if now - self.last_heard >= stale_after_s:
+            return ProgramState.STALE
+        return ProgramState.RUNNING
+
+
+# -- what they have in the prefix cache ----------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class CachedBlocks:
+    """What a program, or what all programs of a type share, has in the prefix cache.
+
+    ``row`` is its program, None between two programs of a session and where it is ``shared``.
+    ``gap`` names what its program waits for outside the engine (a tool, or one of this module's
+    names), since ``since``. One that ``branches`` had several calls at a time: some of its blocks
+    may never be used again. ``oldest`` is when the free block that it would lose first was used.
+    ``chains`` are the hashes of blocks that its last calls had computed.
+    """
+
+    type: str
+    tenant: str = "default"
+    row: ProgramRow | None = None
+    session: tuple[str, str] | None = None
+    shared: bool = False
+    branches: bool = False
+    gap: str | None = None
+    since: float = 0.0
+    oldest: float = 0.0
+    chains: deque[bytearray] = field(default_factory=lambda: deque(maxlen=SCANNED), repr=False)
+
+    @property
+    def calling(self) -> bool:
+        """Whether a call of its program is in the engine, waiting or running."""
+        return self.row is not None and bool(self.row.queued)
+
+    @property
+    def released(self) -> bool:
+        """Whether nobody will come back for its blocks, so that they go first."""
+        return not (self.shared or self.row is not None or self.session is not None)
+
+    def kinds(self, gap: str) -> tuple[Kind, Kind]:
+        """What a gap of its program is an example of: any gap of its type, and this one."""
+        return (self.tenant, self.type, ""), (self.tenant, self.type, gap)
+
+
+# -- calls ---------------------------------------------------------------------------------
+
+
+class CallState(Enum):
+    """Where a call is. Only a `WAITING` one may be taken to run."""
+
+    ASIDE = "aside"
+    """The engine has it and no queue of ours: it just arrived, was taken, or was preempted."""
+    WAITING = "waiting"
+    OUTSIDE = "outside"
+    """It waits until its program may use the KV cache (admission)."""
+    DEFERRED = "deferred"
+    """It was preempted with an output in flight, and waits until that has come."""
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+_S = CallState
+TRANSITIONS: Mapping[CallState, frozenset[CallState]] = {
+    _S.ASIDE: frozenset({_S.WAITING, _S.OUTSIDE, _S.DEFERRED, _S.RUNNING, _S.ENDED}),
+    _S.WAITING: frozenset({_S.ASIDE, _S.DEFERRED, _S.ENDED}),
+    _S.OUTSIDE: frozenset({_S.ASIDE, _S.WAITING, _S.ENDED}),
+    _S.DEFERRED: frozenset({_S.ASIDE, _S.WAITING, _S.OUTSIDE, _S.ENDED}),
+    _S.RUNNING: frozenset({_S.ASIDE, _S.ENDED}),
+    _S.ENDED: frozenset(),
+}
+"""From each state, the states that may follow."""
+QUEUED = frozenset({_S.WAITING, _S.OUTSIDE, _S.DEFERRED})
+"""The states of calls that count as waiting in the engine's queue."""
+
+
+@dataclass(slots=True, eq=False)
+class QueuedCall:
+    """One call, from its arrival at the engine to its end.
+
+    ``item`` is the engine's own request, ``node`` the call's name in its program's graph,
+    ``path_s`` its p(c) of Eq. 2 (None where its parents are unknown), ``prompt_tokens`` what of
+    its prompt the engine has to compute as far as it knows at arrival. Times are seconds of the
+    caller's clock: ``since`` is when its present wait began (None while it runs), ``began_at``
+    when it last began to run. ``waited_s``, ``served_s`` and ``steps`` cover its whole life.
+    Of its prompt, the program's own calls had computed ``known_tokens`` before it came, another
+    call of the program that was there has ``beside_tokens`` in common with it, and
+    ``cached_tokens`` were found when it first began; ``computed_tokens`` are those of prompt and
+    output when it last stopped. ``adds`` and ``holds`` are its claim on the KV cache in tokens:
+    what it adds to its program's context, and all that it holds beside other calls.
+    """
+
+    call_id: str
+    program: ProgramRow
+    item: Any
+    path_s: float | None
+    arrived_at: float
+    node: str = ""
+    prompt_tokens: int = 0
+    state: CallState = CallState.ASIDE
+    level: int = 0
+    key: Key = (0, 0.0, 0)
+    """Its level, its order there, and a number for its turn: a smaller key runs first."""
+    quantum_ends_s: float = math.inf
+    """``served_s`` at which its quantum is used up."""
+    since: float | None = None
+    began_at: float = 0.0
+    gave_way_to: str = ""
+    """The program that it was preempted for last, while it waits."""
+    waited_s: float = 0.0
+    served_s: float = 0.0
+    steps: int = 0
+    began_at_step: int = 0
+    """``steps`` when it last began to run."""
+    promoted: bool = False
+    """Whether its program waited so long that the call goes before its policy's order."""
+    preemptions: int = 0
+    demotions: int = 0
+    promotions: int = 0
+    known_tokens: int = 0
+    beside_tokens: int = 0
+    cached_tokens: int | None = None
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    adds: int = 0
+    holds: int = 0
+    identity: Any = None
+    """What its client said of it, as the engine knows it."""
+    arrived_step: int = 0
+
+    @property
+    def order(self) -> Any:
+        """Its place within its level; a smaller one runs first."""
+        return self.key[1]
+
+    @property
+    def seq(self) -> int:
+        """A number that it gets anew with each priority."""
+        return self.key[2]
+
+    @property
+    def queued(self) -> bool:
+        """Whether it stands in a queue."""
+        return self.state in QUEUED
+
+    @property
+    def quantum_left(self) -> float:
+        """Seconds of service until its priority is asked for again."""
+        return self.quantum_ends_s - self.served_s
+
+    @property
+    def residency_steps(self) -> int:
+        """Engine steps since it last began to run."""
+        return self.steps - self.began_at_step
+
+    def go(self, state: CallState) -> None:
+        """Change its state. Raises `InvariantError` for a change that `TRANSITIONS` has not."""
+        if state not in TRANSITIONS[self.state]:
+            raise InvariantError(f"call {self.call_id}: {self.state.value} to {state.value}")
+        self.state = state
+
+    def __lt__(self, other: QueuedCall) -> bool:
+        return self.key < other.key

@@ -1,0 +1,91 @@
+"""The owners of blocks, fed by events in a line each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.retention import (
+    HUMAN,
+    BlockOwners,
+    EvictionOrder,
+    make_retention,
+)
+
+
+class Book:
+    """Programs with their events, and the owners of their blocks."""
+
+    def __init__(self, retention: str = "cost", **settings: Any) -> None:
+        self.learned = Learned()
+        self.owners = BlockOwners(self.learned)
+        made = make_retention(SchedulerConfig(retention=retention, **settings), self.learned)
+        assert made is not None
+        self.retention = made
+        self.rows: dict[str, ProgramRow] = {}
+        self.changed: list[CachedBlocks] = []
+        self.owners.changed = self.changed.append
+
+    def call(
+        self, name: str, now: float, session: str | None = None, type: str = "a"
+    ) -> CachedBlocks:
+        row = self.rows.get(name)
+        if row is None:
+            row = self.rows[name] = ProgramRow(name, type, "acme", session=session, member=True)
+        call = QueuedCall(f"{name}/{len(row.queued)}", row, None, None, now)
+        row.queued[call.call_id] = call
+        self.owners.call_arrived(call, now)
+        assert row.cached is not None
+        return row.cached
+
+    def over(self, name: str, now: float) -> None:
+        """The last of its calls ends."""
+        row = self.rows[name]
+        self.owners.call_ended(row.queued.popitem()[1], now)
+
+    def called(self, name: str, now: float, **more: Any) -> CachedBlocks:
+        """A program whose one call has ended."""
+        blocks = self.call(name, now, **more)
+        self.over(name, now)
+        return blocks
+
+    def begins(self, name: str, what: str, now: float) -> None:
+        """It waits for a tool of this name, or for the `HUMAN`."""
+        row = self.rows[name]
+        kind = "human" if what == HUMAN else "tool"
+        row.humans += kind == "human"
+        row.tools += kind == "tool"
+        self.owners.interrupt_began(row, kind, what, now)
+
+    def answered(self, name: str, kind: str, now: float) -> None:
+        row = self.rows[name]
+        row.humans -= kind == "human"
+        row.tools -= kind == "tool"
+        self.owners.interrupt_ended(row, kind, now)
+
+    def end(self, name: str, now: float) -> CachedBlocks | None:
+        row = self.rows.pop(name)
+        row.ended, blocks = True, row.cached
+        self.owners.program_ended(row, now)
+        return blocks
+
+    def gaps(self) -> list[tuple[str, float]]:
+        """What was learned of each gap: its name, and the mean seconds of those that ended well."""
+        rows = [row for row in self.learned.gaps.to_rows() if row[3] == 0 and row[2]]
+        return [(row[2], row[5]) for row in rows]
+
+    def order(self, now: float, *some: CachedBlocks) -> list[CachedBlocks]:
+        """Some blocks, those that go first first; taken out one by one, and at a look."""
+        order = EvictionOrder(self.retention, self.owners.sharers)
+        for blocks in some:
+            order.put(blocks)
+        looked, taken = list(order.in_order(now)), []
+        while (first := order.first(now)) is not None:
+            taken.append(first)
+            order.discard(first)
+        assert taken == looked
+        assert len(order) == 0
+        return taken

@@ -1,0 +1,286 @@
+"""Members of the working set: how long they are held, and when they leave."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.working_set import OLDEST_EVERY
+from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Admitting, Counted, full
+
+WORTH_S = 100 * BLOCK * TOKEN_S
+"""What the whole cache takes to compute anew."""
+
+
+# -- who waits for something else than a call ------------------------------------------
+
+
+def learn(engine: Admitting, seconds: float, *, well: bool = True) -> None:
+    """What a tool takes, and whether its programs come back at all."""
+    for name in ("", "grep"):
+        for _ in range(400):
+            engine.learned.gaps.learn((*KIND, name), seconds, well=well)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "well", "kept_s"),
+    [
+        (None, True, WORTH_S),
+        (WORTH_S, True, WORTH_S),
+        (2 * WORTH_S, True, 0.0),
+        (1e-3, False, 0.0),
+    ],
+)
+def test_a_tools_program_is_held_for_what_its_blocks_are_worth(
+    seconds: float | None, well: bool, kept_s: float
+) -> None:
+    """As long as the whole cache takes to compute, and not at all if it is expected later."""
+    engine = Counted()
+    call = engine.wants("a", 60)
+    engine.step(0.0)
+    if seconds is not None:
+        learn(engine, seconds, well=well)
+    engine.now = 100.0
+    engine.end(call, output=0)
+    engine.begins("a")
+    engine.wants("b", 60)
+    if kept_s:
+        engine.now += kept_s - 1e-3
+        engine.let_in()
+        assert engine.inside() == {"a"}
+        engine.now = 100.0 + kept_s
+    engine.let_in()
+    assert engine.inside() == {"b"}
+
+
+def test_who_asks_a_human_is_held_until_somebody_wants_in() -> None:
+    engine = Counted()
+    call = engine.wants("a", 60)
+    engine.step()
+    engine.end(call, output=0)
+    engine.begins("a", "human")
+    engine.let_in()
+    assert engine.inside() == {"a"}
+    engine.wants("b", 60)
+    engine.let_in()
+    assert engine.inside() == {"b"}
+
+
+def test_an_earlier_tool_does_not_count_once_the_program_was_back() -> None:
+    engine = Counted()
+    for at in (0.0, WORTH_S / 2):
+        engine.now = at
+        call = engine.wants("a", 60)
+        engine.contexts.clear()
+        engine.step(0.0)
+        engine.end(call, output=0)
+        if not at:
+            engine.begins("a")
+    engine.wants("b", 60)
+    engine.now = WORTH_S
+    engine.let_in()
+    assert engine.inside() == {"a"}
+    engine.now = 1.5 * WORTH_S
+    engine.let_in()
+    assert engine.inside() == {"b"}
+
+
+def test_who_comes_back_goes_before_new_ones_of_its_level_and_its_blocks_move() -> None:
+    engine, changed = Counted(), list[CachedBlocks]()
+    call = engine.wants("a", 60)
+    engine.step()
+    engine.end(call, output=0)
+    engine.begins("a", "human")
+    engine.queues.owners.changed = changed.append
+    other = engine.wants("b", 60)
+    engine.step()
+    row = engine.table.get("a")
+    assert row is not None
+    assert (row.member, row.returned) == (False, True)
+    assert row.cached in changed
+    engine.wants("c", 60)
+    engine.contexts.clear()
+    engine.answered("a", "human")
+    engine.wants("a", 60)
+    engine.end(other, output=0)
+    engine.end_program("b")
+    engine.let_in()
+    assert engine.inside() == {"a"}
+
+
+# -- calls and programs that go --------------------------------------------------------
+
+
+def test_a_member_goes_on_and_its_children_with_it() -> None:
+    engine = Counted()
+    a, b = engine.wants("a", 40), engine.wants("b", 40)
+    engine.wants("c", 40)
+    engine.step()
+    child = engine.arrive("a", 16)
+    assert engine.step() == [child]
+    engine.end(a, 0)
+    engine.end(child, 0)
+    again = engine.arrive("a", 16)
+    assert engine.step() == [again]
+    assert b in [call.call_id for call in engine.running]
+
+
+def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there() -> None:
+    engine = full()
+    engine.learned.call_arrived = lambda kind, *, beside: None  # type: ignore[method-assign]  # chains
+    gone, *stay = (engine.wants("b", blocks) for blocks in (60, 2, 2))
+    assert engine.step() == []
+    assert (engine.outside(), len(engine.queues)) == ({"large/1", gone, *stay}, 4)
+    engine.end(gone)
+    assert engine.outside() == {"large/1", *stay}
+    assert engine.step() == stay, "they fit without it"
+    engine.end("large/1")
+    engine.end_program("large")
+    assert (engine.admission.calls_outside, len(engine.queues)) == (0, 0)
+    assert engine.step() == []
+    engine.queues.check_integrity()
+
+
+def test_a_call_that_runs_makes_its_program_a_member() -> None:
+    """vLLM has queues of its own, which nobody is kept out of."""
+    engine = full()
+    call = engine.queues.calls["large/1"]
+    engine.queues.discard(call)
+    engine.queues.call_began(call, engine.now)
+    assert engine.inside() == {"a", "large"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "beside", "for_memory", "stays"),
+    [(1, True, True, False), (2, True, True, True), (1, False, True, True), (1, True, False, True)],
+)
+def test_who_is_preempted_for_memory_leaves_unless_others_of_it_run_or_nobody_else_is_there(
+    calls: int, beside: bool, for_memory: bool, stays: bool
+) -> None:
+    engine = Counted()
+    mine = [engine.wants("a", 5) for _ in range(calls)]
+    if beside:
+        engine.wants("b", 5)
+    engine.step()
+    call = engine.queues.calls[mine[0]]
+    engine.queues.call_preempted(call, engine.now, for_memory=for_memory)
+    assert ("a" in engine.inside()) is stays
+
+
+# -- who gives way ---------------------------------------------------------------------
+
+
+class Turns(Counted):
+    """Two members of 41 blocks, and whoever comes third has no room. Levels begin at 1 second.
+
+    A context takes 0.625 seconds to compute: a turn is 5 seconds for each that is served beside.
+    """
+
+    def __init__(self, quantum_s: float = 1.0, slots: int = 2) -> None:
+        super().__init__(slots=slots, policy="plas", quanta=(quantum_s, 1000.0), beta=math.inf)
+
+    def begin(self) -> None:
+        self.a = self.wants("a", 41)
+        self.wants("c", 41)
+        self.step(0.0)
+
+    def back(self, served_s: float) -> bool:
+        """Program a is served for so long, and comes back: whether it goes on."""
+        self.step(served_s)
+        self.end(self.a, output=0)
+        self.a = self.arrive("a", 0)
+        return "a" in self.inside()
+
+
+@pytest.mark.parametrize(
+    ("slots", "served_s", "stays"),
+    [(2, 9.75, True), (2, 10.0, False), (1, 4.75, True), (1, 5.0, False)],
+)
+def test_a_member_gives_way_to_a_better_level_once_it_had_its_turn(
+    slots: int, served_s: float, stays: bool
+) -> None:
+    engine = Turns(slots=slots)
+    engine.begin()
+    engine.wants("b", 41)
+    assert engine.back(served_s) is stays
+
+
+def test_its_next_turn_begins_when_it_comes_in_again() -> None:
+    engine = Turns()
+    engine.begin()
+    other = engine.wants("b", 41)
+    assert not engine.back(10.0)
+    engine.step(0.0)
+    assert engine.inside() == {"b", "c"}
+    engine.end(other, output=0)
+    engine.end_program("b")
+    engine.step(0.0)
+    engine.wants("d", 41)
+    assert engine.back(9.75)
+    assert not engine.back(0.25)
+
+
+def test_a_program_with_another_call_there_goes_on_though_the_set_has_outgrown_the_cache() -> None:
+    engine = Counted()
+    calls = [engine.wants(name, 41) for name in "ab"]
+    engine.step()
+    engine.arrive("a", 30 * BLOCK)
+    assert engine.working.claimed > 100
+    engine.end(calls[1], output=0)
+    engine.wants("b", 30)
+    assert engine.inside() == {"a"}
+
+
+@pytest.mark.parametrize(("away", "goes_on"), [(True, True), (False, False)])
+def test_who_comes_back_goes_on_if_those_that_have_calls_fit(away: bool, goes_on: bool) -> None:
+    engine = Counted()
+    calls = {name: engine.wants(name, 31) for name in "abc"}
+    engine.step()
+    engine.end(calls["a"], output=0)
+    if away:
+        engine.end(calls["c"], output=0)
+        engine.begins("c")
+    engine.arrive("a", 30 * BLOCK)
+    assert ("a" in engine.inside()) is goes_on
+
+
+def test_nobody_gives_way_to_nobody_to_who_fits_or_to_its_own_level() -> None:
+    alone, beside, equal = Turns(), Turns(), Turns(100.0)
+    for engine in (alone, beside, equal):
+        engine.begin()
+    assert alone.back(20.0)
+    beside.step(20.0)
+    beside.wants("b", 5)
+    assert beside.back(0.0)
+    equal.wants("b", 41)
+    assert equal.back(20.0)
+
+
+def test_age_counts_for_who_came_in_by_it_and_for_who_is_next() -> None:
+    old, equal = Turns(), Turns(100.0)
+    old.working.came_in = OLDEST_EVERY - 1
+    for engine in (old, equal):
+        engine.begin()
+        engine.wants("b", 41)
+    assert old.back(20.0)
+    equal.working.came_in = OLDEST_EVERY - 1
+    assert not equal.back(20.0)
+
+
+def test_its_age_counts_for_one_stay_only() -> None:
+    engine = Turns()
+    engine.working.came_in = OLDEST_EVERY - 1
+    engine.begin()
+    engine.end(engine.a, output=0)
+    engine.begins("a", "human")
+    brief = engine.wants("d", 41)
+    engine.step(0.0)
+    engine.end(brief, output=0)
+    engine.end_program("d")
+    engine.answered("a", "human")
+    engine.a = engine.arrive("a", 0)
+    engine.step(0.0)
+    engine.wants("b", 41)
+    assert not engine.back(20.0)
