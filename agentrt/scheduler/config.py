@@ -40,8 +40,7 @@ class SchedulerConfig:
     starve does not turn into first come, first served with a storm of preemptions.
 
     ``lane`` is the share of the batch that serves programs in the order of their arrival,
-    under a policy that keeps a lane (`adaptive`); 0 is none. It grows up to fourfold while the
-    oldest wait for much longer than the others.
+    under a policy that keeps a lane (`adaptive`); 0 is none.
 
     ``preemption`` lets a waiting call of a strictly better level take the place of a
     running one. A running call is safe for its first ``min_residency_steps`` engine

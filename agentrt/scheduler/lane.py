@@ -1,8 +1,8 @@
 """The lane: a share of the batch reserved for the oldest programs, first come first served.
 
 It bounds the tail of a policy that prefers the short: whatever comes after it, the oldest
-program is served at the lane's rate at least, so a program's waiting is bounded by the
-work of those that were there before it over that rate.
+program whose calls may run is served at the lane's rate at least, so its waiting is bounded by
+the work of those that were there before it over that rate.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class Lane(Promoter):
     and is drawn on by the lane's calls, so that a lane narrower than one slot works too.
     A call stays in the lane until it ends.
 
-    A lane's call is charged twice in the quantum of Q_1. Charged later, and all at once, its
-    service would find the credit of that time cut off already at what a lane that nobody needed
-    can save up: two such quanta of its own rate, or of one slot.
+    A lane that nobody needed saves up two quanta of Q_1, of its own rate or of one slot, and no
+    more. So its calls are charged at least twice a quantum, while that credit lasts.
     """
 
     keeps: ClassVar[bool] = True
@@ -46,7 +45,8 @@ class Lane(Promoter):
         self._line: Heap[QueuedCall] = Heap()
 
     def waits(self, call: QueuedCall) -> None:
-        if not call.promoted and call not in self._line:
+        # A streaming session may stay for as long as its client likes: it would hold up the lane.
+        if not (call.promoted or call.resumable) and call not in self._line:
             self._line.put(call, (call.program.started_at, call.seq))
 
     def began(self, call: QueuedCall, now: float) -> None:

@@ -2,8 +2,8 @@
 
 It learns online, per tenant and program type, so that nobody can teach falsehoods about others'
 programs. All its knowledge is faded means, which move from their prior as far as their samples
-count, and its memory is bounded. The prior of every duration is Lindy's rule: what has lasted for
-``a`` seconds is expected to last for ``a`` more.
+count, and its memory is bounded. The prior of a duration is Lindy's rule: what has lasted for
+``a`` seconds is expected to last for ``a`` more. That of an output is the mean over all types.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WINDOW = 256.0
 """Samples that a mean remembers: older ones fade, so that programs may change."""
 DOUBT = 8.0
 """Samples that a mean needs to count as much as its prior."""
-KINDS = 8192
+KINDS = 2048
 """Kinds that are remembered; those not seen for the longest time are forgotten first."""
 SCANNED = 8
 """Entries that are looked at where all would cost too much: the calls of a program, those who wait

@@ -87,6 +87,12 @@ class ProgramRow:
         """Its tenant and type: what is learned of others like it."""
         return self.tenant, self.type
 
+    def start_over(self) -> None:
+        """Forget what one engine's settings made of it; it has no call there."""
+        self.cached = None
+        self.context_tokens = self.shared_tokens = self.claim = self.in_use = 0
+        self.member = self.returned = self.oldest = False
+
     @property
     def last_heard(self) -> float:
         """When this program last began or ended something."""
@@ -114,7 +120,8 @@ class ProgramRow:
 class CachedBlocks:
     """What a program, or what all programs of a type share, has in the prefix cache.
 
-    ``row`` is its program, None between two programs of a session and where it is ``shared``.
+    ``rows`` are its live programs: none between two programs of a session, and where it is
+    ``shared``; more than one only of a session.
     ``gap`` names what its program waits for outside the engine (a tool, or one of this module's
     names), since ``since``. One that ``branches`` had several calls at a time: some of its blocks
     may never be used again. ``oldest`` is when the free block that it would lose first was used.
@@ -123,7 +130,7 @@ class CachedBlocks:
 
     type: str
     tenant: str = "default"
-    row: ProgramRow | None = None
+    rows: dict[ProgramRow, None] = field(default_factory=dict, repr=False)
     session: tuple[str, str] | None = None
     shared: bool = False
     branches: bool = False
@@ -134,13 +141,23 @@ class CachedBlocks:
 
     @property
     def calling(self) -> bool:
-        """Whether a call of its program is in the engine, waiting or running."""
-        return self.row is not None and bool(self.row.queued)
+        """Whether a call of its programs is in the engine, waiting or running."""
+        return any(row.queued for row in self.rows)
+
+    @property
+    def asking(self) -> bool:
+        """Whether one of its programs waits for a tool or a human."""
+        return any(row.tools or row.humans for row in self.rows)
+
+    @property
+    def member(self) -> bool:
+        """Whether one of its programs may use the cache now."""
+        return any(row.member for row in self.rows)
 
     @property
     def released(self) -> bool:
         """Whether nobody will come back for its blocks, so that they go first."""
-        return not (self.shared or self.row is not None or self.session is not None)
+        return not (self.shared or self.rows or self.session is not None)
 
     def kinds(self, gap: str) -> tuple[Kind, Kind]:
         """What a gap of its program is an example of: any gap of its type, and this one."""
@@ -159,7 +176,7 @@ class CallState(Enum):
     OUTSIDE = "outside"
     """It waits until its program may use the KV cache (admission)."""
     DEFERRED = "deferred"
-    """It was preempted with an output in flight, and waits until that has come."""
+    """We preempted it, and it waits until no output of it is in flight."""
     RUNNING = "running"
     ENDED = "ended"
 
@@ -216,8 +233,10 @@ class QueuedCall:
     steps: int = 0
     began_at_step: int = 0
     """``steps`` when it last began to run."""
+    resumable: bool = False
+    """Whether it is a streaming session, which may wait for its client between two turns."""
     promoted: bool = False
-    """Whether its program waited so long that the call goes before its policy's order."""
+    """Whether it goes before its policy's order, for its program's age or waiting."""
     preemptions: int = 0
     demotions: int = 0
     promotions: int = 0

@@ -77,18 +77,18 @@ class Ttl(Retention):
 class Cost(Retention):
     """Those go first whose loss costs the least: the expected returns per second.
 
-    A block that is lost has to be computed again when its program returns. So a block is worth
-    the chance of a return over the seconds until then, and what takes a block's time to compute
-    again is the same for all. Programs that may not use the cache now (`WorkingSet`) go before
-    those that may, and sessions without a program before both.
+    A block that is lost has to be computed again when its program returns, and every block takes
+    the same time. So a block is worth the chance of a return over the seconds until then. Programs
+    that may not use the cache now (`WorkingSet`) go before those that may, and sessions without a
+    program before both.
     """
 
     name: ClassVar[str] = "cost"
 
     def place(self, blocks: CachedBlocks) -> Place | None:
-        if blocks.shared or (blocks.row is not None and blocks.row.member):
+        if blocks.shared or blocks.member:
             return None
-        return (float(blocks.row is not None), blocks.since)
+        return (float(bool(blocks.rows)), blocks.since)
 
     def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
         if blocks.shared or blocks.branches:
@@ -103,7 +103,7 @@ class Cost(Retention):
 
 def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
     """How likely their program comes back for them, and in how many seconds."""
-    if blocks.gap is None:  # a call of it is there, or on its way
+    if blocks.gap is None or blocks.calling:  # a call of it is there, or on its way
         return Forecast(1.0, RESOLUTION_S)
     forecast = learned.gaps.expect(blocks.kinds(blocks.gap), now - blocks.since)
     if blocks.gap in _UNKNOWN_S and learned.gaps.at(blocks.kinds(blocks.gap)[1], 0) is None:
@@ -133,8 +133,10 @@ class BlockOwners(Events):
     def __init__(self, learned: Learned | None) -> None:
         self._learned = learned
         self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
-        self._idle: OrderedDict[tuple[str, str], CachedBlocks] = OrderedDict()
-        self._shared: dict[str, CachedBlocks] = {}
+        self._sessions: dict[tuple[str, str], CachedBlocks] = {}
+        self._idle: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """The sessions without a live program, the longest idle first."""
+        self._shared: OrderedDict[str, CachedBlocks] = OrderedDict()
         self._live: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -143,27 +145,37 @@ class BlockOwners(Events):
 
     def sharers(self, type: str) -> int:
         """How many programs of a type are live."""
-        return self._live[type]
+        return self._live.get(type, 0)
 
     def shared(self, type: str) -> CachedBlocks:
         """What several programs use, the first of them of this type."""
         if type not in self._shared:
             self._shared[type] = CachedBlocks(type, shared=True)
+            if len(self._shared) > KINDS:
+                _, lost = self._shared.popitem(last=False)
+                lost.shared = False
+                self.changed(lost)
         return self._shared[type]
 
     def own(self, row: ProgramRow) -> CachedBlocks:
-        """A program's blocks: those of its session where that is idle, else new ones."""
-        if row.cached is None:
-            session = None if row.session is None else (row.tenant, row.session)
-            found = None if session is None else self._idle.pop(session, None)
-            row.cached = found or CachedBlocks(row.type, row.tenant, session=session)
-            row.cached.row = row
-            self._live[row.type] += 1
-        return row.cached
+        """A program's blocks: those of its session, if it has one."""
+        if row.cached is not None:
+            return row.cached
+        session = None if row.session is None else (row.tenant, row.session)
+        blocks = None if session is None else self._sessions.get(session)
+        if blocks is None:
+            blocks = CachedBlocks(row.type, row.tenant, session=session)
+        if session is not None:
+            self._sessions[session] = blocks
+            self._idle.pop(session, None)
+        row.cached = blocks
+        blocks.rows[row] = None
+        self._live[row.type] += 1
+        return blocks
 
     def forget_chains(self, rows: Iterable[ProgramRow]) -> None:
         """The cache was emptied on purpose: nothing of it counts as lost."""
-        for blocks in [row.cached for row in rows] + list(self._idle.values()):
+        for blocks in [*(row.cached for row in rows), *self._sessions.values()]:
             if blocks is not None:
                 blocks.chains.clear()
 
@@ -174,16 +186,16 @@ class BlockOwners(Events):
         if row.lone:
             return
         blocks = self.own(row)
-        if not row.tools:
+        if not any(one.tools for one in blocks.rows):
             self._close_gap(blocks, now)
         blocks.branches |= len(row.queued) > 1
         self.changed(blocks)
 
     def call_ended(self, call: QueuedCall, now: float) -> None:
-        row, blocks = call.program, call.program.cached
+        blocks = call.program.cached
         if blocks is None:
             return
-        if not (row.queued or row.tools or row.humans):
+        if not (blocks.calling or blocks.asking):
             self._open_gap(blocks, BETWEEN, now)
         self.changed(blocks)
 
@@ -193,7 +205,7 @@ class BlockOwners(Events):
             self.changed(row.cached)
 
     def interrupt_ended(self, row: ProgramRow, kind: str, now: float) -> None:
-        if row.cached is not None and not (row.tools or row.humans):
+        if row.cached is not None and not row.cached.asking:
             self._close_gap(row.cached, now)
             self.changed(row.cached)
 
@@ -201,26 +213,25 @@ class BlockOwners(Events):
         blocks, row.cached = row.cached, None
         if blocks is None:
             return
+        del blocks.rows[row]
         self._live[row.type] -= 1
-        if blocks.gap is not None:
+        if not self._live[row.type]:
+            del self._live[row.type]
+        if not blocks.rows:
             self._close_gap(blocks, now, returned=False)
-        blocks.row = None
-        if blocks.session is not None:
-            self._open_gap(blocks, SESSION, now)
-            self._keep_idle(blocks)
+            if blocks.session is not None:
+                self._open_gap(blocks, SESSION, now)
+                self._keep_idle(blocks.session)
         self.changed(blocks)
 
-    def _keep_idle(self, blocks: CachedBlocks) -> None:
+    def _keep_idle(self, session: tuple[str, str]) -> None:
         """Keep a session's blocks for its next program, and give up the longest idle."""
-        assert blocks.session is not None
-        lost = [self._idle.pop(blocks.session, None)]
-        self._idle[blocks.session] = blocks
+        self._idle[session] = None
         if len(self._idle) > KINDS:
-            lost.append(self._idle.popitem(last=False)[1])
-        for one in lost:
-            if one is not None:
-                one.session = None
-                self.changed(one)
+            oldest, _ = self._idle.popitem(last=False)
+            lost = self._sessions.pop(oldest)
+            lost.session = None
+            self.changed(lost)
 
     def _open_gap(self, blocks: CachedBlocks, gap: str, now: float) -> None:
         blocks.gap, blocks.since = gap, now
@@ -234,7 +245,7 @@ class BlockOwners(Events):
 
 
 class EvictionOrder:
-    """The owners of free blocks, those that lose them first first.
+    """The owners of free blocks, in the order in which they lose them.
 
     Most stand at a place that only events change. The few that use the cache now, whose worth
     changes with time, are all looked at when one of them has to lose blocks.
@@ -279,7 +290,7 @@ class EvictionOrder:
         return first
 
     def in_order(self, now: float) -> Iterator[CachedBlocks]:
-        """All of them, those whose blocks go first first: O(n log n)."""
+        """All of them, in the order in which they lose their blocks: O(n log n)."""
         yield from self._placed.in_order()
         yield from sorted(self._weighed, key=lambda blocks: self._weight(blocks, now))
 

@@ -173,5 +173,7 @@ class ProcessTable:
                 raise InvariantError(f"program {program_id} has a path longer than its service")
 
     def _touch(self, row: ProgramRow) -> None:
-        if self._rows.pop(row.program_id, None) is not None:
+        # Another program may have come under the same id since this one ended.
+        if self._rows.get(row.program_id) is row:
+            del self._rows[row.program_id]
             self._rows[row.program_id] = row

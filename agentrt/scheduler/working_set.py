@@ -32,14 +32,14 @@ class WorkingSet(Admission):
     context against what it costs to *compute it again*, ``token_s`` for each of its tokens, as is
     measured in this engine.
 
-    - A member that waits for a tool is held as long as the whole cache could not have been computed
-      anew in that time: so long, its share of the cache is worth less than its context.
+    - A member that waits for a tool is held for at most the time that computing the whole cache
+      takes: after that, its share of the cache has cost more than its context.
     - Where little of the batch is taken, a program whose type branches comes in without room.
-    - Where nothing runs, the engine waits for a member that is due, for as long as it would take to
-      compute what the first outside would evict. Then that comes in, whatever it needs.
-    - A member that has calls leaves between two of them when those that have calls have outgrown
-      the cache, or for one of a better level, once that has waited for longer than it takes to
-      compute the member's context again.
+    - Where nothing runs, the engine waits for a member that is due, for as long as computing the
+      newcomer's whole claim takes. Then the newcomer comes in, whatever it needs.
+    - A member leaves between two calls when those that have calls have outgrown the cache, or for
+      one of a better level, once it was served for `_TURN` times what the switch costs: the time
+      to compute its context, for each member that stands still for it.
 
     ``came_in`` counts the programs that ever became members, ``claimed`` are the blocks that the
     members claim, ``in_use`` those of members that have calls: what the others hold is given up
@@ -113,7 +113,7 @@ class WorkingSet(Admission):
         self.learned.costs.step(seconds, tokens, calls)
 
     def _goes_away(self, row: ProgramRow, now: float) -> None:
-        """It waits for something else than a call: until when it is held at the least."""
+        """A member has no call any more: until when it is held at the least."""
         if row.queued or not row.member or row.cached is None:
             return
         chance, seconds = returns(self.learned, row.cached, now)
@@ -133,9 +133,10 @@ class WorkingSet(Admission):
         row = call.program
         if not row.member:
             return False
-        if len(row.queued) > 1 or self.members == 1:
+        if len(row.queued) > 1:
             return True
-        if self.in_use > self.capacity.blocks or self._gives_way(row, call):
+        outgrown = self.members > 1 and self.in_use > self.capacity.blocks
+        if outgrown or self._gives_way(row, call):
             self._leave(row)
         return row.member
 

@@ -248,11 +248,11 @@ class ReplicaSet(Executor):
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)
         # The engines of now: one may have a successor by the time that another has answered.
-        engines = {replica.executor: replica.cancel_scope for replica in self._that_ran(program_id)}
+        engines = [(one.executor, one.cancel_scope) for one in self._that_ran(program_id)]
         for replica in self.replicas:
             replica.programs.discard(program_id)
         try:
-            for engine, scope in engines.items():
+            for engine, scope in engines:
                 with contextlib.suppress(AgentrtError):
                     await scope.run(partial(engine.end_program, program_id, totals))
         finally:

@@ -99,9 +99,9 @@ class BlockRetention:
 
         One without a program protects nothing; what it shares with one is shared.
         """
-        if self.queue is None:
-            return
         row = call.program
+        if self.queue is None or (row.ended and not row.lone):  # nobody comes back for them
+            return
         blocks = cached_blocks(self._scheduler, call.item)
         self.queue.mark(blocks, row.cached, lambda: self._owners.shared(row.type))
 

@@ -101,6 +101,8 @@ class ProgramScheduler(AsyncScheduler):
         self.history = HistoryFile(queues.policy, config.history, learns=queues.learns)
         if hasattr(self, "retention"):  # not the first time
             self.retention.close()
+            for row in self.table:
+                row.start_over()
         retention = make_retention(config, queues.learned)
         self.retention = BlockRetention(self, queues.owners, retention)
         self.config, self.queues = config, queues
@@ -231,6 +233,7 @@ class ProgramScheduler(AsyncScheduler):
             now,
             node=identity.node,
             prompt_tokens=request.num_prompt_tokens,
+            resumable=request.resumable,
             identity=identity,
             arrived_step=self.steps,
         )
@@ -299,7 +302,8 @@ class ProgramScheduler(AsyncScheduler):
         self.table.catch_up(row, totals.service_s)
         self.retention.at(now)
         self.queues.program_ended(row, now)
-        self.history.ended()
+        if not row.lone:
+            self.history.ended()
 
     def boundary(self, notes: Sequence[Sequence[Any]]) -> None:
         """Tools and humans that programs began to wait for, or were answered by.

@@ -226,6 +226,7 @@ async def test_a_file_that_cannot_be_imported_is_named(
     sys.modules.pop("brittle_tools")
 
 
+ROOT = str(Path(__file__).resolve().parents[2])
 SCRIPT = """
 import asyncio, os, sys, time
 from agentrt import Runtime, program, tool
@@ -268,8 +269,9 @@ async def test_a_killed_runtime_leaves_no_worker(tmp_path: Path) -> None:
     """A script of its own, whose tools are in ``__main__``; the worker is in an endless loop."""
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": ROOT}
     with subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, file], stdout=subprocess.PIPE, text=True
+        [sys.executable, file], stdout=subprocess.PIPE, text=True, env=environment
     ) as script:
         assert script.stdout is not None
         worker = psutil.Process(int(script.stdout.readline()))

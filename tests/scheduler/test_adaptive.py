@@ -158,7 +158,7 @@ def test_a_lost_program_teaches_nothing() -> None:
     assert not visits(harness.queues.policy)
 
 
-def visits(policy: Any) -> dict[str, Any]:
+def visits(policy: Any) -> dict[Any, Any]:
     """What the policy noted of the programs that run."""
     assert isinstance(policy, Adaptive)
     return policy._visits

@@ -318,3 +318,12 @@ def test_the_lane_promotes_as_the_reference(
         assert not any(call.promoted for call in lane.line)
         moment = lane.next_moment(harness.now) if share else None
         assert harness.queues.next_promotion(harness.now) == (moment and pytest.approx(moment))
+
+
+def test_a_streaming_session_does_not_hold_up_the_lane() -> None:
+    """Between two turns it waits for its client, for as long as that likes."""
+    lane, (session, call) = lane_of(0.0, 1.0)
+    session.resumable = True
+    lane._line.discard(session)
+    lane.waits(session)
+    assert promoted(lane, 10.0) is call

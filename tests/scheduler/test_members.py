@@ -284,3 +284,15 @@ def test_its_age_counts_for_one_stay_only() -> None:
     engine.step(0.0)
     engine.wants("b", 41)
     assert not engine.back(20.0)
+
+
+def test_the_only_member_gives_way_too_once_it_had_its_turn() -> None:
+    """Else who does not fit beside it would wait for as long as it lives."""
+    engine = Turns(slots=1)
+    engine.a = engine.wants("a", 60)
+    engine.step(0.0)
+    engine.wants("b", 60)
+    assert engine.back(7.0)
+    assert not engine.back(0.5)
+    engine.step(0.0)
+    assert engine.inside() == {"b"}

@@ -123,10 +123,10 @@ def test_an_end_releases_and_a_session_goes_on(book: Book) -> None:
     assert book.end("alone", 1.0) is alone
     assert alone.released
     book.end("turn-1", 2.0)
-    assert (first.released, first.row, waits_for(first)) == (False, None, (SESSION, 2.0))
+    assert (first.released, first.rows, waits_for(first)) == (False, {}, (SESSION, 2.0))
     assert book.changed[-2:] == [alone, first]
     assert book.call("turn-2", 60.0, "chat") is first
-    assert first.row is book.rows["turn-2"]
+    assert list(first.rows) == [book.rows["turn-2"]]
     known = book.learned.gaps.at(("acme", "a", BETWEEN), 0)
     assert known is not None
     assert known.well.value == 0.0, "both programs ended in that gap"
@@ -149,13 +149,25 @@ def test_a_session_is_a_tenants_own(book: Book) -> None:
     assert book.called("chat", 2.0) is not ours
 
 
-def test_of_two_programs_of_a_session_the_last_to_end_leaves_its_blocks(book: Book) -> None:
+def test_two_programs_of_a_session_have_its_blocks_together(book: Book) -> None:
+    """As when the message of one's end comes after the next one's first call."""
     first, second = (book.called(name, 0.0, session="chat") for name in "ab")
-    assert first is not second
+    assert first is second
     book.end("a", 1.0)
+    assert (first.released, list(first.rows), len(book.owners)) == (False, [book.rows["b"]], 0)
+    assert waits_for(first) == (BETWEEN, 0.0)
     book.end("b", 2.0)
-    assert (first.released, second.released, len(book.owners)) == (True, False, 1)
-    assert book.changed[-2:] == [first, second]
+    assert (first.released, first.rows, len(book.owners)) == (False, {}, 1)
+    assert waits_for(first) == (SESSION, 2.0)
+
+
+def test_shared_blocks_of_too_many_types_are_given_up(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KINDS", 2)
+    first, *others = (book.owners.shared(f"type {number}") for number in range(3))
+    assert (first.released, [one.released for one in others]) == (True, [False, False])
+    assert book.changed[-1] is first
 
 
 def test_the_session_that_waits_longest_is_given_up(

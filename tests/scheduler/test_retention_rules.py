@@ -110,7 +110,7 @@ class Rules:
     def worth(self, program: Program) -> float:
         if program.branches:
             return 1 / max(self.now - program.blocks.oldest, 0.05)
-        if program.gap is None:
+        if program.gap is None or program.calls:
             return 1 / 0.05
         away_s = self.now - program.since
         age = self.bin_of(away_s)

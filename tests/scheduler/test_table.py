@@ -288,3 +288,13 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown policy 'lifo'; known: atlas, .*fcfs"):
         make_policy(SchedulerConfig(policy="lifo"))
     assert policy_names()[0] == "atlas"
+
+
+def test_a_row_that_ended_does_not_come_back_in_anothers_place() -> None:
+    table = ProcessTable()
+    ended = table.start_program("p", "t", 0.0)
+    table.call_arrived(ended, "c", 1.0)
+    table.end_program("p")
+    row = table.start_program("p", "t", 2.0)
+    table.call_ended(ended, "c", 3.0, None, 1.0, 0.0)
+    assert (list(table), ended.service_s) == ([row], 1.0)

@@ -23,6 +23,7 @@ from agentrt.scheduler.learned import (
     BINS_PER_DOUBLING,
     LONGEST_S,
     RESOLUTION_S,
+    WINDOW,
     Kind,
     age_bin,
 )
@@ -49,7 +50,7 @@ class Adaptive(Policy):
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
-        self._visits: dict[str, dict[tuple[Kind, int], float]] = {}
+        self._visits: dict[ProgramRow, dict[tuple[Kind, int], float]] = {}
         """By running program: where it was seen, and what it had attained then."""
 
     def promoter(self, slots: int) -> Promoter | None:
@@ -63,7 +64,7 @@ class Adaptive(Policy):
         return Priority(
             math.floor(BINS_PER_DOUBLING * math.log2(expected)),
             max(self.config.level_quanta[0], max(attained, expected) / _QUANTA_OF_LIFE),
-            (math.floor(math.log2(attained * expected) / 2.0), row.started_at),
+            (math.floor((math.log2(attained) + math.log2(expected)) / 2.0), row.started_at),
         )
 
     def _expected_s(self, row: ProgramRow, node: str, path_s: float) -> float:
@@ -72,13 +73,14 @@ class Adaptive(Policy):
         ``path_s`` is what ATLAS would rank by: the expectation where nothing is known.
         """
         service, age = self.learned.service, age_bin(row.attained_s)
-        visits = self._visits.setdefault(row.program_id, {})
+        visits = self._visits.setdefault(row, {})
         expected, factor = max(path_s, RESOLUTION_S), 1.0
         if (known := service.at((*row.kind, ""), age)) is not None:
             expected = max(known.left_s.refine(expected), RESOLUTION_S)
         for what in (*_hint(row), f"{_turn(row.finished_calls)} {node}"):
             kind = (*row.kind, what)
-            visits.setdefault((kind, age), row.attained_s)
+            if len(visits) < WINDOW:
+                visits.setdefault((kind, age), row.attained_s)
             if (known := service.at(kind, age)) is not None:
                 factor *= max(known.left_s.refine(expected), RESOLUTION_S) / expected
         return min(max(expected * factor, RESOLUTION_S), LONGEST_S)
@@ -86,11 +88,11 @@ class Adaptive(Policy):
     def program_ended(self, row: ProgramRow, now: float) -> None:
         service, total = self.learned.service, row.service_s
         service.learn((*row.kind, ""), total)
-        for (kind, age), attained in self._visits.pop(row.program_id, {}).items():
+        for (kind, age), attained in self._visits.pop(row, {}).items():
             service.learn_at(kind, age, total - attained)
 
     def program_lost(self, row: ProgramRow) -> None:
-        self._visits.pop(row.program_id, None)
+        self._visits.pop(row, None)
 
 
 @lru_cache(maxsize=1024)

@@ -67,8 +67,8 @@ def check(engine: HeadlessEngine) -> None:
         assert len(blocks) * BLOCK_SIZE >= request.num_computed_tokens
     scheduler.queues.check_integrity()
     for owner in queue.order.in_order(engine.now):
-        assert owner.row is None or owner.row in list(scheduler.table)
-        assert owner.row is None or owner.row.cached is owner
+        assert all(row in list(scheduler.table) for row in owner.rows)
+        assert all(row.cached is owner for row in owner.rows)
 
 
 def blow(engine: HeadlessEngine, seed: int, acts: int = _ACTS) -> None:

@@ -1,0 +1,79 @@
+"""Each documented option of the scheduler changes what happens under the defaults."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from agentrt.lab.backends.virtual import Virtual
+from agentrt.lab.driver import drive
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.workloads.agents import with_tools
+from agentrt.lab.workloads.arrivals import poisson
+from agentrt.lab.workloads.generate import generate
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.scheduler import SchedulerConfig
+
+pytestmark = pytest.mark.engine
+
+LONGEST = 2000
+OPTIONS = VirtualOptions(6, 220, 16, max_model_len=LONGEST)
+"""Memory for about three of the programs, and a batch of six."""
+STEPS = StepTimeModel(base_s=0.02, per_prefill_token_s=2e-4)
+
+
+@cache
+def programs() -> list[ProgramShape]:
+    """Agents with tools, and some that branch: enough to wait for slots and for memory."""
+    made = [*generate("react", 14, 1), *generate("graphs8", 8, 1)]
+    return poisson(with_tools([one for one in made if _longest(one) < LONGEST], 0.3, 1), 4.0, 1)
+
+
+def _longest(program: ProgramShape) -> int:
+    return max(call.prompt_tokens + call.output_tokens for call in program.calls)
+
+
+@cache
+def latencies(**settings: Any) -> tuple[float, ...]:
+    """The latency of each program under the defaults, but for these settings."""
+    config = SchedulerConfig.of_policy(**settings)
+    ran = drive(Virtual(config, OPTIONS, STEPS), programs())
+    return tuple(one.latency_s for one in ran.outcomes)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policy": "atlas", "retention": "cost", "admission": "memory"},
+        {"quanta": (4.0, 8.0)},
+        {"lane": 0.5},
+        {"retention": "lru"},
+        {"retention": "ttl"},
+        {"admission": "off"},
+        {"ttft_target": 1.0},
+        {"preemption": False},
+    ],
+    ids=str,
+)
+def test_an_option_changes_what_the_default_does(settings: dict[str, Any]) -> None:
+    assert latencies(**settings) != latencies()
+
+
+@pytest.mark.parametrize(
+    ("base", "settings"),
+    [
+        ({"admission": "cap"}, {"admission_cap": 3}),
+        ({"retention": "ttl"}, {"retention_ttl": 0.1}),
+        ({"policy": "atlas"}, {"beta": 0.5}),
+    ],
+    ids=str,
+)
+def test_an_option_of_one_choice_changes_what_that_does(
+    base: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    assert latencies(**base, **settings) != latencies(**base)
