@@ -8,6 +8,7 @@ of tools, and messages travel beside the calls: a call's arrival counts as a ret
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from agentrt.errors import ConfigError
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
 from agentrt.scheduler.heap import Heap
-from agentrt.scheduler.learned import KINDS, RESOLUTION_S, Forecast, Learned
+from agentrt.scheduler.learned import DOUBT, KINDS, RESOLUTION_S, Forecast, Learned
 from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
 
 BETWEEN = "(between calls)"
@@ -25,8 +26,8 @@ BETWEEN = "(between calls)"
 HUMAN = "(human)"
 SESSION = "(session)"
 """The gap between two programs of a session."""
-_UNKNOWN_S = {HUMAN: float("inf"), SESSION: float("inf")}
-"""Gaps of which nothing is expected before something is learned: they outlast any cache."""
+_SLOW = (HUMAN, SESSION)
+"""Gaps that outlast any cache, until `DOUBT` of them are known."""
 
 
 Place = tuple[float, ...]
@@ -105,9 +106,11 @@ def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
     """How likely their program comes back for them, and in how many seconds."""
     if blocks.gap is None or blocks.calling:  # a call of it is there, or on its way
         return Forecast(1.0, RESOLUTION_S)
-    forecast = learned.gaps.expect(blocks.kinds(blocks.gap), now - blocks.since)
-    if blocks.gap in _UNKNOWN_S and learned.gaps.at(blocks.kinds(blocks.gap)[1], 0) is None:
-        return forecast._replace(seconds=_UNKNOWN_S[blocks.gap])
+    kinds = blocks.kinds(blocks.gap)
+    forecast = learned.gaps.expect(kinds, now - blocks.since)
+    known = learned.gaps.at(kinds[1], 0)
+    if blocks.gap in _SLOW and (known is None or known.well.n < DOUBT):
+        return forecast._replace(seconds=math.inf)
     return forecast
 
 

@@ -125,8 +125,8 @@ class Rules:
             chance = (sum(well for _, well in known) + 8 * chance) / (len(known) + 8)
             seconds = max((sum(lasted) + 8 * seconds) / (len(lasted) + 8), 0.05)
         if program.gap in (HUMAN, SESSION):
-            known_at_all = any(g[:2] == (program.type, program.gap) for g in self.gaps)
-            seconds = seconds if known_at_all else math.inf
+            of_kind = [one for one in self.gaps if one[:2] == (program.type, program.gap)]
+            seconds = seconds if len(of_kind) >= 8 else math.inf
         return chance / seconds
 
     @staticmethod
