@@ -245,10 +245,6 @@ class LevelQueues:
             call.go(CallState.OUTSIDE)
             self.admission.wait(call)
 
-    def defer(self) -> None:
-        """Offer the head no longer, until it is `release`d."""
-        self.put(self.take(), deferred=True)
-
     def discard(self, call: QueuedCall) -> bool:
         """Take a call out of the queue wherever it stands; False if it was not in it."""
         if not call.queued:

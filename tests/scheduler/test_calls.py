@@ -128,7 +128,7 @@ def test_what_is_deferred_is_offered_when_it_is_ready() -> None:
     queues = harness.queues
     for expected in (first, second):
         assert queues.head() is expected
-        queues.defer()
+        queues.put(queues.take(), deferred=True)
     assert (queues.head(), len(queues)) == (None, 2)
     queues.release(lambda call: call is second)
     assert queues.head() is second

@@ -71,7 +71,7 @@ class Both:
             self.end(self.reference.calls()[which % len(self.reference.calls())])
         elif event == "defer" and waiting:
             assert self.queues.head() is self.real(waiting[0])
-            self.queues.defer()
+            self.queues.put(self.queues.take(), deferred=True)
             waiting[0].deferred = True
         elif event == "look":
             self.promote()

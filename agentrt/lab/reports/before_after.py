@@ -47,7 +47,7 @@ def read(path: Path) -> list[JsonCell]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         cells = json.loads([line for line in lines if line.startswith("{")][-1])["cells"]
-        if all("by_seed" in cell for cell in cells):
+        if cells and all("by_seed" in cell for cell in cells):
             return list(cells)
     except (OSError, ValueError, LookupError, TypeError):
         pass

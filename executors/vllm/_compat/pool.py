@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
@@ -66,34 +66,3 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
     cached = scheduler.kv_cache_manager.get_computed_blocks(request)[0].blocks
     shared = sum(1 for group in cached for block in group if block.ref_cnt > 0)
     return whole - shared
-
-
-def new_blocks(scheduler: Scheduler, request: Request, room: int) -> tuple[int, int]:
-    """Blocks that a waiting request would fill anew, and those that it would find filled.
-
-    Nothing is looked up where all would fit into ``room`` blocks, nor where half of them
-    would not and less than half can be found: then none counts as found.
-    """
-    manager = scheduler.kv_cache_manager
-    managers = manager.coordinator.single_type_managers
-    whole = sum(-(-(request.num_tokens + 1) // one.block_size) for one in managers)
-    if whole <= room or not manager.prefix_cache_lookup_enabled(request):
-        return whole, 0
-    if whole >= 2 * room and not _may_find_half(manager, request, whole):
-        return whole, 0
-    most = request.num_tokens - 1
-    groups = manager.coordinator.find_longest_cache_hit(request.block_hashes, most)[0]
-    found = sum(len(group) for group in groups)
-    return whole - found, found
-
-
-def _may_find_half(manager: Any, request: Request, whole: int) -> bool:
-    """False where the block that ends the first half of ``whole`` is not cached: one look."""
-    managers, pool = manager.coordinator.single_type_managers, manager.block_pool
-    if len(managers) > 1 or managers[0].block_size != pool.hash_block_size:
-        return True  # blocks are not numbered as their hashes are
-    at = (whole + 1) // 2 - 1
-    if at >= len(request.block_hashes):
-        return False
-    group = managers[0].kv_cache_group_id
-    return pool.get_cached_block(request.block_hashes[at], [group]) is not None

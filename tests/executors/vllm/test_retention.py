@@ -17,7 +17,6 @@ from agentrt.lab.engine.headless import (
     BLOCK_SIZE,
     HeadlessEngine,
     _block_hasher,
-    make_request,
     make_scheduler,
 )
 from agentrt.scheduler.working_set import WorkingSet
@@ -271,29 +270,6 @@ def test_a_recorded_run_with_retention_is_replayed() -> None:
     result = replay(events)
     assert result.difference is None
     assert result.calls == 9
-
-
-@pytest.mark.parametrize("shared", range(11))
-def test_one_look_decides_as_a_whole_lookup_does(
-    shared: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether a call may take blocks: of its 12 or 3 the first ``shared`` are cached."""
-    e = engine()
-    call(e, "a/1", text(1, 10))
-    scheduler = ours(e)
-    for length in (12, 3):
-        prompt = [*text(1, min(shared, length)), *text(2, length - min(shared, length))]
-        request = make_request(f"b{length}", prompt, 16, max_tokens=4)
-        for room in range(-3, 14):
-            with monkeypatch.context() as patch:
-                quick = pool.new_blocks(scheduler, request, room)
-                patch.setattr(pool, "_may_find_half", lambda *args: True)
-                whole = pool.new_blocks(scheduler, request, room)
-            assert fits(*quick, room) == fits(*whole, room), (length, room)
-
-
-def fits(needed: int, found: int, room: int) -> bool:
-    return needed <= room or found >= needed
 
 
 def test_what_a_program_drops_goes_before_what_it_holds() -> None:
