@@ -76,7 +76,9 @@ def test_a_file_of_what_was_printed_is_read(tmp_path: Path) -> None:
     assert read(file) == [cell(2.0)]
 
 
-@pytest.mark.parametrize("text", ["", "| a |", "{", '{"medians": []}', '{"cells": [{}]}', "{}"])
+@pytest.mark.parametrize(
+    "text", ["", "| a |", "{", '{"medians": []}', '{"cells": [{}]}', '{"cells": []}', "{}"]
+)
 def test_any_other_file_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "before.txt"
     file.write_text(text, encoding="utf-8")
