@@ -27,6 +27,8 @@ async def test_wait_first_completed_loop(p: Program) -> None:
 async def test_wait_with_a_timeout_joins_what_is_done(p: Program) -> None:
     quick = asyncio.create_task(p.emit("quick"))
     slow = asyncio.create_task(asyncio.Event().wait())
+    while not quick.done():
+        await asyncio.sleep(0)
     await asyncio.wait([quick, slow], timeout=0.001)
     await p.emit("a")
 
@@ -54,8 +56,11 @@ async def test_wait_for_in_time_and_too_late(p: Program) -> None:
 
     await asyncio.wait_for(p.emit("a"), 60)
     await p.emit("b")
+    too_late = asyncio.create_task(never())
+    while "begun" not in p.edges():  # a slow machine could be out of time before it begins
+        await asyncio.sleep(0)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(never(), 0.001)
+        await asyncio.wait_for(too_late, 0.001)
     await p.emit("c")
 
 
