@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from agentrt.errors import ConfigError
-
-VERSION = 3
 RESOLUTION_S = 0.05
 """Seconds below which durations are not told apart."""
 BINS_PER_DOUBLING = 2
@@ -65,7 +62,7 @@ class Forecast(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Age:
+class Age:
     """Of what has lasted for so long: how long it lasted still, and how often it ended well."""
 
     left_s: Mean = field(default_factory=Mean)
@@ -76,12 +73,12 @@ class Durations:
     """How long what has lasted for a while still lasts: a mean residual life, by kind and age."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[Kind, dict[int, _Age]] = OrderedDict()
+        self._kinds: OrderedDict[Kind, dict[int, Age]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def at(self, kind: Kind, age: int) -> _Age | None:
+    def at(self, kind: Kind, age: int) -> Age | None:
         """What is known of a kind at an age (`age_bin`); None for nothing."""
         ages = self._kinds.get(kind)
         return None if ages is None else ages.get(age)
@@ -106,38 +103,29 @@ class Durations:
 
     def learn_at(self, kind: Kind, age: int, left_s: float, *, well: bool = True) -> None:
         """It lasted for ``left_s`` from this age on. One that ended badly says not how long."""
+        known = self.entry(kind, age)
+        known.well.add(well)
+        if well:
+            known.left_s.add(max(left_s, 0.0))
+
+    def entry(self, kind: Kind, age: int) -> Age:
+        """What is known of a kind at an age, to be changed; a new kind may take another's place."""
         ages = self._kinds.get(kind)
         if ages is None:
             ages = self._kinds[kind] = {}
         self._kinds.move_to_end(kind)
-        known = ages.get(age)
-        if known is None:
-            known = ages[age] = _Age()
-        known.well.add(well)
-        if well:
-            known.left_s.add(max(left_s, 0.0))
         if len(self._kinds) > KINDS:
             self._kinds.popitem(last=False)
+        known = ages.get(age)
+        if known is None:
+            known = ages[age] = Age()
+        return known
 
-    def to_rows(self) -> list[list[Any]]:
-        """As JSON-able values: what survives a restart."""
-        return [
-            [*kind, age, one.left_s.n, one.left_s.value, one.well.n, one.well.value]
-            for kind, ages in self._kinds.items()
-            for age, one in ages.items()
-        ]
-
-    def load(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Take over what `to_rows` gave. Raises `TypeError` or `ValueError` for anything else."""
-        kinds: OrderedDict[Kind, dict[int, _Age]] = OrderedDict()
-        for tenant, type, what, age, n, left_s, ends, share in rows:
-            if not all(isinstance(name, str) for name in (tenant, type, what)):
-                raise TypeError(f"{(tenant, type, what)} are not all strings")
-            known = _Age(_mean(n, left_s, LONGEST_S), _mean(ends, share, 1.0))
-            kinds.setdefault((tenant, type, what), {})[int(age)] = known
-        while len(kinds) > KINDS:
-            kinds.popitem(last=False)
-        self._kinds = kinds
+    def entries(self) -> Iterator[tuple[Kind, int, Age]]:
+        """All that is known, of the kind that was not seen for the longest time first."""
+        for kind, ages in self._kinds.items():
+            for age, known in ages.items():
+                yield kind, age, known
 
 
 @dataclass(slots=True)
@@ -226,26 +214,6 @@ class Learned:
             self._usual.popitem(last=False)
         return usual
 
-    def to_dict(self) -> dict[str, Any]:
-        """What survives a restart, JSON-able: how long programs and gaps last."""
-        return {
-            "version": VERSION,
-            "service": self.service.to_rows(),
-            "gaps": self.gaps.to_rows(),
-        }
-
-    def load(self, values: Mapping[str, Any]) -> None:
-        """Take over what `to_dict` gave. Raises `ConfigError` for anything else."""
-        service, gaps = Durations(), Durations()
-        try:
-            if (version := values["version"]) != VERSION:
-                raise ConfigError(f"this history of programs has version {version}, not {VERSION}")
-            service.load(values["service"])
-            gaps.load(values["gaps"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"this is not a history of programs: {error!r}") from error
-        self.service, self.gaps = service, gaps
-
 
 def age_bin(seconds: float) -> int:
     """The bin of a duration; 0 up to `RESOLUTION_S`."""
@@ -258,11 +226,3 @@ def age_bin(seconds: float) -> int:
 def bin_edge(age: int) -> float:
     """The least duration of a bin, in seconds."""
     return RESOLUTION_S * 2.0 ** ((age - 1) / BINS_PER_DOUBLING) if age else 0.0
-
-
-def _mean(n: Any, value: Any, most: float) -> Mean:
-    """A mean from a file. Raises `TypeError` or `ValueError` for what cannot be one."""
-    mean = Mean(float(n), float(value))
-    if not (0.0 <= mean.n <= WINDOW and 0.0 <= mean.value <= most):
-        raise ValueError(f"a mean of {n} samples that is {value}")
-    return mean

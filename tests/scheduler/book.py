@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.records import CachedBlocks
@@ -12,7 +13,6 @@ from agentrt.scheduler.retention import (
     HUMAN,
     BlockOwners,
     EvictionOrder,
-    make_retention,
 )
 
 
@@ -74,8 +74,8 @@ class Book:
 
     def gaps(self) -> list[tuple[str, float]]:
         """What was learned of each gap: its name, and the mean seconds of those that ended well."""
-        rows = [row for row in self.learned.gaps.to_rows() if row[3] == 0 and row[2]]
-        return [(row[2], row[5]) for row in rows]
+        known = self.learned.gaps.entries()
+        return [(kind[2], one.left_s.value) for kind, age, one in known if age == 0 and kind[2]]
 
     def order(self, now: float, *some: CachedBlocks) -> list[CachedBlocks]:
         """Some blocks, those that go first first; taken out one by one, and at a look."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrt.executors.history import saved
 from agentrt.scheduler import ProcessTable, ProgramRow, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.adaptive import Adaptive
@@ -151,10 +152,10 @@ def test_a_lost_program_teaches_nothing() -> None:
     call = harness.start()
     harness.serve(call, 500.0)
     harness.end(call)
-    learned = harness.queues.learned.to_dict()
+    learned = saved(harness.queues.learned)
     assert visits(harness.queues.policy)
     harness.queues.program_lost(call.program, harness.now)
-    assert harness.queues.learned.to_dict() == learned
+    assert saved(harness.queues.learned) == learned
     assert not visits(harness.queues.policy)
 
 
@@ -254,7 +255,7 @@ def test_no_hint_is_too_odd(past: Past, hint: Any) -> None:
     """One that is no positive number counts as none."""
     past.live([1.0], hint=hint)
     assert math.isfinite(past.expect_at(1.0, hint=hint))
-    kinds = {what for _, _, what, *_ in past.policy.learned.to_dict()["service"]}
+    kinds = {what for (_, _, what), _, _ in past.policy.learned.service.entries()}
     assert any(what.startswith("hint") for what in kinds) == (hint in (1e-300, 1e300))
 
 
@@ -365,8 +366,8 @@ def test_priorities_are_those_of_the_reference(
             policy.program_lost(row)
             reference.asked.pop(row.program_id)
     assert not policy._visits
-    rows = policy.learned.to_dict()["service"]
-    assert {tuple(row[:4]): row[4] for row in rows} == {
+    found = policy.learned.service.entries()
+    assert {(*kind, age): one.left_s.n for kind, age, one in found} == {
         key: len(samples) for key, samples in reference.samples.items()
     }
 

@@ -1,17 +1,14 @@
-"""What is learned: faded means, durations, step times, what is usual; and what survives of it."""
+"""What is learned: faded means, durations, step times, and what is usual."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.errors import ConfigError
 from agentrt.scheduler import learned as module
 from agentrt.scheduler.learned import (
     DOUBT,
@@ -143,9 +140,7 @@ def test_kinds_are_bounded_and_the_longest_unseen_goes_first(
         learned.first_call(("t", name), 64)
     kept = [name for name in "abcd" if durations.at((*KIND, name), 0)]
     assert kept == [name for name in "abcd" if learned.shared(("t", name))] == ["a", "c", "d"]
-    rows = [[*KIND, name, 0, 1.0, 1.0, 1.0, 1.0] for name in "abcd"]
-    durations.load(rows)
-    assert durations.to_rows() == rows[1:]
+    assert [kind[2] for kind, age, _ in durations.entries() if age == 0] == ["c", "a", "d"]
     assert len(durations) == 3
 
 
@@ -189,80 +184,3 @@ def test_a_type_branches_if_more_than_a_quarter_of_its_calls_come_beside_another
         found.append(learned.branches(KIND))
     assert found == [False, False, False, False, True]
     assert not learned.branches(("other", "agent"))
-
-
-# -- what survives ---------------------------------------------------------------------
-
-
-def test_what_was_learned_survives_json() -> None:
-    learned, other = Learned(), Learned()
-    for index in range(8):
-        learned.service.learn(("t/ü", "agent", f"turn {index % 3}"), index / 2)
-        learned.gaps.learn(GREP, 0.1 * index, well=index % 3 > 0)
-    text = json.dumps(learned.to_dict())
-    other.load(json.loads(text))
-    assert json.dumps(other.to_dict()) == text
-    assert other.gaps.expect([GREP], 0.2) == learned.gaps.expect([GREP], 0.2)
-    assert other.service.expect([("t/ü", "agent", "turn 1")], 1.0).seconds != 1.0
-
-
-def row(**changes: Any) -> list[Any]:
-    values = {"tenant": "d", "type": "t", "what": "", "age": 1, "n": 1.0, "mean": 1.0}
-    return list({**values, "ends": 2.0, "share": 0.5, **changes}.values())
-
-
-def told(where: str = "gaps", *rows: Any) -> dict[str, Any]:
-    return {"version": 3, "service": [], "gaps": [], where: list(rows)}
-
-
-@pytest.mark.parametrize("where", ["gaps", "service"])
-@pytest.mark.parametrize(
-    "good", [row(), row(n=0.0, mean=0.0, share=0.0), row(n=WINDOW, mean=LONGEST_S, share=1.0)]
-)
-def test_good_rows_are_taken(where: str, good: list[Any]) -> None:
-    learned = Learned()
-    learned.load(told(where, good))
-    assert learned.to_dict() == told(where, good)
-
-
-BAD_ROWS = [
-    7,
-    row()[:-1],
-    [*row(), 1.0],
-    row(tenant=None),
-    row(type=["t"]),
-    row(what=7),
-    row(age="high"),
-    row(age=math.inf),
-    row(age=math.nan),
-    *(row(**{name: value}) for name in ("n", "ends") for value in (-1.0, math.nan, 257.0, "x")),
-    *(row(mean=value) for value in ("long", -1.0, math.nan, math.inf, 1e300)),
-    *(row(share=value) for value in (-0.1, 1.1, math.nan, None)),
-]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        None,
-        [],
-        "history",
-        {},
-        {"version": 3},
-        {"version": 3, "service": [], "gaps": 7},
-        *(told(where, bad) for where in ("service", "gaps") for bad in BAD_ROWS),
-    ],
-)
-def test_what_was_never_learned_is_refused_and_changes_nothing(values: Any) -> None:
-    learned = Learned()
-    learned.gaps.learn(GREP, 3.0)
-    before = learned.to_dict()
-    with pytest.raises(ConfigError, match=r"^this is not a history of programs: "):
-        learned.load(values)
-    assert learned.to_dict() == before
-
-
-@pytest.mark.parametrize("version", [0, 2, "one", None])
-def test_another_version_is_refused_whatever_is_in_it(version: Any) -> None:
-    with pytest.raises(ConfigError, match=f"version {version}, not 3"):
-        Learned().load({"version": version, "rows": []})

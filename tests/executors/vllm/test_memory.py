@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.executors.history import SAVE_EVERY, HistoryFile, read
+from agentrt.executors.history import SAVE_EVERY, HistoryFile, read, saved
 from agentrt.executors.identity import from_extra_args
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
@@ -248,7 +248,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_file_yet_is_an_empty_history(tmp_path: Path) -> None:
-    assert read(tmp_path / "none.json") == Learned().to_dict()
+    assert read(tmp_path / "none.json") == saved(Learned())
     policy = make_policy(SchedulerConfig("adaptive"))
     HistoryFile(policy, str(tmp_path / "none.json"), learns=True).save()
     assert not (tmp_path / "none.json").exists(), "nothing was learned"

@@ -77,6 +77,6 @@ def test_engines_learn_of_whom_they_served(some: list[ToyProgram], batch: int, r
         policy = engine.queues.policy
         assert isinstance(policy, Adaptive)
         assert not policy._visits
-        rows = policy.learned.to_dict()["service"]
-        learned.append(sum(row[4] for row in rows if row[2:4] == ["", 0]))
+        known = policy.learned.service.entries()
+        learned.append(sum(one.left_s.n for kind, age, one in known if kind[2] == "" and age == 0))
     assert sum(learned) >= len(some) >= max(learned)
