@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from agentrt.graph import Node, NodeKind, NodeState
 from agentrt.runtime.run import Run, RunState
-from agentrt.scheduler.records import ProgramState
+from agentrt.scheduler.table import ProgramState, state_of
 
 STYLES = {
     NodeState.DONE: "green",
@@ -127,7 +127,7 @@ def _headline(run: Run, now: float) -> Text:
 def _doing(run: Run, now: float) -> str:
     if run.state is not RunState.RUNNING:
         return str(run.state)
-    state = run.row.state(now, float("inf"))
+    state = state_of(run.row, now, float("inf"))
     # A program with no call, tool or question open runs code of its own.
     idle = state is ProgramState.RUNNING and not run.row.calls
     return "between calls" if idle else str(state)

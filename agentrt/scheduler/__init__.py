@@ -5,8 +5,8 @@ from __future__ import annotations
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy, make_policy, policy_names
 from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.records import ProgramRow, ProgramState, QueuedCall
-from agentrt.scheduler.table import ProcessTable, ProgramTotals
+from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.table import ProcessTable, ProgramState, ProgramTotals
 
 __all__ = [
     "LevelQueues",

@@ -1,4 +1,4 @@
-"""Which programs may use the KV cache now: what an admission is, a plain cap, and all by name.
+"""Which programs may use the KV cache now: what an admission is.
 
 The programs whose calls may run are the *members*; the calls of all others wait outside, in an
 order of their own. All calls of a program are inside or all are outside.
@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
-from agentrt.errors import ConfigError
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
 from agentrt.scheduler.heap import Heap
@@ -100,55 +98,3 @@ class Admission(Events):
         self.members += 1 if member else -1
         if row.cached is not None:
             self.changed(row.cached)
-
-
-class Cap(Admission):
-    """At most ``admission_cap`` programs, from their first call to their end, as they arrived."""
-
-    name: ClassVar[str] = "cap"
-
-    def rank(self, call: QueuedCall) -> tuple[Any, ...]:
-        return (call.program.started_at, call.seq)
-
-    def goes_on(self, call: QueuedCall) -> bool:
-        return call.program.member
-
-    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
-        if running and self.members >= self.config.admission_cap:
-            return False
-        self._set_member(call.program, True)
-        return True
-
-    def program_ended(self, row: ProgramRow, now: float) -> None:
-        if row.member:
-            self._set_member(row, False)
-
-
-_BY_NAME = {"cap": f"{__name__}:Cap", "memory": "agentrt.scheduler.working_set:WorkingSet"}
-
-
-def make_admission(
-    config: SchedulerConfig, capacity: Capacity, learned: Learned
-) -> Admission | None:
-    """A fresh admission for one engine, None for ``off``.
-
-    A name with a colon, ``package.module:Class``, is a subclass of `Admission` elsewhere. Raises
-    `ConfigError` for one that is not there.
-    """
-    if config.admission == "off":
-        return None
-    return _class(config.admission)(config, capacity, learned)
-
-
-def _class(name: str) -> type[Admission]:
-    module, _, attribute = _BY_NAME.get(name, name).partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"admission {name!r} does not load: {error}; known: off, {', '.join(_BY_NAME)}, "
-            "or package.module:Class"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, Admission)):
-        raise ConfigError(f"admission {name!r} is no subclass of Admission")
-    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from agentrt.scheduler.records import ProgramRow, QueuedCall
@@ -57,6 +56,3 @@ class Promoter(ABC):
     @abstractmethod
     def next_moment(self, now: float) -> float | None:
         """When there may be one, if nothing happens till then; or None."""
-
-    def check_integrity(self, calls: Mapping[str, QueuedCall]) -> None:
-        """For tests. Raises `InvariantError` on a state that must not be."""

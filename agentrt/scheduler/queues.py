@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler.admission import Capacity, make_admission
+from agentrt.scheduler.admission import Capacity
+from agentrt.scheduler.by_name import make_admission
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
 from agentrt.scheduler.heap import Heap
@@ -321,23 +322,6 @@ class LevelQueues:
                 break
             victims.append(victim)
         return victims
-
-    def check_integrity(self) -> None:
-        """For tests. Raises `InvariantError` on a state that must not be."""
-        for call in self.calls.values():
-            waits = call in self._waiting, call in self._deferred
-            if waits != (call.state is CallState.WAITING, call.state is CallState.DEFERRED):
-                raise InvariantError(f"call {call.call_id} is {call.state.value}, queued {waits}")
-            if (call.since is None) != (call.state is CallState.RUNNING):
-                raise InvariantError(
-                    f"call {call.call_id} is {call.state.value} since {call.since}"
-                )
-            if call.program.queued.get(call.call_id) is not call:
-                raise InvariantError(f"call {call.call_id} is not among its program's calls")
-        if len(self) != sum(call.queued for call in self.calls.values()):
-            raise InvariantError(f"{len(self)} calls are counted as waiting")
-        if self._promoter is not None:
-            self._promoter.check_integrity(self.calls)
 
     # -- inside ------------------------------------------------------------------------
 

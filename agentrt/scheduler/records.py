@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import Any
 
 from agentrt.errors import InvariantError
@@ -17,16 +17,6 @@ Key = tuple[int, Any, int]
 
 
 # -- programs ------------------------------------------------------------------------------
-
-
-class ProgramState(StrEnum):
-    """What a live program is doing, the engine first: a call outweighs a tool."""
-
-    RUNNING = "running"
-    IN_TOOL = "in tool"
-    WAITING_FOR_EVENT = "waiting for an event"
-    WAITING_FOR_HUMAN = "waiting for a human"
-    STALE = "stale"
 
 
 @dataclass(slots=True, eq=False)
@@ -97,20 +87,6 @@ class ProgramRow:
     def last_heard(self) -> float:
         """When this program last began or ended something."""
         return max(self.last_arrival, self.last_completion)
-
-    def state(self, now: float, stale_after_s: float) -> ProgramState:
-        """What the program is doing at ``now``."""
-        if self.calls:
-            return ProgramState.RUNNING
-        if self.tools:
-            return ProgramState.IN_TOOL
-        if self.events:
-            return ProgramState.WAITING_FOR_EVENT
-        if self.humans:
-            return ProgramState.WAITING_FOR_HUMAN
-        if now - self.last_heard >= stale_after_s:
-            return ProgramState.STALE
-        return ProgramState.RUNNING
 
 
 # -- what they have in the prefix cache ----------------------------------------------------

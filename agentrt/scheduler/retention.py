@@ -14,7 +14,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
-from agentrt.errors import ConfigError
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
 from agentrt.scheduler.heap import Heap
@@ -50,6 +49,10 @@ class Retention(ABC):
         None for those that go after all these, in the order of their `worth`.
         """
 
+    def steady(self, blocks: CachedBlocks) -> bool:
+        """Whether their `worth` stays as it is as long as nothing happens."""
+        return False
+
     def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
         """What is lost with them: returns per second. ``sharers`` are their type's programs."""
         return 0.0
@@ -57,22 +60,6 @@ class Retention(ABC):
     def expired(self, blocks: CachedBlocks, now: float) -> bool:
         """Whether they are no longer protected, and as good as any other block."""
         return False
-
-
-class Ttl(Retention):
-    """First in, first out; past ``retention_ttl`` seconds, no protection.
-
-    A call's end, a tool's or a human's beginning and their return start the time anew.
-    """
-
-    name: ClassVar[str] = "ttl"
-    expires: ClassVar[bool] = True
-
-    def place(self, blocks: CachedBlocks) -> Place | None:
-        return (float(blocks.calling), blocks.since)
-
-    def expired(self, blocks: CachedBlocks, now: float) -> bool:
-        return not blocks.calling and now - blocks.since > self.config.retention_ttl
 
 
 class Cost(Retention):
@@ -90,6 +77,9 @@ class Cost(Retention):
         if blocks.shared or blocks.member:
             return None
         return (float(bool(blocks.rows)), blocks.since)
+
+    def steady(self, blocks: CachedBlocks) -> bool:
+        return blocks.calling and not (blocks.shared or blocks.branches)
 
     def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
         if blocks.shared or blocks.branches:
@@ -112,18 +102,6 @@ def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
     if blocks.gap in _SLOW and (known is None or known.well.n < DOUBT):
         return forecast._replace(seconds=math.inf)
     return forecast
-
-
-_BY_NAME: dict[str, type[Retention]] = {policy.name: policy for policy in (Ttl, Cost)}
-
-
-def make_retention(config: SchedulerConfig, learned: Learned) -> Retention | None:
-    """A fresh retention policy, None for ``lru``. Raises `ConfigError` for an unknown name."""
-    if config.retention == "lru":
-        return None
-    if config.retention not in _BY_NAME:
-        raise ConfigError(f"unknown retention {config.retention!r}; known: lru, ttl, cost")
-    return _BY_NAME[config.retention](config, learned)
 
 
 class BlockOwners(Events):
@@ -250,52 +228,56 @@ class BlockOwners(Events):
 class EvictionOrder:
     """The owners of free blocks, in the order in which they lose them.
 
-    Most stand at a place that only events change. The few that use the cache now, whose worth
-    changes with time, are all looked at when one of them has to lose blocks.
+    Most stand at a place that only events change, or have a worth that does. The few whose worth
+    changes with time are all looked at when one of those that use the cache has to lose blocks.
     """
 
     def __init__(self, retention: Retention, sharers: Callable[[str], int]) -> None:
         self.retention = retention
         self._sharers = sharers
-        self._placed: Heap[CachedBlocks] = Heap()
-        self._weighed: dict[CachedBlocks, None] = {}
+        self.clear()
 
     def __len__(self) -> int:
-        return len(self._placed) + len(self._weighed)
+        return len(self._placed) + len(self._steady) + len(self._weighed)
 
     def __contains__(self, blocks: CachedBlocks) -> bool:
-        return blocks in self._placed or blocks in self._weighed
+        return blocks in self._placed or blocks in self._steady or blocks in self._weighed
 
     def put(self, blocks: CachedBlocks) -> None:
         """Have these, or have them in another place."""
-        place = self.retention.place(blocks)
-        if place is None:
-            self._placed.discard(blocks)
-            self._weighed[blocks] = None
-        else:
-            self._weighed.pop(blocks, None)
+        self.discard(blocks)
+        if (place := self.retention.place(blocks)) is not None:
             self._placed.put(blocks, place)
+        elif self.retention.steady(blocks):
+            self._steady.put(blocks, self._weight(blocks, 0.0))
+        else:
+            self._weighed[blocks] = None
 
     def discard(self, blocks: CachedBlocks) -> None:
         """Forget these, known or not."""
         self._placed.discard(blocks)
+        self._steady.discard(blocks)
         self._weighed.pop(blocks, None)
 
     def clear(self) -> None:
         """Forget all."""
-        self._placed, self._weighed = Heap(), {}
+        self._placed: Heap[CachedBlocks] = Heap()
+        self._steady: Heap[CachedBlocks] = Heap()
+        self._weighed: dict[CachedBlocks, None] = {}
 
     def first(self, now: float) -> CachedBlocks | None:
         """Whose blocks go first; None where there are none."""
-        first = self._placed.first()
-        if first is None and self._weighed:
-            return min(self._weighed, key=lambda blocks: self._weight(blocks, now))
-        return first
+        if (first := self._placed.first()) is not None:
+            return first
+        steady = self._steady.first()
+        some = [*self._weighed] if steady is None else [steady, *self._weighed]
+        return min(some, key=lambda blocks: self._weight(blocks, now), default=None)
 
     def in_order(self, now: float) -> Iterator[CachedBlocks]:
         """All of them, in the order in which they lose their blocks: O(n log n)."""
         yield from self._placed.in_order()
-        yield from sorted(self._weighed, key=lambda blocks: self._weight(blocks, now))
+        some = [*self._steady, *self._weighed]
+        yield from sorted(some, key=lambda blocks: self._weight(blocks, now))
 
     def _weight(self, blocks: CachedBlocks, now: float) -> tuple[float, float]:
         # Of equals, those that came back last go first.

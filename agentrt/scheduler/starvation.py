@@ -10,10 +10,8 @@ program's. Hence a heap of ``born`` per program, and one heap of programs by mom
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentrt.errors import InvariantError
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.promotion import Priority, Promoter
@@ -96,15 +94,6 @@ class Starvation(Promoter):
             return None
         moment: float | None = self._programs.first_key()
         return moment
-
-    def check_integrity(self, calls: Mapping[str, QueuedCall]) -> None:
-        for heap in self._watched.values():
-            for call in heap:
-                if call.call_id not in calls or call.since is None or call.level == 0:
-                    raise InvariantError(f"call {call.call_id} does not starve but is watched")
-        for call in self._promoted:
-            if call.call_id not in calls or not call.promoted:
-                raise InvariantError(f"call {call.call_id} is not promoted but counted")
 
     def _settle(self, call: QueuedCall) -> None:
         self._promoted.discard(call)

@@ -8,11 +8,37 @@ clock, which must not run backwards.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import NamedTuple, Self
 
 from agentrt.errors import InvariantError
 from agentrt.request import Usage
 from agentrt.scheduler.records import ProgramRow
+
+
+class ProgramState(StrEnum):
+    """What a live program is doing, the engine first: a call outweighs a tool."""
+
+    RUNNING = "running"
+    IN_TOOL = "in tool"
+    WAITING_FOR_EVENT = "waiting for an event"
+    WAITING_FOR_HUMAN = "waiting for a human"
+    STALE = "stale"
+
+
+def state_of(row: ProgramRow, now: float, stale_after_s: float) -> ProgramState:
+    """What a program is doing at ``now``."""
+    if row.calls:
+        return ProgramState.RUNNING
+    if row.tools:
+        return ProgramState.IN_TOOL
+    if row.events:
+        return ProgramState.WAITING_FOR_EVENT
+    if row.humans:
+        return ProgramState.WAITING_FOR_HUMAN
+    if now - row.last_heard >= stale_after_s:
+        return ProgramState.STALE
+    return ProgramState.RUNNING
 
 
 class ProgramTotals(NamedTuple):

@@ -5,7 +5,6 @@ Requests reach `EngineCore.agentrt`, which `_compat.core.install_control` made, 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,11 +14,12 @@ from agentrt.executors.vllm._compat.grammars import prepare
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.scheduling import free_slots
 from agentrt.executors.vllm.kv_events import KVEventLog
+from agentrt.executors.vllm.reports import AbortedReports
 from agentrt.executors.vllm.retention import BlockRetention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
 from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.records import CallState, QueuedCall
+from agentrt.scheduler.records import CallState, ProgramRow, QueuedCall
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 
@@ -35,15 +35,13 @@ class Controlled(Protocol):
     history: HistoryFile
     retention: BlockRetention
     kv_events: KVEventLog | None
-    aborted: OrderedDict[str, dict[str, Any]]
+    aborted: AbortedReports
     steps: int
     computed_tokens: int
 
     def use(self, config: SchedulerConfig) -> None: ...
 
     def end_program(self, totals: ProgramTotals, now: float) -> None: ...
-
-    def boundary(self, notes: Sequence[Sequence[Any]]) -> None: ...
 
 
 def answer(scheduler: Controlled, op: str, argument: Any) -> Any:
@@ -61,9 +59,49 @@ def _ends(scheduler: Controlled, programs: Sequence[Any]) -> None:
         scheduler.end_program(totals, scheduler.clock())
 
 
+_NOTES = {
+    "tool": ("tool", True),
+    "returned": ("tool", False),
+    "human": ("human", True),
+    "answered": ("human", False),
+    "dropped": ("", False),
+}
+
+
+def _boundary(scheduler: Controlled, notes: Sequence[Sequence[Any]]) -> None:
+    """Tools and humans that programs began to wait for, or were answered by.
+
+    A note is (program id, what, name): what is ``tool``, ``returned``, ``human``,
+    ``answered``, or ``dropped``, with the first tokens of the call ``name`` that are kept.
+    """
+    now = scheduler.clock()
+    scheduler.retention.at(now)
+    for program_id, what, name, *more in notes:
+        if what not in _NOTES:
+            raise ConfigError(f"unknown notification {what!r} of program {program_id}")
+        row = scheduler.table.get(program_id)
+        if row is None or row.cached is None:
+            continue
+        if what == "dropped":
+            scheduler.retention.drop(row, name, *more)
+        else:
+            _interrupt(scheduler, row, *_NOTES[what], name, now)
+
+
+def _interrupt(
+    scheduler: Controlled, row: ProgramRow, kind: str, begins: bool, name: str, now: float
+) -> None:
+    if begins:
+        scheduler.table.interrupt_started(row, now, kind)
+        scheduler.queues.interrupt_began(row, kind, name, now)
+    elif row.humans if kind == "human" else row.tools:  # messages may be late
+        scheduler.table.interrupt_ended(row, now, kind, seconds=0.0)
+        scheduler.queues.interrupt_ended(row, kind, now)
+
+
 def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
     """The report of an aborted call, once; else None."""
-    return scheduler.aborted.pop(str(call_id), None)
+    return scheduler.aborted.take(str(call_id))
 
 
 def _prepare_grammars(scheduler: Controlled, _: Any) -> None:
@@ -130,7 +168,7 @@ def _describe(call: QueuedCall) -> dict[str, Any]:
 _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "ends": _ends,
     "prepare_grammars": _prepare_grammars,
-    "boundary": lambda scheduler, notes: scheduler.boundary(notes),
+    "boundary": _boundary,
     "aborted": _aborted,
     "configure": _configure,
     # What a history file says takes the place of what was learned here.

@@ -10,12 +10,10 @@ better waiting calls; then vLLM schedules as ever. Settings come in
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from agentrt.errors import ConfigError
 from agentrt.executors.history import HistoryFile
 from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.batches import read_together
@@ -42,15 +40,15 @@ from agentrt.executors.vllm.processes import (
     leave_interrupts_to_parent,
 )
 from agentrt.executors.vllm.queue import LevelRequestQueue, put_in_order, take_out
+from agentrt.executors.vllm.reports import AbortedReports, report_of
 from agentrt.executors.vllm.retention import BlockRetention
 from agentrt.executors.vllm.scored import COMPUTE_FROM
 from agentrt.scheduler.admission import Capacity
+from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.learned import KINDS
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import LevelQueues, Room
 from agentrt.scheduler.records import ProgramRow, QueuedCall
-from agentrt.scheduler.retention import make_retention
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 SETTINGS = "agentrt"
@@ -82,7 +80,7 @@ class ProgramScheduler(AsyncScheduler):
         self.table = ProcessTable()
         self.steps = self.computed_tokens = 0
         self.kv_events = KVEventLog.of(self)
-        self.aborted: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self.aborted = AbortedReports()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
         self._stock_waiting = self.waiting
@@ -289,9 +287,9 @@ class ProgramScheduler(AsyncScheduler):
             self.end_program(ProgramTotals.of(row), now)
         if not identity.report:
             return None
-        report = _report(call, self.steps)
+        report = report_of(call, self.steps)
         if request.status.name == "FINISHED_ABORTED" and identity.call_id:
-            self._keep(identity.call_id, report)
+            self.aborted.keep(identity.call_id, report)
         return report
 
     def end_program(self, totals: ProgramTotals, now: float) -> None:
@@ -305,75 +303,11 @@ class ProgramScheduler(AsyncScheduler):
         if not row.lone:
             self.history.ended()
 
-    def boundary(self, notes: Sequence[Sequence[Any]]) -> None:
-        """Tools and humans that programs began to wait for, or were answered by.
-
-        A note is (program id, what, name): what is ``tool``, ``returned``, ``human``,
-        ``answered``, or ``dropped``, with the first tokens of the call ``name`` that are kept.
-        """
-        now = self.clock()
-        self.retention.at(now)
-        for program_id, what, name, *more in notes:
-            if what not in _NOTES:
-                raise ConfigError(f"unknown notification {what!r} of program {program_id}")
-            row = self.table.get(program_id)
-            if row is None or row.cached is None:
-                continue
-            if what == "dropped":
-                self.retention.drop(row, name, *more)
-            else:
-                self._interrupt(row, *_NOTES[what], name, now)
-
-    def _interrupt(self, row: ProgramRow, kind: str, begins: bool, name: str, now: float) -> None:
-        if begins:
-            self.table.interrupt_started(row, now, kind)
-            self.queues.interrupt_began(row, kind, name, now)
-        elif row.humans if kind == "human" else row.tools:  # messages may be late
-            self.table.interrupt_ended(row, now, kind, seconds=0.0)
-            self.queues.interrupt_ended(row, kind, now)
-
-    def _keep(self, call_id: str, report: dict[str, Any]) -> None:
-        # An aborted request has no last output to carry its report: it waits here.
-        self.aborted[call_id] = report
-        while len(self.aborted) > KINDS:
-            self.aborted.popitem(last=False)
-
     def control(self, op: str, argument: Any = None) -> Any:
         """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
         return answer(self, op, argument)
 
 
-_NOTES = {
-    "tool": ("tool", True),
-    "returned": ("tool", False),
-    "human": ("human", True),
-    "answered": ("human", False),
-    "dropped": ("", False),
-}
-
-
 def _identity(request: Request) -> RequestIdentity:
     session_id = getattr(request, "session_id", None)
     return from_extra_args(request.request_id, extra_args(request), session_id)
-
-
-def _report(call: QueuedCall, step: int) -> dict[str, Any]:
-    """The fields of the `CallReport` of a call that ended in the engine's ``step``."""
-    began, cached = call.cached_tokens is not None, call.cached_tokens or 0
-    return {
-        "service_s": call.served_s,
-        "waiting_s": call.waited_s,
-        "preemptions": call.preemptions,
-        "demotions": call.demotions,
-        "promotions": call.promotions,
-        "steps": call.steps,
-        "arrived_step": call.arrived_step,
-        "finished_step": step,
-        "prompt_tokens": call.item.num_prompt_tokens,
-        "output_tokens": len(call.item.output_token_ids),
-        "cached_tokens": cached,
-        "recomputed_tokens": call.recomputed_tokens,
-        "returned_tokens": call.known_tokens if began else 0,
-        "lost_tokens": max(0, call.known_tokens - cached) if began else 0,
-        "level": call.level,
-    }

@@ -9,7 +9,7 @@ from enum import StrEnum
 from agentrt.graph import Node, NodeKind
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
-from agentrt.scheduler.records import ProgramState
+from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.observability.engines import EngineCall, EngineView
 
 
@@ -86,7 +86,7 @@ def status_of(run: Run, view: EngineView, now: float, name: Name) -> Status:
         return _idle(run, Activity(run.state))
     if row.calls:
         return _in_engine(run, view, name)
-    state = row.state(now, STALE_AFTER_S)
+    state = state_of(row, now, STALE_AFTER_S)
     if state is ProgramState.RUNNING:
         return _idle(run, Activity.BETWEEN_CALLS)
     return _idle(run, Activity(state), _outside(run))

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run, RunState
-from agentrt.scheduler.records import ProgramState
+from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.errors import ApiError, client_gone
 from agentrt.serving.programs.runs import ProgramRuns, RunRequest, ServedRun
@@ -155,7 +155,7 @@ def describe_run(one: ServedRun) -> dict[str, Any]:
 
 def _state(run: Run) -> str:
     """Its state; one that does nothing but wait for a human says so."""
-    doing = run.row.state(0.0, math.inf) if run.state is RunState.RUNNING else None
+    doing = state_of(run.row, 0.0, math.inf) if run.state is RunState.RUNNING else None
     return str(doing if doing is ProgramState.WAITING_FOR_HUMAN else run.state)
 
 

@@ -11,7 +11,7 @@ from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, InterruptExpiredError
 from agentrt.graph import NodeKind, NodeState
 from agentrt.runtime.run import RunState
-from agentrt.scheduler.records import ProgramState
+from agentrt.scheduler.table import ProgramState, state_of
 from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
 
@@ -110,7 +110,7 @@ async def test_a_program_that_waits_says_so_and_can_be_cancelled(
 
     run = runtime.start(waits)
     await source.asked.wait()
-    assert run.row.state(runtime.now(), 60.0) is ProgramState.WAITING_FOR_EVENT
+    assert state_of(run.row, runtime.now(), 60.0) is ProgramState.WAITING_FOR_EVENT
     run.cancel()
     assert run.task is not None
     await asyncio.wait([run.task])

@@ -7,6 +7,7 @@ from typing import Any
 from agentrt.scheduler import LevelQueues, Policy, ProcessTable, QueuedCall, SchedulerConfig
 from agentrt.scheduler.lane import Lane
 from agentrt.scheduler.queues import Room
+from tests.scheduler.integrity import check_queues
 
 
 class Harness:
@@ -88,7 +89,7 @@ class Harness:
 
     def check_integrity(self) -> None:
         """Whatever must hold between two events."""
-        self.queues.check_integrity()
+        check_queues(self.queues)
         self.table.check_integrity()
         if not isinstance(self.queues._promoter, Lane):
             return

@@ -9,7 +9,8 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.scheduler import SchedulerConfig
-from agentrt.scheduler.admission import Cap, Capacity, make_admission
+from agentrt.scheduler.admission import Capacity
+from agentrt.scheduler.by_name import Cap, make_admission
 from agentrt.scheduler.learned import SCANNED, Learned
 from agentrt.scheduler.working_set import OLDEST_EVERY, WorkingSet
 from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Admitting, Counted, full

@@ -16,6 +16,7 @@ from agentrt.scheduler.policies.adaptive import Adaptive
 from agentrt.scheduler.promotion import Priority
 from agentrt.scheduler.records import TRANSITIONS, CallState
 from tests.scheduler.harness import Harness
+from tests.scheduler.integrity import check_queues
 
 ALLOWED = {
     "aside": {"waiting", "outside", "deferred", "running", "ended"},
@@ -250,7 +251,7 @@ def test_an_admission_hears_of_those_that_run_and_of_those_that_could() -> None:
     assert queues.admission.inside == [3 + 1, 3]
     for call in calls:
         queues.remove(call, 7.0)
-    queues.check_integrity()
+    check_queues(queues)
     assert len(queues) == 0
 
 

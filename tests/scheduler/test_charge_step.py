@@ -10,6 +10,7 @@ import pytest
 
 from agentrt.scheduler import QueuedCall
 from tests.scheduler.harness import Harness
+from tests.scheduler.integrity import check_queues
 
 NAMES = [f.name for f in fields(QueuedCall) if f.name not in ("program", "item")]
 
@@ -35,7 +36,7 @@ def play(policy: str, seed: int, *, at_once: bool) -> tuple[list[list[Any]], lis
         else:
             those = [call for call in charged if queues.charge(call, seconds, harness.now)]
         moved.append([call.call_id for call in those])
-        queues.check_integrity()
+        check_queues(queues)
     told = [[getattr(c, name) for name in NAMES] for c in queues.calls.values()]
     return told + [[row.program_id, row.attained_s] for row in harness.table], moved
 

@@ -16,6 +16,7 @@ from agentrt.scheduler import Policy, ProgramRow, QueuedCall, SchedulerConfig, p
 from agentrt.scheduler.policies import Priority
 from tests.lines import lines_run
 from tests.scheduler.crowd import SLOTS, Crowd
+from tests.scheduler.integrity import check_queues
 
 SMALL, LARGE = 100, 10_000
 STEPS = 100
@@ -54,7 +55,7 @@ def lines_per_decision(live: int, name: str = "fcfs", policy: Policy | None = No
         crowd.prepare()
         for part, act in crowd.parts.items():
             spent[part] += lines_run(act)
-    crowd.queues.check_integrity()
+    check_queues(crowd.queues)
     crowd.table.check_integrity()
     times = {"choose": crowd.started - started, "charge": STEPS * (SLOTS - 1)}
     return sum(lines / times.get(part, STEPS) for part, lines in spent.items())
@@ -132,7 +133,7 @@ def test_a_crowd_keeps_its_size_and_its_batch_full(name: str) -> None:
         assert len(crowd.running) == SLOTS
         assert len(crowd.queues) == 50
         assert len(crowd.table) == 50 + SLOTS
-    crowd.queues.check_integrity()
+    check_queues(crowd.queues)
     crowd.table.check_integrity()
 
 

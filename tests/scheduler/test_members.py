@@ -9,6 +9,7 @@ import pytest
 from agentrt.scheduler.records import CachedBlocks
 from agentrt.scheduler.working_set import OLDEST_EVERY
 from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Admitting, Counted, full
+from tests.scheduler.integrity import check_queues
 
 WORTH_S = 100 * BLOCK * TOKEN_S
 """What the whole cache takes to compute anew."""
@@ -140,7 +141,7 @@ def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there() -> No
     engine.end_program("large")
     assert (engine.admission.calls_outside, len(engine.queues)) == (0, 0)
     assert engine.step() == []
-    engine.queues.check_integrity()
+    check_queues(engine.queues)
 
 
 def test_a_call_that_runs_makes_its_program_a_member() -> None:

@@ -15,6 +15,7 @@ from agentrt.scheduler import (
     SchedulerConfig,
 )
 from agentrt.scheduler.queues import Room
+from tests.scheduler.integrity import check_queues
 from tests.scheduler.reference import RANKS, Call, Program, Reference
 
 configs = st.builds(
@@ -144,7 +145,7 @@ class Both:
 
     def compare(self, which: int, seconds: float) -> None:
         """Everything that the two can be asked, without changing either."""
-        self.queues.check_integrity()
+        check_queues(self.queues)
         waiting = self.reference.waiting()
         head = self.queues.head()
         assert (head and head.call_id) == (waiting[0].name if waiting else None)

@@ -10,6 +10,7 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.scheduler import ProgramRow, QueuedCall
 from agentrt.scheduler import retention as module
+from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Forecast, Learned
 from agentrt.scheduler.records import CachedBlocks
@@ -19,7 +20,6 @@ from agentrt.scheduler.retention import (
     SESSION,
     EvictionOrder,
     Retention,
-    make_retention,
     returns,
 )
 from tests.scheduler.book import Book

@@ -11,6 +11,7 @@ import pytest
 from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.working_set import WorkingSet
 from tests.scheduler.admitting import BLOCK, TOKEN_S, Admitting, Counted
+from tests.scheduler.integrity import check_queues
 
 WORTH_S = 100 * BLOCK * TOKEN_S
 """What the whole cache takes to compute anew."""
@@ -140,7 +141,7 @@ def play(admission: str, seed: int) -> tuple[list[list[str]], int]:
         for _ in range(draw.randrange(5)):
             happen(engine, draw)
         began.append(engine.step(draw.choice([0.01, 0.5])))
-        engine.queues.check_integrity()
+        check_queues(engine.queues)
     return began, looks
 
 

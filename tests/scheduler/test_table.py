@@ -24,6 +24,7 @@ from agentrt.scheduler import (
     make_policy,
     policy_names,
 )
+from agentrt.scheduler.table import state_of
 
 
 def test_a_row_and_its_totals_say_the_same() -> None:
@@ -62,21 +63,21 @@ def test_the_state_says_what_a_program_does() -> None:
     table = ProcessTable()
     row = table.start_program("p", "chat", now=0)
     table.interrupt_started(row, 1, NodeKind.HUMAN)
-    assert row.state(2, 100) is ProgramState.WAITING_FOR_HUMAN
+    assert state_of(row, 2, 100) is ProgramState.WAITING_FOR_HUMAN
     table.interrupt_started(row, 2, NodeKind.EVENT)
-    assert row.state(2, 100) is ProgramState.WAITING_FOR_EVENT
+    assert state_of(row, 2, 100) is ProgramState.WAITING_FOR_EVENT
     table.interrupt_ended(row, 2, NodeKind.EVENT, seconds=0)
     table.interrupt_started(row, 2, NodeKind.TOOL)
-    assert row.state(2, 100) is ProgramState.IN_TOOL
+    assert state_of(row, 2, 100) is ProgramState.IN_TOOL
     assert (row.tools, row.humans, row.events, row.last_arrival) == (1, 1, 0, 2)
     table.call_arrived(row, "c", 3)
-    assert row.state(3, 100) is ProgramState.RUNNING
+    assert state_of(row, 3, 100) is ProgramState.RUNNING
     table.call_ended(row, "c", 4, None, 0, 0)
     table.interrupt_ended(row, 5, NodeKind.TOOL, seconds=3)
     table.interrupt_ended(row, 6, NodeKind.HUMAN, seconds=5)
     assert row.interrupt_s == 8
-    assert row.state(105, 100) is ProgramState.RUNNING
-    assert row.state(106, 100) is ProgramState.STALE
+    assert state_of(row, 105, 100) is ProgramState.RUNNING
+    assert state_of(row, 106, 100) is ProgramState.STALE
 
 
 def test_a_program_is_live_once() -> None:
@@ -235,7 +236,7 @@ class Tables:
             assert row.usage.prompt_tokens == row.service_s
             assert row.path_s == max(log.paths_s)
             assert row.interrupt_s == log.answered_s
-            assert row.state(self.now, 2.0) is log.state(self.now, 2.0)
+            assert state_of(row, self.now, 2.0) is log.state(self.now, 2.0)
         stale = [n for n, log in self.logs.items() if log.state(self.now, 2.0) == "stale"]
         assert sorted(row.program_id for row in self.table.stale(self.now, 2.0)) == sorted(stale)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agentrt.scheduler.records import CallState
 from agentrt.scheduler.working_set import OLDEST_EVERY
 from tests.scheduler.admitting import BLOCK, Admitting
+from tests.scheduler.integrity import check_queues
 
 BLOCKS, SLOTS = 400, 16
 
@@ -155,7 +156,7 @@ class Crowd(Admitting):
             self.longest_s = max(self.longest_s, waited)
         if not deep:
             return
-        self.queues.check_integrity()
+        check_queues(self.queues)
         members = {name for name, told in self.told.items() if name in self.inside()}
         shared = {self.told[name].kind: self.told[name].shared for name in members}
         claims = sum(self.told[name].blocks(BLOCKS) for name in members)

@@ -15,10 +15,11 @@ from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
 from agentrt.executors.vllm.host_tier import ProgramCachePolicy
 from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
-from agentrt.scheduler.retention import BlockOwners, EvictionOrder, Place, make_retention
+from agentrt.scheduler.retention import BlockOwners, EvictionOrder, Place
 from agentrt.scheduler.table import ProcessTable
 
 pytestmark = pytest.mark.engine

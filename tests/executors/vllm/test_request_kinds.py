@@ -18,6 +18,7 @@ from agentrt.lab.engine.headless import (
 from agentrt.scheduler import policy_names
 from tests.executors.vllm.every_kind import EveryKind, KindStorm, every_kind
 from tests.executors.vllm.test_stock_equivalence import state
+from tests.scheduler.integrity import check_queues
 
 pytestmark = pytest.mark.engine
 
@@ -157,7 +158,7 @@ def test_no_kind_of_request_stops_the_engine_or_leaves_anything(policy: str, see
     storm = KindStorm(engine, seed)
     for _ in range(80):
         storm.act()
-        scheduler.queues.check_integrity()
+        check_queues(scheduler.queues)
     storm.settle()
     assert not scheduler.requests
     assert not scheduler.queues.calls

@@ -21,6 +21,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_schedul
 from agentrt.scheduler.table import ProgramTotals
 from agentrt.scheduler.working_set import WorkingSet
 from tests.executors.vllm.storms import PATIENCE_S, Storm, check_free_queue
+from tests.scheduler.integrity import check_queues
 
 pytestmark = pytest.mark.engine
 
@@ -65,7 +66,7 @@ def check(engine: HeadlessEngine) -> None:
     for request in scheduler.running:
         (blocks,) = manager.get_block_ids(request.request_id)
         assert len(blocks) * BLOCK_SIZE >= request.num_computed_tokens
-    scheduler.queues.check_integrity()
+    check_queues(scheduler.queues)
     for owner in queue.order.in_order(engine.now):
         assert all(row in list(scheduler.table) for row in owner.rows)
         assert all(row.cached is owner for row in owner.rows)

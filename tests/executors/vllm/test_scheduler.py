@@ -17,6 +17,7 @@ from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.request import CallReport
 from agentrt.scheduler import policy_names
+from tests.scheduler.integrity import check_queues
 
 pytestmark = pytest.mark.engine
 
@@ -265,7 +266,7 @@ def test_nothing_leaks_under_random_load(policy: str, seed: int, in_flight: int)
     assert not scheduler.requests
     assert not scheduler.queues.calls
     assert not scheduler._dispatched
-    scheduler.queues.check_integrity()
+    check_queues(scheduler.queues)
     scheduler.table.check_integrity()
     assert scheduler.control("snapshot")["free_blocks"] == blocks
     for row in list(scheduler.table):

@@ -18,6 +18,7 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig
 from tests.lab.drives import run_virtual
+from tests.scheduler.integrity import check_queues
 
 pytestmark = pytest.mark.engine
 
@@ -159,7 +160,7 @@ def test_every_program_ends_and_nothing_is_left(
     assert len(scheduler.table) == 0
     # vLLM keeps one block of the 40 for itself.
     assert scheduler.control("snapshot")["free_blocks"] == 39
-    scheduler.queues.check_integrity()
+    check_queues(scheduler.queues)
 
 
 def test_the_same_run_comes_twice() -> None:

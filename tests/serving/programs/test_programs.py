@@ -12,7 +12,7 @@ from agentrt import Context, Runtime, program
 from agentrt.executors.openai import OpenAIEndpoint
 from agentrt.graph import NodeKind
 from agentrt.request import Call, Reply
-from agentrt.scheduler.records import ProgramState
+from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import Claim
 from agentrt.serving.server import Bounds, ServedProgram
@@ -202,7 +202,7 @@ async def test_a_tool_call_is_found_again_however_it_is_spaced() -> None:
         call = message["tool_calls"][0]
         call["function"]["arguments"] = call["function"]["arguments"].replace(":", " :  ")
         [row] = local.runtime.table
-        assert row.state(local.runtime.now(), 60.0) is ProgramState.IN_TOOL
+        assert state_of(row, local.runtime.now(), 60.0) is ProgramState.IN_TOOL
         result = {"role": "tool", "content": "a bird", "tool_call_id": call["id"]}
         more = ["look", {**message, "content": ""}, result]
         await local.chat(*more, tools=tools, tool_choice="none")

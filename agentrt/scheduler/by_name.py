@@ -1,0 +1,94 @@
+"""Retention and admission by their names in the settings, and the ones beside the default's."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, ClassVar
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler.admission import Admission, Capacity
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
+from agentrt.scheduler.retention import Cost, Place, Retention
+from agentrt.scheduler.working_set import WorkingSet
+
+
+class Ttl(Retention):
+    """First in, first out; past ``retention_ttl`` seconds, no protection.
+
+    A call's end, a tool's or a human's beginning and their return start the time anew.
+    """
+
+    name: ClassVar[str] = "ttl"
+    expires: ClassVar[bool] = True
+
+    def place(self, blocks: CachedBlocks) -> Place | None:
+        return (float(blocks.calling), blocks.since)
+
+    def expired(self, blocks: CachedBlocks, now: float) -> bool:
+        return not blocks.calling and now - blocks.since > self.config.retention_ttl
+
+
+class Cap(Admission):
+    """At most ``admission_cap`` programs, from their first call to their end, as they arrived."""
+
+    name: ClassVar[str] = "cap"
+
+    def rank(self, call: QueuedCall) -> tuple[Any, ...]:
+        return (call.program.started_at, call.seq)
+
+    def goes_on(self, call: QueuedCall) -> bool:
+        return call.program.member
+
+    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
+        if running and self.members >= self.config.admission_cap:
+            return False
+        self._set_member(call.program, True)
+        return True
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        if row.member:
+            self._set_member(row, False)
+
+
+_RETENTIONS: dict[str, type[Retention]] = {policy.name: policy for policy in (Ttl, Cost)}
+_ADMISSIONS: dict[str, type[Admission]] = {policy.name: policy for policy in (Cap, WorkingSet)}
+
+
+def make_retention(config: SchedulerConfig, learned: Learned) -> Retention | None:
+    """A fresh retention policy, None for ``lru``. Raises `ConfigError` for an unknown name."""
+    if config.retention == "lru":
+        return None
+    if config.retention not in _RETENTIONS:
+        known = ", ".join(("lru", *_RETENTIONS))
+        raise ConfigError(f"unknown retention {config.retention!r}; known: {known}")
+    return _RETENTIONS[config.retention](config, learned)
+
+
+def make_admission(
+    config: SchedulerConfig, capacity: Capacity, learned: Learned
+) -> Admission | None:
+    """A fresh admission for one engine, None for ``off``.
+
+    A name with a colon, ``package.module:Class``, is a subclass of `Admission` elsewhere. Raises
+    `ConfigError` for one that is not there.
+    """
+    if config.admission == "off":
+        return None
+    made = _ADMISSIONS.get(config.admission) or _elsewhere(config.admission)
+    return made(config, capacity, learned)
+
+
+def _elsewhere(name: str) -> type[Admission]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"admission {name!r} does not load: {error}; known: off, {', '.join(_ADMISSIONS)}, "
+            "or package.module:Class"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Admission)):
+        raise ConfigError(f"admission {name!r} is no subclass of Admission")
+    return found

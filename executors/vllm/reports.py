@@ -1,0 +1,51 @@
+"""What the engine core reports of a call that ended."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from agentrt.scheduler.learned import KINDS
+from agentrt.scheduler.records import QueuedCall
+
+
+class AbortedReports:
+    """Reports of aborted calls, until somebody asks for them.
+
+    An aborted request has no last output to carry its report. The oldest go when there are many.
+    """
+
+    def __init__(self) -> None:
+        self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    def keep(self, call_id: str, report: dict[str, Any]) -> None:
+        """Keep a call's."""
+        self._reports[call_id] = report
+        if len(self._reports) > KINDS:
+            self._reports.popitem(last=False)
+
+    def take(self, call_id: str) -> dict[str, Any] | None:
+        """A call's, once; else None."""
+        return self._reports.pop(call_id, None)
+
+
+def report_of(call: QueuedCall, step: int) -> dict[str, Any]:
+    """The fields of the `CallReport` of a call that ended in the engine's ``step``."""
+    began, cached = call.cached_tokens is not None, call.cached_tokens or 0
+    return {
+        "service_s": call.served_s,
+        "waiting_s": call.waited_s,
+        "preemptions": call.preemptions,
+        "demotions": call.demotions,
+        "promotions": call.promotions,
+        "steps": call.steps,
+        "arrived_step": call.arrived_step,
+        "finished_step": step,
+        "prompt_tokens": call.item.num_prompt_tokens,
+        "output_tokens": len(call.item.output_token_ids),
+        "cached_tokens": cached,
+        "recomputed_tokens": call.recomputed_tokens,
+        "returned_tokens": call.known_tokens if began else 0,
+        "lost_tokens": max(0, call.known_tokens - cached) if began else 0,
+        "level": call.level,
+    }

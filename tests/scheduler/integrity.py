@@ -1,0 +1,25 @@
+"""What is always true of queue levels, whatever has happened."""
+
+from __future__ import annotations
+
+from agentrt.scheduler import LevelQueues
+from agentrt.scheduler.records import CallState
+from agentrt.scheduler.starvation import Starvation
+
+
+def check_queues(queues: LevelQueues) -> None:
+    """Fail on a state that must not be."""
+    calls = queues.calls
+    for call in calls.values():
+        waits = call in queues._waiting, call in queues._deferred
+        assert waits == (call.state is CallState.WAITING, call.state is CallState.DEFERRED), call
+        assert (call.since is None) == (call.state is CallState.RUNNING), call
+        assert call.program.queued.get(call.call_id) is call
+    assert len(queues) == sum(call.queued for call in calls.values())
+    if isinstance(promoter := queues._promoter, Starvation):
+        for heap in promoter._watched.values():
+            for call in heap:
+                assert call.call_id in calls
+                assert call.since is not None
+                assert call.level != 0, f"{call.call_id} does not starve but is watched"
+        assert all(call.call_id in calls and call.promoted for call in promoter._promoted)
