@@ -108,7 +108,7 @@ class LooksAtAll(Policy):
 @pytest.mark.parametrize("when", ["arrive", "expire", "leave", "program ends"])
 def test_a_linear_policy_misses_the_bound(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Such a policy takes a while to gather a crowd.
-    monkeypatch.setattr(f"{__name__}.LARGE", 1000)
+    monkeypatch.setattr(f"{__name__}.LARGE", 3000)
     small, large = (lines_per_decision(live, policy=LooksAtAll(when)) for live in (SMALL, LARGE))
     assert not is_logarithmic(small, large), f"{small:.0f} lines, then {large:.0f}"
 
