@@ -57,13 +57,9 @@ _ADMISSIONS: dict[str, type[Admission]] = {policy.name: policy for policy in (Ca
 
 
 def make_retention(config: SchedulerConfig, learned: Learned) -> Retention | None:
-    """A fresh retention policy, None for ``lru``. Raises `ConfigError` for an unknown name."""
-    if config.retention == "lru":
-        return None
-    if config.retention not in _RETENTIONS:
-        known = ", ".join(("lru", *_RETENTIONS))
-        raise ConfigError(f"unknown retention {config.retention!r}; known: {known}")
-    return _RETENTIONS[config.retention](config, learned)
+    """A fresh retention policy, None for ``lru``; the settings have checked the name."""
+    made = _RETENTIONS.get(config.retention)
+    return None if made is None else made(config, learned)
 
 
 def make_admission(

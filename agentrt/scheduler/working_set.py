@@ -187,8 +187,8 @@ class WorkingSet(Admission):
 
         Let in, that would evict a member's blocks, which would evict its own when it is back.
         """
-        since = now if self._still_since is None else self._still_since
-        until = since + self._compute_s(self._needs(row))
+        assert self._still_since is not None
+        until = self._still_since + self._compute_s(self._needs(row))
         if until <= now or not self._away:
             return False
         self._looks_at = min(self._looks_at, until)

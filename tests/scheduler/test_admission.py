@@ -11,7 +11,7 @@ from agentrt.errors import ConfigError
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.admission import Capacity
 from agentrt.scheduler.by_name import Cap, make_admission
-from agentrt.scheduler.learned import SCANNED, Learned
+from agentrt.scheduler.learned import DOUBT, SCANNED, Learned
 from agentrt.scheduler.working_set import OLDEST_EVERY, WorkingSet
 from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Admitting, Counted, full
 
@@ -40,7 +40,11 @@ def test_admissions_go_by_name() -> None:
             {"admission": "all"},
             "unknown admission 'all'; known: off, cap, memory, or package.module:Class",
         ),
-        ({"admission": "no.such:Thing"}, "'no.such:Thing' does not load"),
+        (
+            {"admission": "no.such:Thing"},
+            "^admission 'no.such:Thing' does not load: .*; known: off, cap, memory, or package.mod",
+        ),
+        ({"admission": "math:no:Thing"}, "module 'math' has no attribute 'no:Thing'"),
         ({"admission": "agentrt.scheduler.records:QueuedCall"}, "is no subclass of Admission"),
         ({"admission_cap": 0}, "admission_cap must be at least 1"),
         ({"ttft_target": 0.0}, "ttft_target must be positive seconds"),
@@ -199,6 +203,61 @@ def test_a_prefix_is_learned_from_first_calls_alone() -> None:
     engine.arrive("c", 80, fresh=True)
     engine.step()
     assert engine.learned.shared(KIND) == 64
+
+
+@pytest.mark.parametrize("what", ["ended", "outside", "member"])
+def test_a_program_keeps_the_prefix_that_was_known_when_it_began(what: str) -> None:
+    engine = Counted()
+    if what == "outside":
+        engine.wants("b", 90)
+    engine.step()
+    first = engine.wants("a", 20)
+    engine.step()
+    row = engine.queues.calls[first].program
+    if what == "ended":
+        engine.end(first, output=0)
+        engine.begins("a", "human")
+        engine.wants("b", 90)
+        engine.let_in()
+        assert engine.inside() == {"b"}
+    elif what == "member":
+        engine.queues.remove(engine.queues.calls[first], engine.now)
+    engine.learned.first_call(KIND, 10 * BLOCK)
+    engine.wants("a", 20)
+    assert row.shared_tokens == 0
+
+
+# -- what is learned -------------------------------------------------------------------
+
+
+def test_outputs_are_learned_of_the_calls_own_type() -> None:
+    engine = Admitting("memory")
+    for program, type, output in (("a", "t", 40), ("b", "u", 0)):
+        call = engine.arrive(program, 16, type)
+        engine.step()
+        engine.end(call, output)
+    of_all = 20.0
+    assert engine.learned.output(KIND) == int(of_all + (40 - of_all) / (1 + DOUBT))
+    assert engine.learned.output(("default", "u")) == int(of_all + (0 - of_all) / (1 + DOUBT))
+
+
+def test_a_type_branches_whose_calls_come_beside_others_of_their_program() -> None:
+    engine = Admitting("memory")
+    engine.arrive("a", 16)
+    engine.arrive("b", 16, "u")
+    assert not engine.learned.branches(KIND)
+    engine.arrive("a", 16)
+    assert engine.learned.branches(KIND)
+    assert not engine.learned.branches(("default", "u"))
+
+
+def test_what_a_token_takes_is_learned_from_the_steps() -> None:
+    engine = Admitting("memory")
+    call = engine.arrive("a", 16)
+    engine.step(0.0)
+    engine.queues.charge_step([call], 0.5, 0.5, tokens=1)
+    engine.queues.charge_step([call], 1.5, 2.0, tokens=17)
+    assert engine.learned.costs.token_s == 1.0 / 16
 
 
 # -- who is looked at ------------------------------------------------------------------

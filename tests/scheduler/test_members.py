@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from agentrt.scheduler import ProcessTable
 from agentrt.scheduler.records import CachedBlocks
 from agentrt.scheduler.working_set import OLDEST_EVERY
 from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Admitting, Counted, full
@@ -232,10 +233,40 @@ def test_a_program_with_another_call_there_goes_on_though_the_set_has_outgrown_t
     engine.end(calls[1], output=0)
     engine.wants("b", 30)
     assert engine.inside() == {"a"}
+    another = engine.arrive("a", BLOCK)
+    assert another not in engine.outside()
 
 
-@pytest.mark.parametrize(("away", "goes_on"), [(True, True), (False, False)])
-def test_who_comes_back_goes_on_if_those_that_have_calls_fit(away: bool, goes_on: bool) -> None:
+def test_who_is_back_is_not_away() -> None:
+    engine = Counted()
+    call = engine.wants("a", 31)
+    engine.step()
+    engine.end(call, output=0)
+    engine.arrive("a", BLOCK)
+    engine.step()
+    engine.wants("b", 80, "u")
+    engine.now += 2 * WORTH_S
+    engine.let_in()
+    assert engine.inside() == {"a"}
+
+
+def test_who_has_another_call_there_is_not_away() -> None:
+    engine = Counted()
+    calls = [engine.wants("a", 31) for _ in range(2)]
+    engine.step()
+    engine.end(calls[0], output=0)
+    engine.wants("b", 80, "u")
+    engine.now += 2 * WORTH_S
+    engine.let_in()
+    assert engine.inside() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("away", "adds", "goes_on"), [(True, 30, True), (False, 30, False), (False, 7, True)]
+)
+def test_who_comes_back_goes_on_if_those_that_have_calls_fit(
+    away: bool, adds: int, goes_on: bool
+) -> None:
     engine = Counted()
     calls = {name: engine.wants(name, 31) for name in "abc"}
     engine.step()
@@ -243,7 +274,7 @@ def test_who_comes_back_goes_on_if_those_that_have_calls_fit(away: bool, goes_on
     if away:
         engine.end(calls["c"], output=0)
         engine.begins("c")
-    engine.arrive("a", 30 * BLOCK)
+    engine.arrive("a", adds * BLOCK)
     assert ("a" in engine.inside()) is goes_on
 
 
@@ -268,6 +299,46 @@ def test_age_counts_for_who_came_in_by_it_and_for_who_is_next() -> None:
     assert old.back(20.0)
     equal.working.came_in = OLDEST_EVERY - 1
     assert not equal.back(20.0)
+
+
+def test_who_gives_way_looks_at_the_first_in_order_unless_the_oldest_is_next() -> None:
+    engine = Turns()
+    engine.begin()
+    engine.table.start_program("b", "t", 0.0).service_s = 2000.0
+    engine.wants("b", 41)
+    engine.wants("d", 41)
+    assert not engine.back(20.0), "d is of a better level"
+
+
+def test_the_oldest_stays_the_oldest_when_its_priority_changes() -> None:
+    engine = full(policy="srtf")
+    engine.now += 1.0
+    engine.wants("small", 59)
+    first = engine.admission.first()
+    assert first is not None
+    assert first.program.program_id == "small"
+    engine.admission.wait(engine.queues.calls["large/1"])
+    engine.working.came_in = OLDEST_EVERY - 1
+    first = engine.admission.first()
+    assert first is not None
+    assert first.call_id == "large/1"
+
+
+def test_a_row_that_starts_over_is_as_new() -> None:
+    engine = Counted()
+    engine.learned.first_call(KIND, 10 * BLOCK)
+    call = engine.wants("a", 31)
+    engine.working.came_in = OLDEST_EVERY - 1
+    engine.step()
+    engine.end(call, output=16)
+    row = engine.table.get("a")
+    assert row is not None
+    row.returned = True
+    row.start_over()
+    new = ProcessTable().start_program("a", "t", 0.0)
+    for name in ("cached", "context_tokens", "shared_tokens", "claim", "in_use"):
+        assert getattr(row, name) == getattr(new, name), name
+    assert (row.member, row.returned, row.oldest) == (False, False, False)
 
 
 def test_its_age_counts_for_one_stay_only() -> None:
