@@ -12,7 +12,6 @@ from typing import Any
 from pydantic_core import from_json
 
 from agentrt.serving.frontend.conversations import COMPLETIONS, MESSAGES
-from agentrt.serving.frontend.references import circle_in
 from agentrt.serving.programs.errors import ApiError
 
 MOST_CHOICES = 128
@@ -44,7 +43,7 @@ MOST_OPTIONAL = 512
 LONGEST_PATTERN = 4096
 _GRAMMAR = 64 * 1024
 _REPEATS = ("minLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_CHECKED = frozenset([*_REPEATS, "pattern", "maxLength", "enum", "properties", "$ref"])
+_CHECKED = frozenset([*_REPEATS, "pattern", "maxLength", "enum", "properties"])
 _NESTED = frozenset([dict, list])
 """What a parser of JSON makes of objects and lists."""
 _QUANTIFIER = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
@@ -81,8 +80,6 @@ def check_bounds(path: str, body: Mapping[str, Any]) -> None:
     weight = _Weight()
     for field, schema in _schemas(body):
         weight.add(field, schema)
-        if weight.refers:
-            _check_references(field, schema)
     if "structured_outputs" in body:
         _check_structured(body["structured_outputs"], weight)
 
@@ -135,16 +132,6 @@ def _schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"tools.{index}.{name}", tool[name]
 
 
-def _check_references(field: str, given: Any) -> None:
-    """Raise `ApiError` for a schema that refers to itself alone."""
-    schema = _get(given, "json_schema") or given  # of chat completions' response_format
-    for name in ("schema", "parameters"):
-        schema = _get(schema, name) or schema
-    if (circle := circle_in(schema)) is not None:
-        text = f"{field}: the reference {circle[:200]!r} leads to itself, which no output can meet"
-        raise ApiError(400, text, param=field)
-
-
 def _check_structured(given: Any, weight: _Weight) -> None:
     """vLLM's own field for what an output is held to."""
     where = "structured_outputs"
@@ -155,8 +142,6 @@ def _check_structured(given: Any, weight: _Weight) -> None:
                 raise _too_much(f"{where}.{name}", len(value), _GRAMMAR, "characters")
             value = _parsed(value)
         weight.add(f"{where}.{name}", value)
-        if weight.refers:
-            _check_references(f"{where}.{name}", value)
     weight.add(where, {"pattern": _get(given, "regex")})
     grammar = _get(given, "grammar")
     if isinstance(grammar, str) and len(grammar) > _GRAMMAR:
@@ -164,10 +149,9 @@ def _check_structured(given: Any, weight: _Weight) -> None:
 
 
 class _Weight:
-    """What all schemas of a request come to; ``refers`` says whether any has a reference."""
+    """What all schemas of a request come to."""
 
     def __init__(self) -> None:
-        self.refers = False
         self._nodes = self._repeats = self._enum_characters = 0
         self._lengths: set[int] = set()
 
@@ -186,7 +170,6 @@ class _Weight:
             left += [one for one in inner if type(one) in _NESTED]
 
     def _check_object(self, field: str, schema: Mapping[str, Any]) -> None:
-        self.refers = self.refers or "$ref" in schema
         pattern = schema.get("pattern")
         if isinstance(pattern, str):
             if len(pattern) > LONGEST_PATTERN:

@@ -29,12 +29,6 @@ Conflict = Literal["raise", "do_nothing"]
 ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 RunStatus = Literal["pending", "running", "error", "success", "timeout", "interrupted"]
 
-MOST_WANTED = 100
-LONGEST_WANTED = 16 * 1024
-"""Values in a filter, nested ones included, and the characters of its texts: each is compared
-with what every row has.
-"""
-
 _RESERVED = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph_id"}
 """Configurable keys that only the server sets."""
 
@@ -42,31 +36,6 @@ _RESERVED = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph
 def is_free(key: str) -> bool:
     """Whether clients may set a configurable key."""
     return key not in _RESERVED and not key.startswith(("__", "langgraph_auth"))
-
-
-def _cheap(wanted: Object) -> Object:
-    """Raise `ValueError` for a filter that costs too much to compare."""
-    left: list[Any] = [wanted]
-    count = length = 0
-    while left:
-        value = left.pop()
-        count += 1
-        if isinstance(value, dict):
-            length += sum(map(len, value))
-            left += value.values()
-        elif isinstance(value, list):
-            left += value
-        elif isinstance(value, str):
-            length += len(value)
-        if count + len(left) > MOST_WANTED:
-            raise ValueError(f"a filter has at most {MOST_WANTED} values; ask for less")
-        if length > LONGEST_WANTED:
-            raise ValueError(f"a filter has at most {LONGEST_WANTED} characters; ask for less")
-    return wanted
-
-
-Wanted = Annotated[Object, AfterValidator(_cheap)]
-"""What a JSON column must contain."""
 
 
 class Body(BaseModel):
@@ -155,7 +124,7 @@ class AssistantPatch(Body):
 class AssistantCount(Body):
     """Which assistants."""
 
-    metadata: Wanted | None = None
+    metadata: Object | None = None
     graph_id: str | None = None
     name: str | None = None
 
@@ -176,7 +145,7 @@ class AssistantSearch(AssistantCount, SortedPage):
 class VersionSearch(Page):
     """Which versions of an assistant."""
 
-    metadata: Wanted | None = None
+    metadata: Object | None = None
 
 
 class Latest(Body):
@@ -222,8 +191,8 @@ class ThreadPatch(Body):
 class ThreadCount(Body):
     """Which threads."""
 
-    metadata: Wanted | None = None
-    values: Wanted | None = None
+    metadata: Object | None = None
+    values: Object | None = None
     status: ThreadStatus | None = None
 
 
@@ -279,6 +248,6 @@ class History(Body):
 
     limit: Limit = 10
     before: Checkpoint | UUID | None = None
-    metadata: Annotated[dict[str, str | int | float | bool], AfterValidator(_cheap)] | None = None
+    metadata: dict[str, str | int | float | bool] | None = None
     checkpoint: Checkpoint | None = None
     select: list[StateField] | None = Field(default=None, max_length=256)

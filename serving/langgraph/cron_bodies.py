@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from croniter import croniter
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from agentrt.serving.langgraph.bodies import Body, Label, Object, SortedPage, Wanted
+from agentrt.serving.langgraph.bodies import Body, Label, Object, SortedPage
 from agentrt.serving.langgraph.responses import invalid, summary
 from agentrt.serving.langgraph.run_bodies import RunBody, RunTerms, Strategy
 
@@ -106,7 +106,7 @@ class CronCount(Body):
     assistant_id: Label | None = None
     thread_id: UUID | None = None
     enabled: bool | None = None
-    metadata: Wanted | None = None
+    metadata: Object | None = None
 
 
 CronField = Literal[

@@ -21,9 +21,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from agentrt.errors import ConfigError
 from agentrt.files import check_plain
 from agentrt.serving.langgraph import tables
-from agentrt.serving.langgraph.connections import READS, Address, engines
+from agentrt.serving.langgraph.connections import Address, engines
 from agentrt.serving.langgraph.outages import first_line
-from agentrt.serving.langgraph.reading import READER, Shares, in_time, refused
+from agentrt.serving.langgraph.reading import limited
 from agentrt.serving.langgraph.tables import about
 
 LOCK_WAIT_S = 5.0
@@ -48,18 +48,12 @@ class Database:
         self.lock = lock
         self._reads = reads
         self._writes = writes
-        self._shares = Shares(READS // 2)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """A connection for queries only. Raises 503 where these take too long."""
-        with refused():
-            async with (
-                in_time(READER.get()),
-                self._shares.taken(READER.get()),
-                self._reads.connect() as connection,
-            ):
-                yield connection
+        async with limited(), self._reads.connect() as connection:
+            yield connection
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:

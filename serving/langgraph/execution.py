@@ -160,7 +160,7 @@ class Execution:
         hook = self._hook(None, error_json(error))
         self._live.result = await end_without_graph(self._state, run_id, thread_id, error, *hook)
         if hook:
-            self._state.webhooks.begin(run_id, self._record.tenant)
+            self._state.webhooks.begin(run_id)
         await self._publish_end("error", error_json(error))
 
     async def _finish(self, error: Exception | None) -> None:
@@ -185,7 +185,7 @@ class Execution:
         await self._state.threads.update_state(record.thread_id, state, end, *hook)
         self._live.result = result
         if hook:
-            self._state.webhooks.begin(record.run_id, record.tenant)
+            self._state.webhooks.begin(record.run_id)
         await self._publish_end(state["status"], None if cancelled else fault)
 
     def _hook(self, values: Any, fault: dict[str, str] | None) -> list[sa.Insert]:

@@ -1,8 +1,5 @@
-"""Limits on what reading the database takes: of its time, and of its connections.
-
-A tenant waits for its own reads before it waits for others': it has at most half of the
-connections at once. What takes too long is broken off, in the database and in our function for
-containment alike, and answered 503.
+"""Limits on the time that reading the database takes: what takes too long is broken off, in the
+database and in our function for containment alike, and answered 503.
 """
 
 from __future__ import annotations
@@ -10,11 +7,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 from fastapi import HTTPException
 from sqlalchemy.exc import OperationalError
@@ -22,9 +18,9 @@ from sqlalchemy.exc import OperationalError
 from agentrt.errors import AgentrtError
 
 READ_S = 5.0
-"""So long may a client's read take, and so long does it wait for other reads of its tenant."""
+"""So long may a client's read take."""
 _SILENCES = 4
-"""Its share, its connection and its statement may each take so long."""
+"""Its connection, its transaction and its statement may each take so long."""
 _RETRY_S = "2"
 _CANCELED = "57014"
 """PostgreSQL's code for a statement over its ``statement_timeout``."""
@@ -60,50 +56,19 @@ class Deadline:
             raise TooSlowError("the time is over")
 
 
-class Shares:
-    """Who reads at once: each tenant with at most ``most`` connections."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._tenants = WeakValueDictionary[str, asyncio.Semaphore]()
-
-    @asynccontextmanager
-    async def taken(self, tenant: str | None) -> AsyncIterator[None]:
-        """A connection's share while the block runs. Raises 503 if none comes free in time."""
-        if tenant is None:
-            yield
-            return
-        share = self._tenants.setdefault(tenant, asyncio.Semaphore(self._most))
-        try:
-            async with asyncio.timeout(READ_S):
-                await share.acquire()
-        except TimeoutError:
-            raise _busy(f"tenant {tenant!r} reads too much at once") from None
-        try:
-            yield
-        finally:
-            share.release()
-
-
 @asynccontextmanager
-async def in_time(tenant: str | None) -> AsyncIterator[None]:
-    """Raise 503 when a tenant's read gets no answer at all: what breaks reads off is in the
-    database, and may be out of reach.
+async def limited() -> AsyncIterator[None]:
+    """Raise 503 where a client's read was broken off, and where it gets no answer at all: what
+    breaks reads off is in the database, and may be out of reach. `outages` knows outages.
     """
+    most_s = None if READER.get() is None else _SILENCES * READ_S
     try:
-        async with asyncio.timeout(None if tenant is None else _SILENCES * READ_S) as time_:
+        async with asyncio.timeout(most_s) as bound:
             yield
     except TimeoutError:
-        if not time_.expired():
+        if not bound.expired():
             raise
         raise _busy("the database does not answer") from None
-
-
-@contextmanager
-def refused() -> Iterator[None]:
-    """Turn what was broken off into 503. `outages` does so for an outage."""
-    try:
-        yield
     except OperationalError as error:
         if not _is_late(error):
             raise

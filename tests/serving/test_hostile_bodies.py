@@ -39,16 +39,12 @@ def search(metadata: str) -> bytes:
     ("path", "body", "status"),
     [
         ("/threads/search", search(f'{{"{KEY}": 1}}'), 413),
-        ("/threads/search", search('{"a": [' + ",".join(["[1]"] * 8000) + "]}"), 413),
-        ("/threads/search", search('{"a": [' + ",".join(["[1]"] * 800) + "]}"), 422),
         ("/threads", search(f'{{"a": [{",".join("1" * MOST_VALUES)}]}}'), 413),
         ("/threads", search(f'{{"a": [{",".join(["[]"] * MOST_OBJECTS)}]}}'), 413),
         ("/threads", search("[" * 15_000 + "]" * 15_000), 422),
     ],
     ids=[
         "long filter",
-        "filter of lists",
-        "filter of some lists",
         "many values",
         "many lists",
         "deep",

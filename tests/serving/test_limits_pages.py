@@ -11,11 +11,10 @@ import pytest
 from agentrt.cli.serve import serve
 from agentrt.executors.vllm import compiling, masks
 from agentrt.executors.vllm.frontend import long_prompts
-from agentrt.serving import bodies, sockets
+from agentrt.serving import bodies
 from agentrt.serving._compat import DROPPED_PER_S
 from agentrt.serving.frontend import bounds, responses
-from agentrt.serving.langgraph import bodies as langgraph_bodies
-from agentrt.serving.langgraph import connections, reading
+from agentrt.serving.langgraph import reading
 from agentrt.serving.observability.readers import Readers
 from agentrt.serving.programs import client_programs, conversation
 from agentrt.serving.server import Bounds
@@ -33,10 +32,9 @@ DEFAULT = Limits()
 OPTIONS = {one.name: one.default for one in serve.params}
 LIMITS = {
     "values in a body's JSON": [bodies.MOST_VALUES],
-    "objects and lists among them": [bodies.MOST_OBJECTS, bodies.MOST_OBJECTS_SEARCHED],
+    "objects and lists among them": [bodies.MOST_OBJECTS],
     "values in a message to an agent": [bodies.MOST_VALUES_OF_AGENTS],
     "the body of a search or a count": [bodies._SEARCH_BYTES],
-    "a filter of a search": [langgraph_bodies.MOST_WANTED, langgraph_bodies.LONGEST_WANTED],
     "the rest of a body that was refused": [DROPPED_PER_S],
     "a prompt of token ids": [],
     "a prompt's text": [],
@@ -48,12 +46,9 @@ LIMITS = {
     "compiling one grammar": [compiling.SLOW_S, compiling.LONGEST_S],
     "what a grammar takes of the engine's steps": [masks.MOST_S, masks.MOST_S],
     "readers of": [READERS["most"].default, READERS["most_of_one"].default],
-    "WebSockets": [sockets.MOST, sockets.MOST_OF_ONE],
     "a message over a WebSocket": [BOUNDS.message_bytes, 1],
     "what waits for a client of a WebSocket": [ASYNCIOS_BUFFER, BOUNDS.reader_s],
     "a client's read of the database": [reading.READ_S],
-    "connections to the database": [connections.READS // 2, connections.READS],
-    "a schema's references to itself": [],
 }
 TENANTS = {
     "a request's body": [BOUNDS.body_bytes],
@@ -71,9 +66,7 @@ TENANTS = {
         *(bounds.MOST_LENGTHS, bounds.MOST_ENUM_CHARACTERS),
     ],
     "patterns": [bounds.LONGEST_PATTERN, bounds._GRAMMAR],
-    "responses that are kept": [
-        *(responses.KEPT_S, responses.MOST, responses.MOST_BYTES, responses.ALL_BYTES)
-    ],
+    "responses that are kept": [*(responses.KEPT_S, responses.MOST, responses.MOST_BYTES)],
     "beginnings of a tenant's conversations": [conversation.MOST],
 }
 
