@@ -21,8 +21,7 @@ from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.frontend import Answer, Frontend, Request
 from agentrt.executors.info import ExecutorInfo
 from agentrt.integrations.langchain.calls import alone, run_call, run_stream
-from agentrt.integrations.langchain.heartbeats import Heartbeat, Heartbeats
-from agentrt.integrations.langchain.job import Job
+from agentrt.integrations.langchain.job import Heartbeat, Heartbeats, Job
 from agentrt.runtime import Runtime
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope

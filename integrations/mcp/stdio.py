@@ -46,7 +46,7 @@ class Stderr:
 async def opened_stdio(server: StdioServer, stderr: Stderr) -> AsyncIterator[TransportStreams]:
     """Run the server; at the block's end its stdin is closed, and then it is killed."""
     parameters = StdioServerParameters(
-        command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd
+        command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd or None
     )
     loop = asyncio.get_running_loop()
     ours, theirs = os.pipe()

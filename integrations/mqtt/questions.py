@@ -19,10 +19,9 @@ import aiomqtt
 
 from agentrt import tracking
 from agentrt.errors import ConfigError, ToolError
-from agentrt.integrations.mqtt.broker import Broker
+from agentrt.integrations.mqtt.broker import Broker, Outgoing, subscribe
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.messages import MAX_BYTES, AnswerMessage, Taken, decode, encode
-from agentrt.integrations.mqtt.outgoing import Outgoing, subscribe
 
 log = logging.getLogger(__name__)
 _EXPIRY_S = 600.0

@@ -45,10 +45,10 @@ from pydantic import ValidationError
 
 from agentrt.serving.langgraph import a2a_values as values
 from agentrt.serving.langgraph.a2a_known import Found, KnownTasks, caller_of
+from agentrt.serving.langgraph.execution import CANCEL_REASON
 from agentrt.serving.langgraph.outages import refusal
 from agentrt.serving.langgraph.responses import summary
 from agentrt.serving.langgraph.run_bodies import Command, RunBody
-from agentrt.serving.langgraph.run_ends import CANCEL_REASON
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_routes import RunRoutes
 from agentrt.serving.langgraph.run_starts import StartRoutes

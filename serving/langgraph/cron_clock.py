@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from langgraph_sdk import Auth
 
 from agentrt.serving.langgraph.auth import Caller
-from agentrt.serving.langgraph.cron_bodies import CronBody, next_time
-from agentrt.serving.langgraph.crons import Crons
+from agentrt.serving.langgraph.crons import CronBody, Crons, next_time
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.outages import is_outage
 from agentrt.serving.langgraph.run_starts import StartRoutes

@@ -20,9 +20,8 @@ from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
 from agentrt.serving.langgraph.auth import Caller, caller_of
-from agentrt.serving.langgraph.expiry import deadline_of
-from agentrt.serving.langgraph.interrupts import EXPIRED, interrupts_in, is_open
-from agentrt.serving.langgraph.responses import BadJSONError, check_json
+from agentrt.serving.langgraph.interrupts import EXPIRED, deadline_of, interrupts_in, is_open
+from agentrt.serving.langgraph.responses import check_json
 from agentrt.serving.langgraph.run_bodies import Command, RunBody
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import ACTIVE, has, runs, threads
@@ -90,7 +89,7 @@ class ThreadQuestions:
         asked.form.accept(value)
         try:
             check_json(value)
-        except BadJSONError as error:
+        except ValueError as error:
             raise ToolArgumentsError(f"the answer cannot be stored: {error}") from error
         with _hook_errors():
             run = await self._resume(asked, value, await self._caller(viewer, asked.tenant))

@@ -8,16 +8,17 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Header, HTTPException, Query, Response
+from langgraph_sdk.schema import CancelAction, RunSelectField, RunStatus
 from pydantic import BeforeValidator
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
+from agentrt.serving.langgraph.execution import end_without_graph
 from agentrt.serving.langgraph.responses import JSON, encode, invalid
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
-from agentrt.serving.langgraph.run_ends import end_without_graph
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import run_json
 from agentrt.serving.langgraph.stream_responses import (
@@ -33,7 +34,6 @@ from agentrt.serving.langgraph.tenant_state import TenantState
 
 _RUNS = "/threads/{thread_id}/runs"
 _RUN = f"{_RUNS}/{{run_id}}"
-Action = Literal["interrupt", "rollback"]
 _RETRY_S = "5"
 
 
@@ -53,10 +53,6 @@ _Modes = Annotated[list[StreamMode] | None, BeforeValidator(_given), Query()]
 _ThreadModes = Annotated[
     list[Literal["run_modes", "lifecycle"]] | None, BeforeValidator(_given), Query()
 ]
-RunField = Literal[
-    "run_id", "thread_id", "assistant_id", "created_at", "updated_at", "status", "metadata",
-    "kwargs", "multitask_strategy", "cancel_reason",
-]  # fmt: skip
 
 
 class RunRoutes(Routes):
@@ -74,8 +70,8 @@ class RunRoutes(Routes):
         caller: CallerDep,
         limit: bodies.Limit = 10,
         offset: bodies.Offset = 0,
-        status: bodies.RunStatus | None = None,
-        select: Annotated[list[RunField] | None, Query()] = None,
+        status: RunStatus | None = None,
+        select: Annotated[list[RunSelectField] | None, Query()] = None,
     ) -> JSON:
         """The runs of a thread, the last one first."""
         await self._state.thread(caller, thread_id, "read")
@@ -147,7 +143,7 @@ class RunRoutes(Routes):
         run_id: UUID,
         caller: CallerDep,
         wait: bool = False,
-        action: Action = "interrupt",
+        action: CancelAction = "interrupt",
     ) -> Response:
         """Stop a run; with ``rollback``, make it as if it had never been. One that has not
         begun has ended when this returns.
@@ -165,7 +161,7 @@ class RunRoutes(Routes):
 
     @route("POST", "/runs/cancel", 204)
     async def cancel_many(
-        self, body: RunCancel, caller: CallerDep, action: Action = "interrupt"
+        self, body: RunCancel, caller: CallerDep, action: CancelAction = "interrupt"
     ) -> Response:
         """Stop some runs of a thread, or all of a status. Those that have ended are left."""
         if body.thread_id is not None:

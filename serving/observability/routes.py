@@ -11,8 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from agentrt.runtime.run import Run
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.observability.engines import SnapshotPoller
-from agentrt.serving.observability.gauges import gauges
-from agentrt.serving.observability.metrics import Collected, of_tenant
+from agentrt.serving.observability.metrics import Collected, gauges, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.status import Activity

@@ -17,7 +17,7 @@ from langgraph.types import TimeoutPolicy
 from agentrt import Runtime
 from agentrt.integrations._compat.langgraph import node_heartbeat
 from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient, chat
-from agentrt.integrations.langchain.heartbeats import Heartbeat, Heartbeats
+from agentrt.integrations.langchain.job import Heartbeat, Heartbeats
 from tests.integrations.langchain.stub import HeldExecutor
 
 IDLE_S = 0.2

@@ -20,9 +20,8 @@ from sqlalchemy import Row
 
 from agentrt import Runtime
 from agentrt.serving.langgraph.auth import Caller, User
-from agentrt.serving.langgraph.cron_bodies import CronBody, next_time
 from agentrt.serving.langgraph.cron_clock import CronClock
-from agentrt.serving.langgraph.crons import Crons, _known_by, cron_json
+from agentrt.serving.langgraph.crons import CronBody, Crons, _known_by, cron_json, next_time
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import runs

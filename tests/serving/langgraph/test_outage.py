@@ -21,7 +21,7 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import APIStatusError, NotFoundError
 
-from agentrt.serving.langgraph import run_ends
+from agentrt.serving.langgraph import execution
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.execution import Execution
 from agentrt.serving.langgraph.outages import DiskRoom, is_outage
@@ -56,7 +56,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Disk]]:
                 await connection.execute(sa.text("PRAGMA query_only=0"))
 
     monkeypatch.setattr(Database, "writing", writing)
-    monkeypatch.setattr(run_ends, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(execution, "FIRST_REST_S", 0.01)
     yield Disk
     Disk.full = Disk.read_only = False
 

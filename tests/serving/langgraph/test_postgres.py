@@ -24,8 +24,8 @@ from agentrt import Runtime
 from agentrt.errors import ConfigError
 from agentrt.serving.langgraph import connections, database, tenant_state
 from agentrt.serving.langgraph.connections import Address
-from agentrt.serving.langgraph.lifetimes import sweep
 from agentrt.serving.langgraph.reading import READER
+from agentrt.serving.langgraph.threads import sweep
 from agentrt.serving.lifetimes import Ttl
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
