@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from agentrt.serving import bodies
 from agentrt.serving._compat import DROPPED_PER_S
 from agentrt.serving.frontend import bounds, responses
 from agentrt.serving.langgraph import reading
-from agentrt.serving.observability.readers import Readers
+from agentrt.serving.observability.routes import MOST_READERS
 from agentrt.serving.programs import client_programs, conversation
 from agentrt.serving.server import Bounds
 from agentrt.serving.tenants import fair
@@ -26,7 +25,6 @@ UNITS = {"KiB": 1024, "MiB": 1024**2, "hours": 3600, "seven eighths": 7 / 8, "on
 _NUMBER = r"seven eighths|\bone\b|\d[\d,.]*\b"
 
 ASYNCIOS_BUFFER = 64 * 1024
-READERS = inspect.signature(Readers).parameters
 BOUNDS = Bounds()
 DEFAULT = Limits()
 OPTIONS = {one.name: one.default for one in serve.params}
@@ -45,7 +43,7 @@ LIMITS = {
     "schemas that are read at once": [1],
     "compiling one grammar": [compiling.SLOW_S, compiling.LONGEST_S],
     "what a grammar takes of the engine's steps": [masks.MOST_S, masks.MOST_S],
-    "readers of": [READERS["most"].default, READERS["most_of_one"].default],
+    "readers of": [MOST_READERS],
     "a message over a WebSocket": [BOUNDS.message_bytes, 1],
     "what waits for a client of a WebSocket": [ASYNCIOS_BUFFER, BOUNDS.reader_s],
     "a client's read of the database": [reading.READ_S],
