@@ -1,4 +1,6 @@
-"""What `ChatAgentRT` takes, under the names of LangChain and OpenAI, as a chat request."""
+"""What `ChatAgentRT` takes, under the names of LangChain and OpenAI, as a chat request; and
+`with_structured_output`.
+"""
 
 from __future__ import annotations
 

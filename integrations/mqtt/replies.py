@@ -1,4 +1,6 @@
-"""What a worker says to those who call it, and what its tools can say while they run."""
+"""What a worker was asked to do, what it remembers of what is over, what it says to those who call
+it, and what its tools can say while they run.
+"""
 
 from __future__ import annotations
 
