@@ -1,4 +1,4 @@
-"""Limits on what one request may ask for, in addition to vLLM's own: pure.
+"""Limits on what one request may ask for, in addition to vLLM's own, and which fields it may have.
 
 Bodies are not validated yet. A value of the wrong type is left for vLLM to refuse.
 """
@@ -12,8 +12,8 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic_core import from_json
 
+from agentrt.serving.error_responses import ApiError
 from agentrt.serving.frontend.conversations import COMPLETIONS, MESSAGES
-from agentrt.serving.programs.errors import ApiError
 
 MOST_CHOICES = 128
 """``n`` of a request: what OpenAI's API takes."""
@@ -218,7 +218,7 @@ def _too_much(field: str, count: int, most: int, what: str = "") -> ApiError:
     return ApiError(400, f"{text}; this server takes {most} at most", param=field)
 
 
-# -- --strict-requests ---------------------------------------------------------------------
+# -- --strict-requests: fields that vLLM does not know are refused, where it would ignore them
 
 
 _JSON = "application/json"

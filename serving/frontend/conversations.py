@@ -123,7 +123,7 @@ def _objects(given: Any) -> list[Mapping[str, Any]]:
     return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
 
 
-# -- answers -------------------------------------------------------------------------------
+# -- answers: a request of a client continues a conversation when it begins with these messages
 
 
 _DATA = re.compile(rb"^data: (\{.*)", re.MULTILINE)

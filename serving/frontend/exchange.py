@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.executors.frontend import calling
 from agentrt.serving.bodies import pause
-from agentrt.serving.error_responses import in_form_of, openai_error
+from agentrt.serving.error_responses import describe, in_form_of, log_fault, openai_error
 from agentrt.serving.frontend.bounds import calls_of
 from agentrt.serving.frontend.callers import RequestCaller
 from agentrt.serving.frontend.conversations import (
@@ -28,7 +28,6 @@ from agentrt.serving.frontend.conversations import (
 from agentrt.serving.frontend.responses import ResponseStore
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
-from agentrt.serving.programs.errors import describe, log_fault
 from agentrt.serving.programs.identity import CLAIMED, read_claim
 from agentrt.serving.server import Server
 

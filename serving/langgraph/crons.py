@@ -22,7 +22,6 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Body, Label, Object, SortedPage
-from agentrt.serving.langgraph.interrupts import Deadlines
 from agentrt.serving.langgraph.responses import JSON, encode, invalid, not_found, summary, timestamp
 from agentrt.serving.langgraph.routes import PathThread, Routes, route
 from agentrt.serving.langgraph.run_bodies import RunBody, RunTerms
@@ -156,7 +155,7 @@ def cron_json(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 class Crons(Routes):
-    """The crons of all tenants. ``coming`` is the nearest time that one is due."""
+    """The crons of all tenants."""
 
     def __init__(
         self, state: TenantState, starts: StartRoutes, clock: Callable[[], float] = time.time
@@ -165,7 +164,6 @@ class Crons(Routes):
         self._database = state.storage.database
         self._starts = starts
         self.clock = clock
-        self.coming = Deadlines(clock)
 
     # -- routes ------------------------------------------------------------------------
 
@@ -231,7 +229,7 @@ class Crons(Routes):
         settings = self._settings(thread, body, metadata, self.clock())
         this = _is(caller.tenant, cron_id, only)
         await self._database.write(sa.update(crons).where(*this).values(settings))
-        return JSON(cron_json(await self._stored(caller.tenant, cron_id)))
+        return JSON(cron_json(await self.get(caller.tenant, cron_id)))
 
     @route("DELETE", _CRON, 204)
     async def delete(self, cron_id: UUID, caller: CallerDep) -> Response:
@@ -261,7 +259,7 @@ class Crons(Routes):
         async with self._database.writing() as connection:
             await connection.execute(sa.insert(crons).values(row))
             await self._state.quotas.added(connection, crons, caller.tenant)
-        return await self._stored(caller.tenant, key)
+        return await self.get(caller.tenant, key)
 
     async def get(self, tenant: str, key: UUID, only: Filter = None) -> sa.Row[Any]:
         """The cron, or 404."""
@@ -301,15 +299,6 @@ class Crons(Routes):
             "next_run_date": body.next_time(self.clock()),
             "updated_at": now,
         }
-
-    async def _stored(self, tenant: str, key: UUID) -> sa.Row[Any]:
-        """The cron as it is stored now. Its time is noted only then: whoever waits for it finds
-        the row.
-        """
-        row = await self.get(tenant, key)
-        if row.enabled and row.next_run_date is not None:
-            self.coming.add(row.next_run_date)
-        return row
 
     def _check_time_is_left(self, body: CronBody) -> None:
         if body.next_time(self.clock()) is None:

@@ -10,7 +10,6 @@ import orjson
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 
 from agentrt.errors import ProgramLoadError
 from agentrt.serving.langgraph.outages import refusal
@@ -72,7 +71,7 @@ class Route(APIRoute):
             except BusyError as error:
                 headers = {"Retry-After": str(error.retry_after)}
                 return JSON({"detail": str(error)}, 429, headers)
-            except (HookHTTPException, HTTPException) as error:
+            except HTTPException as error:
                 return _answer(error)
             except Exception as error:
                 if (refused := refusal(error)) is None:
@@ -82,7 +81,7 @@ class Route(APIRoute):
         return handler
 
 
-def _answer(error: HookHTTPException | HTTPException) -> JSON:
+def _answer(error: HTTPException) -> JSON:
     return JSON({"detail": error.detail}, error.status_code, dict(error.headers or {}))
 
 

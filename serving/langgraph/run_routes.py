@@ -15,7 +15,6 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.execution import end_without_graph
 from agentrt.serving.langgraph.responses import JSON, encode, invalid
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
@@ -86,8 +85,7 @@ class RunRoutes(Routes):
     @route("DELETE", _RUN, 204)
     async def delete(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
         """Stop a run if it has not ended, and forget it; what it did to its thread stays."""
-        row = await self._row(caller, thread_id, run_id, "delete")
-        await self._end_orphan(row)
+        await self._row(caller, thread_id, run_id, "delete")
         await self._queue.stop_all([str(run_id)], "interrupt")
         await self._all.remove(str(run_id))
         return Response(status_code=204)
@@ -153,7 +151,7 @@ class RunRoutes(Routes):
         if live is not None:
             if self._queue.cancel(live, action) or wait:
                 await live.ended()
-        elif not await self._end_orphan(row):
+        else:
             raise HTTPException(404, f"run {run_id} has ended; there is nothing to cancel")
         if not wait:
             return Response(status_code=202)
@@ -195,13 +193,6 @@ class RunRoutes(Routes):
         headers = {"Location": f"/threads/{thread_id}/stream"}
         runs = self._thread_events(str(thread_id), whole)
         return EventSourceResponse(runs, headers=headers, ping=PING_S)
-
-    async def _end_orphan(self, row: Row[Any]) -> bool:
-        """End a run that no task will ever end; False for any other."""
-        if row.status not in ACTIVE or not self._queue.is_orphan(row.tenant, row.run_id):
-            return False
-        await end_without_graph(self._state, row.run_id, row.thread_id)
-        return True
 
     async def _row(self, caller: Caller, thread_id: UUID, run_id: UUID, action: str) -> Row[Any]:
         await self._state.thread(caller, thread_id, action)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from agentrt.integrations.langchain.client import RuntimeClient
 from agentrt.integrations.langchain.shared import lend
-from agentrt.integrations.langgraph.factories import Access, Purpose
+from agentrt.integrations.langgraph.graphs import Access, Purpose
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph.assistants import Assistants
 from agentrt.serving.langgraph.auth import Caller

@@ -1,4 +1,6 @@
-"""Threads: what lasts over several runs. Their states are LangGraph's checkpoints."""
+"""Threads: what lasts over several runs, for ever or for a time. Their states are LangGraph's
+checkpoints.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The calls that come out of a sandbox, made on the program's real context."""
+"""The calls that come out of a sandbox, made on the program's real context. It has numbers for its
+token contexts, and never the contexts.
+"""
 
 from __future__ import annotations
 

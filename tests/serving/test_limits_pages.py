@@ -13,7 +13,7 @@ from agentrt.executors.vllm.frontend import long_prompts
 from agentrt.serving import bodies
 from agentrt.serving._compat import DROPPED_PER_S
 from agentrt.serving.frontend import bounds, responses
-from agentrt.serving.langgraph import reading
+from agentrt.serving.langgraph import outages
 from agentrt.serving.observability.routes import MOST_READERS
 from agentrt.serving.programs import client_programs, conversation
 from agentrt.serving.server import Bounds
@@ -46,7 +46,7 @@ LIMITS = {
     "readers of": [MOST_READERS],
     "a message over a WebSocket": [BOUNDS.message_bytes, 1],
     "what waits for a client of a WebSocket": [ASYNCIOS_BUFFER, BOUNDS.reader_s],
-    "a client's read of the database": [reading.READ_S],
+    "a client's read of the database": [outages.READ_S],
 }
 TENANTS = {
     "a request's body": [BOUNDS.body_bytes],

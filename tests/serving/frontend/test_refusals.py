@@ -9,6 +9,7 @@ import pytest
 
 from agentrt.errors import EngineDiedError
 from agentrt.request import Call
+from agentrt.serving.error_responses import ApiError
 from agentrt.serving.frontend.bounds import (
     LONGEST_PATTERN,
     MOST_CALLS,
@@ -22,7 +23,6 @@ from agentrt.serving.frontend.bounds import (
     check_bounds,
 )
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from agentrt.serving.programs.errors import ApiError
 from agentrt.serving.tenants import Limits
 from tests.serving.frontend.test_identity import ask
 from tests.serving.local import MODEL, open_server

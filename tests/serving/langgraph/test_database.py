@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.serving.langgraph import connections, database, tables
-from agentrt.serving.langgraph.connections import Address
-from agentrt.serving.langgraph.database import open_database
+from agentrt.serving.langgraph import database, tables
+from agentrt.serving.langgraph.database import Address, open_database
 from agentrt.serving.langgraph.responses import check_json, encode, to_json
 from agentrt.serving.langgraph.tables import has, is_within, threads
 from tests.serving.langgraph.graphs import bare_graph
@@ -60,8 +59,10 @@ async def test_a_database_that_may_be_read_only_is_refused(
     """Also one whose tables are there. SQLite is told so: root may write to any file."""
     address = Address.parse(f"sqlite:{tmp_path / 'a.db'}")
 
+    engines = database.engines
+
     def read_only(address: Address) -> Any:
-        reads, writes = connections.engines(address)
+        reads, writes = engines(address)
 
         @sa.event.listens_for(writes.sync_engine, "begin")
         def protect(connection: Any) -> None:

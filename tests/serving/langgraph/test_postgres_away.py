@@ -18,7 +18,7 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import APIStatusError, InternalServerError
 
-from agentrt.serving.langgraph import execution, reading, storage
+from agentrt.serving.langgraph import execution, outages, storage
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.postgres import Proxy
 from tests.serving.langgraph.serve import Serving, serving
@@ -128,7 +128,7 @@ async def test_a_database_that_is_silent(
 
     async with behind(url_of(admin)) as (it, client, proxy):
         begun = [await at_a_gate(client) for _ in range(2)]
-        monkeypatch.setattr(reading, "READ_S", 0.1)
+        monkeypatch.setattr(outages, "READ_S", 0.1)
         monkeypatch.setattr(psycopg.AsyncConnection, "_try_cancel", try_cancel)
         proxy.stall()
         for *_, gate in begun:

@@ -15,11 +15,10 @@ import sqlalchemy as sa
 from fastapi import HTTPException
 from sqlalchemy import exc
 
-from agentrt.serving.langgraph import connections, reading
-from agentrt.serving.langgraph.connections import Address
-from agentrt.serving.langgraph.database import Database, open_database
-from agentrt.serving.langgraph.outages import refusal
-from agentrt.serving.langgraph.reading import READER
+from agentrt.serving.langgraph import database as databases
+from agentrt.serving.langgraph import outages
+from agentrt.serving.langgraph.database import Address, Database, open_database
+from agentrt.serving.langgraph.outages import READER, refusal
 from agentrt.serving.langgraph.tables import has, threads
 from agentrt.serving.langgraph.threads import add_thread
 from tests.serving.langgraph.serve import Serving
@@ -48,8 +47,8 @@ async def opened(folder: Path) -> AsyncIterator[Database]:
 
 def allow(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads are broken off after so long from here on."""
-    monkeypatch.setattr(connections, "READ_S", seconds)
-    monkeypatch.setattr(reading, "READ_S", seconds)
+    monkeypatch.setattr(databases, "READ_S", seconds)
+    monkeypatch.setattr(outages, "READ_S", seconds)
 
 
 SHORT_S = 0.02
