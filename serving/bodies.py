@@ -15,8 +15,6 @@ else.
 """
 MOST_OBJECTS = 20 * 1024
 """Objects and lists in it: each takes as long as many numbers."""
-MOST_OBJECTS_SEARCHED = 1024
-"""The same in a search, whose filter is bounded further."""
 MOST_VALUES_OF_AGENTS = 20 * 1024
 """The values in a message to an agent (A2A), which the protocol's types take 2 µs each to read."""
 LONG = 64 * 1024
@@ -87,7 +85,6 @@ class _Body:
         is_search = path.endswith(_SEARCHES)
         self._most_bytes = min(most_bytes, _SEARCH_BYTES) if is_search else most_bytes
         self._most_values = MOST_VALUES_OF_AGENTS if path.startswith(_AGENTS) else MOST_VALUES
-        self._most_objects = MOST_OBJECTS_SEARCHED if is_search else MOST_OBJECTS
         self._is_form = headers.get(b"content-type", b"").startswith(b"multipart/")
         self._count = JSONCount()
         self._size = 0
@@ -106,8 +103,8 @@ class _Body:
         self._count.feed(piece)
         if self._count.values > self._most_values:
             raise TooLargeError(f"has more than {self._most_values} values")
-        if self._count.objects > self._most_objects:
-            raise TooLargeError(f"has more than {self._most_objects} objects and lists")
+        if self._count.objects > MOST_OBJECTS:
+            raise TooLargeError(f"has more than {MOST_OBJECTS} objects and lists")
 
 
 def _given(first: Message, receive: Receive) -> Receive:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Mapping
 from secrets import token_hex
 from urllib.parse import unquote
 
+from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -81,6 +82,8 @@ class Middleware:
                 await self._app(scope, receive, send_with_id)
             else:
                 await self._admit(scope, receive, send_with_id, headers)
+        except SendTimeoutError:  # its client has stopped reading a stream
+            return
         except Exception:  # a bug of ours: the log gets its traceback, the client nothing of it
             if not is_begun:
                 await server_failed(path)(scope, receive, send_with_id)

@@ -4,22 +4,15 @@ it send no header: the origin is always checked, and a page's key comes as a sub
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentrt.serving.error_responses import error_response
-
 SUBPROTOCOL = "agentrt"
 """What is chosen of the subprotocols that a page offers: a key is never sent back."""
-MOST = 1024
-MOST_OF_ONE = 256
-"""Connections, and those of one tenant."""
 _KEY = b"agentrt.bearer."
-_RETRY_S = "5"
 
 Check = Callable[[Scope, dict[bytes, bytes]], Response | None]
 
@@ -31,33 +24,17 @@ class Sockets:
 
     def __init__(self, app: ASGIApp, check: Check, answer: ASGIApp) -> None:
         self._app, self._check, self._answer = app, check, answer
-        self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         _take_key(scope)
         state = scope.setdefault("state", {})
         headers = dict(reversed(scope["headers"]))
-        refusal = self._check(scope, headers) or self._shortage(scope)
+        refusal = self._check(scope, headers)
         if refusal is not None:
             await _refuse(refusal, scope, receive, send, is_page=b"origin" in headers)
             return
         state["answer"] = self._answer
-        one = Counter({state["tenant"]: 1})
-        self._open += one
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._open -= one
-
-    def _shortage(self, scope: Scope) -> Response | None:
-        own = self._open[scope["state"]["tenant"]]
-        if own < MOST_OF_ONE and self._open.total() < MOST:
-            return None
-        why = (
-            f"{own} of your WebSockets are open, of {MOST_OF_ONE}, and {self._open.total()} in all"
-        )
-        headers = {"retry-after": _RETRY_S}
-        return error_response(scope["path"], 503, f"{why}, of {MOST}; close one", headers=headers)
+        await self._app(scope, receive, send)
 
 
 def close_code(status: int) -> int:

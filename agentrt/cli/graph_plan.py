@@ -14,8 +14,8 @@ from agentrt.cli.human import FLAG, Human, InterruptReply, UnansweredError, choo
 from agentrt.cli.load import GraphTarget
 from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.errors import AgentrtError, ProgramLoadError, UsageError
-from agentrt.integrations.langgraph.factories import Access
 from agentrt.integrations.langgraph.graphs import (
+    Access,
     Graph,
     graph_name,
     graph_program,

@@ -13,7 +13,7 @@ from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools, read_triggers
 from agentrt.cli.traces import read_traces
 from agentrt.errors import ProgramLoadError
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.serving.langgraph.connections import Address
+from agentrt.serving.langgraph.database import Address
 from agentrt.serving.lifetimes import Lifetimes, read_lifetimes
 from agentrt.serving.origins import Origins, read_cors, read_hosts, read_origins
 from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram

@@ -30,15 +30,16 @@ from agentrt.integrations.langchain.messages import as_chat
 from agentrt.integrations.langchain.options import (
     OF_CALLS,
     SENT,
+    Method,
     as_choice,
     by_own_names,
     model_options,
     request_of,
     seconds,
+    structured,
 )
 from agentrt.integrations.langchain.replies import PROVIDER, ChunkMaker, as_result
 from agentrt.integrations.langchain.shared import endpoint_client, engine_client
-from agentrt.integrations.langchain.structured import Method, structured
 from agentrt.integrations.langgraph import follow, scope_of_call
 from agentrt.runtime import Runtime
 

@@ -20,9 +20,14 @@ from agentrt import tracking
 from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.frontend import Answer, Frontend, Request
 from agentrt.executors.info import ExecutorInfo
-from agentrt.integrations.langchain.calls import alone, run_call, run_stream
-from agentrt.integrations.langchain.heartbeats import Heartbeat, Heartbeats
-from agentrt.integrations.langchain.job import Job
+from agentrt.integrations.langchain.calls import (
+    Heartbeat,
+    Job,
+    alone,
+    beating,
+    run_call,
+    run_stream,
+)
 from agentrt.runtime import Runtime
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
@@ -62,7 +67,6 @@ class RuntimeClient:
         self._thread: threading.Thread | None = None
         self._opening: asyncio.Task[Runtime] | None = None
         self._lock = threading.Lock()
-        self._heartbeats = Heartbeats()
         self.closed = False
 
     @classmethod
@@ -188,7 +192,7 @@ class RuntimeClient:
 
     @asynccontextmanager
     async def _under(self, terms: Terms) -> AsyncIterator[Runtime]:
-        with self._heartbeats.sending(terms.heartbeat):
+        with beating(terms.heartbeat):
             runtime = await self._opened()
             await runtime.frontend()
             try:

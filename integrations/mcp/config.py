@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from agentrt.errors import ConfigError
 from agentrt.files import read_json
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_HTTP_TYPES = ("http", "streamable-http", "streamable_http", "streamableHttp")
 _FORM = '{"mcpServers": {"NAME": {"command": "…"} or {"url": "…"}}}'
 
 
@@ -26,7 +26,7 @@ class StdioServer:
     """A server that is a command, with ``env`` beside the few variables that it gets anyway."""
 
     name: str
-    command: str
+    command: Annotated[str, Field(min_length=1)]
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
@@ -37,11 +37,16 @@ class HttpServer:
     """A server that is reached by streamable HTTP."""
 
     name: str
-    url: str
+    url: Annotated[str, Field(pattern="^https?://[^/?#]")]
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Server = StdioServer | HttpServer
+_KINDS: Mapping[str, tuple[type[Server], Sequence[str]]] = {
+    "command": (StdioServer, ("stdio",)),
+    "url": (HttpServer, ("http", "streamable-http", "streamable_http", "streamableHttp")),
+}
+"""What each of the two fields makes, and the words for ``type`` that go with it."""
 
 
 def read_servers(paths: Sequence[Path], env: Mapping[str, str] | None = None) -> list[Server]:
@@ -56,11 +61,12 @@ def read_servers(paths: Sequence[Path], env: Mapping[str, str] | None = None) ->
         raise ConfigError("--mcp needs the package mcp; install agentrt[mcp]")
     found: dict[str, Server] = {}
     for path in paths:
-        for name, fields in _entries(path).items():
+        for name, given in _entries(path).items():
             if name in found:
                 raise ConfigError(f"{path}: server {name!r} is in another --mcp file, too")
-            entry = _Entry(path, name, fields, os.environ if env is None else env)
-            if (server := entry.server()) is not None:
+            where = f"{path}: server {name!r}"
+            server = _server(where, name, given, os.environ if env is None else env)
+            if server is not None:
                 found[name] = server
     return list(found.values())
 
@@ -78,89 +84,52 @@ def _entries(path: Path) -> dict[str, Any]:
     return entries
 
 
-class _Entry:
-    """One server's fields, read one by one. Fields of other clients are ignored."""
-
-    def __init__(self, path: Path, name: str, fields: Any, env: Mapping[str, str]) -> None:
-        self._where = f"{path}: server {name!r}"
-        self._name = name
-        self._fields = fields
-        self._env = env
-
-    def server(self) -> Server | None:
-        """The server; None if it is disabled."""
-        if not self._name or not isinstance(self._fields, dict):
-            raise ConfigError(f"{self._where}: write {_FORM}")
-        if self._fields.get("disabled") is True:
-            return None
-        kind, has_command = self._fields.get("type"), "command" in self._fields
-        if has_command == ("url" in self._fields):
-            raise ConfigError(f"{self._where}: give either 'command' or 'url'")
-        if kind == "sse":
-            raise ConfigError(
-                f"{self._where}: type 'sse' is a transport that MCP has given up; if the server "
-                "speaks streamable HTTP, give its URL (often …/mcp) and type 'http'"
-            )
-        fitting = ("stdio",) if has_command else _HTTP_TYPES
-        if kind is not None and kind not in fitting:
-            has = "command" if has_command else "url"
-            raise ConfigError(
-                f"{self._where}: type {kind!r} does not go with {has!r}; give {fitting[0]!r}"
-            )
-        return self._stdio() if has_command else self._http()
-
-    def _stdio(self) -> StdioServer:
-        args = self._get("args", [], _is_texts, "a list of texts")
-        return StdioServer(
-            self._name,
-            self._expanded("command", self._get("command", None, _is_text, "a text")),
-            tuple(self._expanded(f"args[{at}]", arg) for at, arg in enumerate(args)),
-            self._texts("env"),
-            self._expanded("cwd", self._get("cwd", "", _is_text_or_empty, "a text")) or None,
+def _server(where: str, name: str, given: Any, env: Mapping[str, str]) -> Server | None:
+    """One server; None if it is disabled. Fields of other clients are ignored."""
+    if not name or not isinstance(given, dict):
+        raise ConfigError(f"{where}: write {_FORM}")
+    if given.get("disabled") is True:
+        return None
+    if ("command" in given) == ("url" in given):
+        raise ConfigError(f"{where}: give either 'command' or 'url'")
+    has = "url" if "url" in given else "command"
+    kind, types = _KINDS[has]
+    if given.get("type") == "sse":
+        raise ConfigError(
+            f"{where}: type 'sse' is a transport that MCP has given up; if the server "
+            "speaks streamable HTTP, give its URL (often …/mcp) and type 'http'"
         )
-
-    def _http(self) -> HttpServer:
-        url = self._expanded("url", self._get("url", None, _is_text, "a text"))
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{self._where}: url must begin with http:// or https://")
-        return HttpServer(self._name, url, self._texts("headers"))
-
-    def _texts(self, key: str) -> dict[str, str]:
-        given = self._get(key, {}, _is_text_map, "an object of texts")
-        return {name: self._expanded(f"{key}.{name}", text) for name, text in given.items()}
-
-    def _get(self, key: str, default: Any, fits: Callable[[Any], bool], wanted: str) -> Any:
-        value = self._fields.get(key, default)
-        if not fits(value):
-            raise ConfigError(f"{self._where}: {key} must be {wanted}")
-        return value
-
-    def _expanded(self, key: str, text: str) -> str:
-        def value(match: re.Match[str]) -> str:
-            name, default = match[1], match[2]
-            found = self._env.get(name, default)
-            if found is None:
-                raise ConfigError(
-                    f"{self._where}: {key} needs the environment variable {name}, which is not "
-                    f"set; set it, or write ${{{name}:-default}}"
-                )
-            return found
-
-        return _VARIABLE.sub(value, text)
+    if given.get("type", types[0]) not in types:
+        raise ConfigError(
+            f"{where}: type {given['type']!r} does not go with {has!r}; give {types[0]!r}"
+        )
+    names = [one.name for one in fields(kind) if one.name in given]
+    try:
+        known = {key: _expanded(key, given[key], env) for key in names}
+        return TypeAdapter[Server](kind).validate_python({**known, "name": name})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{where}: {field}: {first['msg']}") from None
+    except LookupError as error:
+        raise ConfigError(f"{where}: {error.args[0]}") from None
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+def _expanded(field: str, given: Any, env: Mapping[str, str]) -> Any:
+    """A value with the variables in its texts. Raises `LookupError` for one that is not set."""
+    if isinstance(given, dict):
+        return {key: _expanded(f"{field}.{key}", one, env) for key, one in given.items()}
+    if isinstance(given, list):
+        return [_expanded(f"{field}[{at}]", one, env) for at, one in enumerate(given)]
 
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1], match[2]
+        found = env.get(name, default)
+        if found is None:
+            raise LookupError(
+                f"{field} needs the environment variable {name}, which is not set; set it, or "
+                f"write ${{{name}:-default}}"
+            )
+        return found
 
-def _is_text_or_empty(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _is_text_map(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+    return _VARIABLE.sub(value, given) if isinstance(given, str) else given

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
@@ -16,17 +17,67 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import anyio
 from mcp.client import Client
 from mcp.client.session import ElicitationFnT
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import Implementation
 
 from agentrt import __version__
 from agentrt.errors import ToolUnavailableError
-from agentrt.integrations.mcp.config import HttpServer, Server
+from agentrt.integrations.mcp.config import HttpServer, Server, StdioServer
 from agentrt.integrations.mcp.http import HttpClient
-from agentrt.integrations.mcp.stdio import Stderr, opened_stdio
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, TransportStreams
+
+_LAST_WORDS = 300
+_AT_ONCE = 1 << 16
+
+
+class Stderr:
+    """What a server writes to stderr. Its end is kept, all else is dropped."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says something; "" if none does."""
+        lines = self._tail.decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def read_from(self, descriptor: int) -> None:
+        """There is something to read, or the end."""
+        try:
+            data = os.read(descriptor, _AT_ONCE)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(descriptor)
+        self._tail = (self._tail + data)[-_LAST_WORDS:]
+
+
+@asynccontextmanager
+async def opened_stdio(server: StdioServer, stderr: Stderr) -> AsyncIterator[TransportStreams]:
+    """Run the server; at the block's end its stdin is closed, and then it is killed."""
+    parameters = StdioServerParameters(
+        command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd or None
+    )
+    loop = asyncio.get_running_loop()
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    loop.add_reader(ours, stderr.read_from, ours)
+    try:
+        with os.fdopen(theirs, "w") as errlog:
+            async with stdio_client(parameters, errlog) as streams:
+                yield streams
+    finally:
+        loop.remove_reader(ours)
+        stderr.read_from(ours)
+        os.close(ours)
+
+
+# -- the connection to any server ----------------------------------------------------------
+
 
 Mode = Literal["auto", "legacy", "2026-07-28"]
 _OPENED_WITHIN_S = 60.0
@@ -206,16 +257,8 @@ class _Watched:
         self._stream = stream
         self._ended = ended
 
-    @property
-    def last_context(self) -> Any:
-        """The context in which the last item was sent, where the stream has it."""
-        return getattr(self._stream, "last_context", None)
-
-    async def receive(self) -> Any:
-        return await self._stream.receive()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def __aiter__(self) -> Self:
         return self

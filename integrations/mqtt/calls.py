@@ -12,6 +12,7 @@ from typing import Any
 import aiomqtt
 
 from agentrt.errors import ToolArgumentsError, ToolError
+from agentrt.integrations.mqtt.broker import Outgoing
 from agentrt.integrations.mqtt.messages import (
     Announcement,
     Failure,
@@ -22,7 +23,6 @@ from agentrt.integrations.mqtt.messages import (
     decode,
     encode,
 )
-from agentrt.integrations.mqtt.outgoing import Outgoing
 from agentrt.integrations.mqtt.topics import Topics
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 

@@ -18,8 +18,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from agentrt import tracking
 from agentrt.errors import ToolUnavailableError
 from agentrt.integrations._compat.aiomqtt import deliver, end_session, properties, publish_now
-from agentrt.integrations.mqtt.broker import Broker
-from agentrt.integrations.mqtt.outgoing import Outgoing
+from agentrt.integrations.mqtt.broker import Broker, Outgoing
 
 log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.1

@@ -16,10 +16,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from agentrt.integrations._compat.aiomqtt import properties
-from agentrt.integrations.mqtt.broker import Broker
+from agentrt.integrations.mqtt.broker import Broker, Outgoing, check_codes
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.messages import MAX_BYTES
-from agentrt.integrations.mqtt.outgoing import Outgoing, check_codes
 from agentrt.integrations.mqtt.topics import check_filter
 from agentrt.interrupts.events import Event, EventSource, Subscription
 

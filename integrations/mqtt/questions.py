@@ -8,7 +8,6 @@ the questions of the tenant ``default`` are there: anybody at the broker may rea
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import uuid
@@ -19,16 +18,14 @@ import aiomqtt
 
 from agentrt import tracking
 from agentrt.errors import ConfigError, ToolError
-from agentrt.integrations.mqtt.broker import Broker
+from agentrt.integrations.mqtt.broker import Broker, Outgoing, subscribe
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.messages import MAX_BYTES, AnswerMessage, Taken, decode, encode
-from agentrt.integrations.mqtt.outgoing import Outgoing, subscribe
 
 log = logging.getLogger(__name__)
 _EXPIRY_S = 600.0
 """So long a question outlives a process that was killed; an open one is published again sooner."""
 _AGAIN_S = 240.0
-_GOODBYE_S = 2.0
 
 
 class QuestionBoard(Protocol):
@@ -74,11 +71,7 @@ class MqttQuestions:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._show({})
-        if self._connection.is_up:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_GOODBYE_S):
-                    await self._connection.sent()
-        await self._connection.close()
+        await self._connection.finish()
 
     # -- questions ---------------------------------------------------------------------
 

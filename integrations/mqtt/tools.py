@@ -13,11 +13,10 @@ from typing import Any
 import aiomqtt
 
 from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
-from agentrt.integrations.mqtt.broker import Broker
+from agentrt.integrations.mqtt.broker import Broker, Outgoing, publish, subscribe
 from agentrt.integrations.mqtt.calls import CallQuestions, Fleet, ToolAttempt, call_id_of
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
-from agentrt.integrations.mqtt.outgoing import Outgoing, publish, subscribe
 from agentrt.integrations.mqtt.topics import Topics
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 

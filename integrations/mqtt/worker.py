@@ -19,9 +19,8 @@ from agentrt.errors import (
     ToolUnavailableError,
     UnknownToolError,
 )
-from agentrt.integrations.mqtt.broker import Broker
+from agentrt.integrations.mqtt.broker import Broker, Outgoing, subscribe
 from agentrt.integrations.mqtt.connection import Connection
-from agentrt.integrations.mqtt.jobs import Job, Jobs, Sender
 from agentrt.integrations.mqtt.messages import (
     Announcement,
     Cancel,
@@ -32,8 +31,7 @@ from agentrt.integrations.mqtt.messages import (
     decode,
     encode,
 )
-from agentrt.integrations.mqtt.outgoing import Outgoing, subscribe
-from agentrt.integrations.mqtt.replies import JobContext, Replies
+from agentrt.integrations.mqtt.replies import Job, JobContext, Jobs, Replies, Sender
 from agentrt.integrations.mqtt.topics import is_name
 from agentrt.interrupts import Tool, ToolRequest
 from agentrt.interrupts.attempts import Attempts

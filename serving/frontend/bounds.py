@@ -1,4 +1,4 @@
-"""Limits on what one request may ask for, in addition to vLLM's own: pure.
+"""Limits on what one request may ask for, in addition to vLLM's own, and which fields it may have.
 
 Bodies are not validated yet. A value of the wrong type is left for vLLM to refuse.
 """
@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic_core import from_json
 
+from agentrt.serving.error_responses import ApiError
 from agentrt.serving.frontend.conversations import COMPLETIONS, MESSAGES
-from agentrt.serving.frontend.references import circle_in
-from agentrt.serving.programs.errors import ApiError
 
 MOST_CHOICES = 128
 """``n`` of a request: what OpenAI's API takes."""
@@ -44,7 +44,7 @@ MOST_OPTIONAL = 512
 LONGEST_PATTERN = 4096
 _GRAMMAR = 64 * 1024
 _REPEATS = ("minLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_CHECKED = frozenset([*_REPEATS, "pattern", "maxLength", "enum", "properties", "$ref"])
+_CHECKED = frozenset([*_REPEATS, "pattern", "maxLength", "enum", "properties"])
 _NESTED = frozenset([dict, list])
 """What a parser of JSON makes of objects and lists."""
 _QUANTIFIER = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
@@ -81,8 +81,6 @@ def check_bounds(path: str, body: Mapping[str, Any]) -> None:
     weight = _Weight()
     for field, schema in _schemas(body):
         weight.add(field, schema)
-        if weight.refers:
-            _check_references(field, schema)
     if "structured_outputs" in body:
         _check_structured(body["structured_outputs"], weight)
 
@@ -135,16 +133,6 @@ def _schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"tools.{index}.{name}", tool[name]
 
 
-def _check_references(field: str, given: Any) -> None:
-    """Raise `ApiError` for a schema that refers to itself alone."""
-    schema = _get(given, "json_schema") or given  # of chat completions' response_format
-    for name in ("schema", "parameters"):
-        schema = _get(schema, name) or schema
-    if (circle := circle_in(schema)) is not None:
-        text = f"{field}: the reference {circle[:200]!r} leads to itself, which no output can meet"
-        raise ApiError(400, text, param=field)
-
-
 def _check_structured(given: Any, weight: _Weight) -> None:
     """vLLM's own field for what an output is held to."""
     where = "structured_outputs"
@@ -155,8 +143,6 @@ def _check_structured(given: Any, weight: _Weight) -> None:
                 raise _too_much(f"{where}.{name}", len(value), _GRAMMAR, "characters")
             value = _parsed(value)
         weight.add(f"{where}.{name}", value)
-        if weight.refers:
-            _check_references(f"{where}.{name}", value)
     weight.add(where, {"pattern": _get(given, "regex")})
     grammar = _get(given, "grammar")
     if isinstance(grammar, str) and len(grammar) > _GRAMMAR:
@@ -164,10 +150,9 @@ def _check_structured(given: Any, weight: _Weight) -> None:
 
 
 class _Weight:
-    """What all schemas of a request come to; ``refers`` says whether any has a reference."""
+    """What all schemas of a request come to."""
 
     def __init__(self) -> None:
-        self.refers = False
         self._nodes = self._repeats = self._enum_characters = 0
         self._lengths: set[int] = set()
 
@@ -186,7 +171,6 @@ class _Weight:
             left += [one for one in inner if type(one) in _NESTED]
 
     def _check_object(self, field: str, schema: Mapping[str, Any]) -> None:
-        self.refers = self.refers or "$ref" in schema
         pattern = schema.get("pattern")
         if isinstance(pattern, str):
             if len(pattern) > LONGEST_PATTERN:
@@ -232,3 +216,76 @@ def _get(given: Any, name: str) -> Any:
 def _too_much(field: str, count: int, most: int, what: str = "") -> ApiError:
     text = f"{field}: {count} {what}".rstrip()
     return ApiError(400, f"{text}; this server takes {most} at most", param=field)
+
+
+# -- --strict-requests: fields that vLLM does not know are refused, where it would ignore them
+
+
+_JSON = "application/json"
+Schema = Mapping[str, Any]
+
+
+class KnownFields:
+    """The fields of the bodies that an application takes, as its own OpenAPI schema has them."""
+
+    def __init__(self, app: FastAPI) -> None:
+        described = app.openapi()
+        self._schemas = described.get("components", {}).get("schemas", {})
+        self._bodies = {
+            path: operations["post"]["requestBody"]["content"][_JSON]["schema"]
+            for path, operations in described["paths"].items()
+            if _JSON in operations.get("post", {}).get("requestBody", {}).get("content", {})
+        }
+
+    def check(self, path: str, body: Mapping[str, Any]) -> None:
+        """Raise `ApiError` for a field that is not known; it is named."""
+        schema = self._bodies.get(path)
+        field = None if schema is None else self._unknown(body, schema)
+        if field is not None:
+            raise ApiError(
+                400,
+                f"{field}: no such field; leave it out (this server has --strict-requests)",
+                param=field,
+                code="unknown_field",
+            )
+
+    def _unknown(self, value: Any, schema: Schema, at: str = "") -> str | None:
+        """The first field in ``value`` that no reading of the schema knows."""
+        found: list[str] = []
+        for one in self._readings(schema):
+            field = self._unknown_in(value, one, at)
+            if field is None:
+                return None
+            found.append(field)
+        return max(found, key=lambda field: field.count("."), default=None)
+
+    def _readings(self, schema: Schema) -> Iterator[Schema]:
+        """A schema's alternatives, without references."""
+        if "$ref" in schema:
+            yield from self._readings(self._schemas.get(schema["$ref"].rpartition("/")[2], {}))
+            return
+        several = [one for name in ("anyOf", "oneOf", "allOf") for one in schema.get(name, ())]
+        for one in several:
+            yield from self._readings(one)
+        if not several:
+            yield schema
+
+    def _unknown_in(self, value: Any, schema: Schema, at: str) -> str | None:
+        if isinstance(value, dict):
+            known = schema.get("properties")
+            if known is None:
+                return None if schema.get("type", "object") == "object" else at or "body"
+            for name, one in value.items():
+                here = f"{at}.{name}".lstrip(".")
+                if name not in known:
+                    return here
+                if (field := self._unknown(one, known[name], here)) is not None:
+                    return field
+        elif isinstance(value, list):
+            items = schema.get("items")
+            if items is None:
+                return None if schema.get("type", "array") == "array" else at
+            for index, one in enumerate(value):
+                if (field := self._unknown(one, items, f"{at}.{index}")) is not None:
+                    return field
+        return None

@@ -12,8 +12,8 @@ from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError
 from agentrt.executors.base import Chunk, Reading
 from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
+from agentrt.serving.error_responses import CalledOffError
 from agentrt.serving.programs.client_programs import Entry
-from agentrt.serving.programs.errors import CalledOffError
 from agentrt.tracking.scope import Scope
 
 _LOG = logging.getLogger(__name__)

@@ -18,13 +18,11 @@ from agentrt.executors.frontend import WORKS_FOR, Frontend
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.bodies import pause
-from agentrt.serving.error_responses import in_form_of
-from agentrt.serving.frontend.bounds import check_bounds, check_length
+from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
+from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length
 from agentrt.serving.frontend.exchange import Exchange
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
-from agentrt.serving.frontend.strict import KnownFields
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.programs.errors import ApiError, describe, log_fault
 from agentrt.serving.server import Server
 
 _CLIENTS = (

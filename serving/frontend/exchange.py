@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.executors.frontend import calling
 from agentrt.serving.bodies import pause
-from agentrt.serving.frontend.answers import AnswerReader
+from agentrt.serving.error_responses import describe, in_form_of, log_fault, openai_error
 from agentrt.serving.frontend.bounds import calls_of
 from agentrt.serving.frontend.callers import RequestCaller
 from agentrt.serving.frontend.conversations import (
     MESSAGES,
     RESPONSES,
+    AnswerReader,
     conversation,
     items,
     tools_of,
 )
-from agentrt.serving.frontend.refusals import broken_off, clearer, retry_headers
 from agentrt.serving.frontend.responses import ResponseStore
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
@@ -218,3 +221,52 @@ class Exchange:
 
         task.add_done_callback(ended)
         return True
+
+
+# -- refusals in the words that an API's clients know --------------------------------------
+
+
+_TOO_LONG = re.compile("maximum context length|exceeds the max_model_len")
+_CODE = "context_length_exceeded"
+_RETRY_S = b"5"
+
+
+def clearer(path: str, status: int, body: bytes) -> bytes:
+    """The body of a refusal.
+
+    Agents cut their context down where a prompt was too long, which they know by OpenAI's code or
+    by Anthropic's words; and Anthropic's clients know its own kinds of errors.
+    """
+    try:
+        answer = from_json(body)
+        error, text = answer["error"], str(answer["error"]["message"])
+    except (ValueError, TypeError, KeyError):
+        return body
+    is_too_long = status == 400 and bool(_TOO_LONG.search(text))
+    if path.startswith(MESSAGES):
+        text = f"prompt is too long: {text}" if is_too_long else text
+        answer = in_form_of(path, openai_error(status, text))
+    elif is_too_long:
+        error["code"] = _CODE
+    else:
+        return body
+    return json.dumps(answer, ensure_ascii=False).encode()
+
+
+def retry_headers(status: int) -> list[tuple[bytes, bytes]]:
+    """When to come back, for what may be well again soon."""
+    return [(b"retry-after", _RETRY_S)] if status == 503 else []
+
+
+def broken_off(path: str, error: Exception) -> bytes:
+    """The event that ends a stream which cannot go on."""
+    status, body, _ = describe(error)
+    log_fault(status, error)
+    body = in_form_of(path, body)
+    if path == RESPONSES:
+        told = body["error"]
+        assert isinstance(told, dict)
+        code = told["code"] or told["type"]
+        body = {"type": "error", "code": code, "message": told["message"], "param": None}
+    head = "event: error\n" if body.get("type") == "error" else ""
+    return f"{head}data: {json.dumps(body)}\n\n".encode()

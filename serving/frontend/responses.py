@@ -16,8 +16,6 @@ MOST = 1000
 """Responses that are kept of one tenant."""
 MOST_BYTES = 64 * 1024 * 1024
 """What they may take of one tenant, counted as requests and answers in JSON."""
-ALL_BYTES = 512 * 1024 * 1024
-"""What they may take of all tenants."""
 KEPT_S = 24 * 3600.0
 
 
@@ -51,11 +49,10 @@ class _OfTenant:
     kept: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
     size: int = 0
 
-    def drop(self) -> int:
-        """Forget the oldest; its size."""
+    def drop(self) -> None:
+        """Forget the oldest."""
         _, oldest = self.kept.popitem(last=False)
         self.size -= oldest.size
-        return oldest.size
 
 
 class ResponseStore:
@@ -64,7 +61,6 @@ class ResponseStore:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._tenants: dict[str, _OfTenant] = {}
-        self._size = 0
 
     def attach(self, responses: Any) -> None:
         """Take the place of the stores of vLLM's handler of the Responses API."""
@@ -99,14 +95,8 @@ class ResponseStore:
         own = self._tenants[tenant]
         own.kept[response_id].size += more
         own.size += more
-        self._size += more
         while len(own.kept) > 1 and self._is_too_much(own):
-            self._size -= own.drop()
-        while self._size > ALL_BYTES:
-            name, largest = max(self._tenants.items(), key=lambda one: one[1].size)
-            self._size -= largest.drop()
-            if not largest.kept:
-                del self._tenants[name]
+            own.drop()
 
     def _is_too_much(self, own: _OfTenant) -> bool:
         is_old = self._clock() - next(iter(own.kept.values())).at > KEPT_S

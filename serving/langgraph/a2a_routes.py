@@ -39,8 +39,8 @@ class AgentRoutes(Routes):
     ) -> None:
         from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
 
-        from agentrt.serving.langgraph.a2a_known import CallerContext
         from agentrt.serving.langgraph.a2a_tasks import Tasks
+        from agentrt.serving.langgraph.a2a_values import CallerContext
 
         # It logs each request that is wrong, some with a traceback.
         logging.getLogger("a2a").setLevel(logging.CRITICAL)

@@ -40,15 +40,14 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 from fastapi import HTTPException
-from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 from pydantic import ValidationError
 
 from agentrt.serving.langgraph import a2a_values as values
-from agentrt.serving.langgraph.a2a_known import Found, KnownTasks, caller_of
+from agentrt.serving.langgraph.a2a_values import Found, KnownTasks, caller_of
+from agentrt.serving.langgraph.execution import CANCEL_REASON
 from agentrt.serving.langgraph.outages import refusal
 from agentrt.serving.langgraph.responses import summary
 from agentrt.serving.langgraph.run_bodies import Command, RunBody
-from agentrt.serving.langgraph.run_ends import CANCEL_REASON
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_routes import RunRoutes
 from agentrt.serving.langgraph.run_starts import StartRoutes
@@ -262,7 +261,7 @@ def _errors() -> Iterator[None]:
         raise InvalidParamsError(summary(error.errors())) from error
     except BusyError as error:
         raise InternalError(str(error)) from error
-    except (HTTPException, HookHTTPException) as error:
+    except HTTPException as error:
         kind = InvalidParamsError if error.status_code < 429 else InternalError
         raise kind(str(error.detail)) from error
     except Exception as error:

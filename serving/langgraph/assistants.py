@@ -6,29 +6,25 @@ Each graph has a default assistant, whose id anybody can compute from the graph'
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 import sqlalchemy as sa
 from fastapi import HTTPException, Response
+from langgraph_sdk.schema import AssistantSelectField
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph import bodies
-from agentrt.serving.langgraph.assistant_rows import (
-    add_assistant,
-    as_json,
-    changed_settings,
-    set_latest,
-)
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.configs import caller_access, in_both
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.graphs import Graphs, schemas_of, subgraphs_of
 from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
+from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, timestamp
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.tables import (
     LONGEST_TENANT,
@@ -290,3 +286,47 @@ class Assistants(Routes):
 def default_assistant(graph_id: str) -> str:
     """The id of a graph's default assistant."""
     return str(uuid5(_NAMESPACE, graph_id))
+
+
+# -- rows ----------------------------------------------------------------------------------
+
+
+def as_json(row: sa.Row[Any], select: list[AssistantSelectField] | None = None) -> dict[str, Any]:
+    """An assistant, or a version of one, as clients see it."""
+    one = dict(row._mapping)
+    del one["tenant"]
+    for key in ("created_at", "updated_at"):
+        if key in one:
+            one[key] = timestamp(one[key])
+    return {key: one[key] for key in select} if select else one
+
+
+async def add_assistant(
+    connection: AsyncConnection, tenant: str, key: str, content: Mapping[str, Any]
+) -> None:
+    """Write a new assistant and its first version."""
+    now = time.time()
+    row = {"tenant": tenant, "assistant_id": key, "version": 1, "created_at": now, **content}
+    await connection.execute(sa.insert(assistants).values(**row, updated_at=now))
+    await connection.execute(sa.insert(versions).values(row))
+
+
+def changed_settings(
+    old: Mapping[str, Any], body: bodies.AssistantPatch
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config and the context: what is given of one is in both, and replaces what was there."""
+    config, context = old["config"], old["context"]
+    if body.config is not None:
+        config = body.config.given()
+        context = config.get("configurable", context)
+    if body.context is not None:
+        context = body.context
+        if body.config is None:
+            config = {**config, "configurable": {}}
+    return in_both(config, context)
+
+
+def set_latest(tenant: str, key: str, content: Mapping[str, Any]) -> sa.Update:
+    """Have an assistant be what a version of it is."""
+    changed = sa.update(assistants).where(*matching(assistants, tenant, {"assistant_id": key}))
+    return changed.values(**content, updated_at=time.time())

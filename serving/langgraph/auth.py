@@ -18,12 +18,13 @@ from typing import Annotated, Any, cast
 
 from fastapi import Depends, HTTPException, Request
 from langgraph_sdk import Auth
+from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 from langgraph_sdk.auth.types import AuthContext
 
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.files import read_json
 from agentrt.serving.langgraph._compat import authenticate_hook, authorize_hook
-from agentrt.serving.langgraph.reading import READER
+from agentrt.serving.langgraph.outages import READER
 from agentrt.serving.langgraph.tables import Filter
 from agentrt.serving.middleware import tenant_of
 
@@ -113,7 +114,7 @@ class Caller:
             resource=cast("Any", resource),  # literals of the SDK, which routes pass by name
             action=cast("Any", action),
         )
-        verdict = await hook(ctx=context, value=value)
+        verdict = await _asked(hook, ctx=context, value=value)
         if verdict is False:
             raise HTTPException(403, f"{user.identity} may not {action} {resource}")
         return containment(verdict) if isinstance(verdict, Mapping) else None
@@ -143,8 +144,16 @@ async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Caller:
     """Who a request is from. Raises what the hook raises."""
     user, hook = None, authenticate_hook(auth)
     if hook is not None:
-        user = User(await hook(**_arguments(hook, await _facts(request))))
+        user = User(await _asked(hook, **_arguments(hook, await _facts(request))))
     return Caller(tenant, user, auth)
+
+
+async def _asked(hook: Any, **about: Any) -> Any:
+    """What a hook says. What it refuses by the SDK's own exception is refused by FastAPI's."""
+    try:
+        return await hook(**about)
+    except HookHTTPException as error:
+        raise HTTPException(error.status_code, error.detail, dict(error.headers or {})) from error
 
 
 def _caller(request: Request) -> Caller:

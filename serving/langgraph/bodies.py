@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+from langgraph_sdk.schema import (
+    AssistantSelectField,
+    AssistantSortBy,
+    OnConflictBehavior,
+    PruneStrategy,
+    SortOrder,
+    ThreadSortBy,
+    ThreadStatus,
+)
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -14,8 +25,45 @@ from pydantic import (
 )
 
 from agentrt.serving.langgraph._compat import PREGEL_PREFIX
-from agentrt.serving.langgraph.extract import check_paths
 from agentrt.serving.lifetimes import Ttl
+
+ROOTS = ("config", "interrupts", "metadata", "values")
+MAX_PATHS = 10
+PATH = re.compile(rf"({'|'.join(ROOTS)})(\.[^.\[\]]+|\[-?\d{{1,9}}\])*")
+_STEP = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
+
+
+def check_paths(paths: Mapping[str, str]) -> Mapping[str, str]:
+    """These paths, by their names. Raises `ValueError` for what is none."""
+    if len(paths) > MAX_PATHS:
+        raise ValueError(f"at most {MAX_PATHS} paths")
+    for path in paths.values():
+        if PATH.fullmatch(path) is None:
+            raise ValueError(
+                f"{path!r} is no path; begin with one of {', '.join(ROOTS)}, and go on as in "
+                "values.messages[-1].content"
+            )
+    return paths
+
+
+def extracted(thread: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
+    """What a thread has at these paths; None where it has nothing."""
+    return {name: _at(thread, path) for name, path in paths.items()}
+
+
+def _at(value: Any, path: str) -> Any:
+    for key, index in _STEP.findall(path):
+        if key and isinstance(value, Mapping):
+            value = value.get(key)
+        elif index and isinstance(value, list) and -len(value) <= int(index) < len(value):
+            value = value[int(index)]
+        else:
+            return None
+    return value
+
+
+# -- values inside a thread, by paths such as ``values.messages[-1].content`` --------------
+
 
 MAX_LIMIT = 1000
 """The most items in one list."""
@@ -23,17 +71,7 @@ MAX_LIMIT = 1000
 Object = dict[str, Any]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
 Offset = Annotated[int, Field(ge=0, le=2**31)]
-Order = Literal["asc", "desc"]
 Label = Annotated[str, Field(min_length=1, max_length=512)]
-Conflict = Literal["raise", "do_nothing"]
-ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
-RunStatus = Literal["pending", "running", "error", "success", "timeout", "interrupted"]
-
-MOST_WANTED = 100
-LONGEST_WANTED = 16 * 1024
-"""Values in a filter, nested ones included, and the characters of its texts: each is compared
-with what every row has.
-"""
 
 _RESERVED = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph_id"}
 """Configurable keys that only the server sets."""
@@ -42,31 +80,6 @@ _RESERVED = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph
 def is_free(key: str) -> bool:
     """Whether clients may set a configurable key."""
     return key not in _RESERVED and not key.startswith(("__", "langgraph_auth"))
-
-
-def _cheap(wanted: Object) -> Object:
-    """Raise `ValueError` for a filter that costs too much to compare."""
-    left: list[Any] = [wanted]
-    count = length = 0
-    while left:
-        value = left.pop()
-        count += 1
-        if isinstance(value, dict):
-            length += sum(map(len, value))
-            left += value.values()
-        elif isinstance(value, list):
-            left += value
-        elif isinstance(value, str):
-            length += len(value)
-        if count + len(left) > MOST_WANTED:
-            raise ValueError(f"a filter has at most {MOST_WANTED} values; ask for less")
-        if length > LONGEST_WANTED:
-            raise ValueError(f"a filter has at most {LONGEST_WANTED} characters; ask for less")
-    return wanted
-
-
-Wanted = Annotated[Object, AfterValidator(_cheap)]
-"""What a JSON column must contain."""
 
 
 class Body(BaseModel):
@@ -86,7 +99,7 @@ class SortedPage(Page):
     """As `Page`, in an order."""
 
     sort_by: str = "created_at"
-    sort_order: Order = "desc"
+    sort_order: SortOrder = "desc"
 
 
 class Config(Body):
@@ -136,7 +149,7 @@ class AssistantCreate(Body):
     config: Config = Field(default_factory=lambda: Config())
     context: Object = Field(default_factory=dict)
     metadata: Object = Field(default_factory=dict)
-    if_exists: Conflict = "raise"
+    if_exists: OnConflictBehavior = "raise"
     name: Label | None = None
     description: str | None = Field(default=None, max_length=4096)
 
@@ -155,28 +168,22 @@ class AssistantPatch(Body):
 class AssistantCount(Body):
     """Which assistants."""
 
-    metadata: Wanted | None = None
+    metadata: Object | None = None
     graph_id: str | None = None
     name: str | None = None
-
-
-AssistantField = Literal[
-    "assistant_id", "graph_id", "name", "description", "config", "context", "created_at",
-    "updated_at", "metadata", "version",
-]  # fmt: skip
 
 
 class AssistantSearch(AssistantCount, SortedPage):
     """Which assistants, some at a time."""
 
-    sort_by: Literal["assistant_id", "graph_id", "name", "created_at", "updated_at"] = "created_at"
-    select: list[AssistantField] | None = Field(default=None, max_length=64)
+    sort_by: AssistantSortBy = "created_at"
+    select: list[AssistantSelectField] | None = Field(default=None, max_length=64)
 
 
 class VersionSearch(Page):
     """Which versions of an assistant."""
 
-    metadata: Wanted | None = None
+    metadata: Object | None = None
 
 
 class Latest(Body):
@@ -207,7 +214,7 @@ class ThreadCreate(Body):
 
     thread_id: UUID | None = None
     metadata: Object = Field(default_factory=dict)
-    if_exists: Conflict = "raise"
+    if_exists: OnConflictBehavior = "raise"
     supersteps: list[Superstep] | None = Field(default=None, max_length=256)
     ttl: Ttl | None = None
 
@@ -222,8 +229,8 @@ class ThreadPatch(Body):
 class ThreadCount(Body):
     """Which threads."""
 
-    metadata: Wanted | None = None
-    values: Wanted | None = None
+    metadata: Object | None = None
+    values: Object | None = None
     status: ThreadStatus | None = None
 
 
@@ -237,9 +244,7 @@ class ThreadSearch(ThreadCount, SortedPage):
     """Which threads, some at a time."""
 
     ids: list[UUID] | None = Field(default=None, max_length=MAX_LIMIT)
-    sort_by: Literal["thread_id", "status", "created_at", "updated_at", "state_updated_at"] = (
-        "created_at"
-    )
+    sort_by: ThreadSortBy = "created_at"
     select: list[ThreadField] | None = Field(default=None, max_length=64)
     extract: Annotated[dict[Label, str], AfterValidator(check_paths)] | None = None
 
@@ -248,7 +253,7 @@ class Prune(Body):
     """Threads of which all, or the past, is to be forgotten."""
 
     thread_ids: list[UUID] = Field(max_length=MAX_LIMIT)
-    strategy: Literal["delete", "keep_latest"] = "delete"
+    strategy: PruneStrategy = "delete"
 
 
 # -- state --------------------------------------------------------------------------------
@@ -279,6 +284,6 @@ class History(Body):
 
     limit: Limit = 10
     before: Checkpoint | UUID | None = None
-    metadata: Annotated[dict[str, str | int | float | bool], AfterValidator(_cheap)] | None = None
+    metadata: dict[str, str | int | float | bool] | None = None
     checkpoint: Checkpoint | None = None
     select: list[StateField] | None = Field(default=None, max_length=256)

@@ -15,8 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from pydantic import BaseModel
 
-from agentrt.integrations.langgraph.factories import Access, Purpose
-from agentrt.integrations.langgraph.graphs import Graph
+from agentrt.integrations.langgraph.graphs import Access, Graph, Purpose
 from agentrt.serving.langgraph._compat import STRICT_RESUME
 from agentrt.serving.langgraph.auth import Caller
 from agentrt.serving.langgraph.bodies import is_free

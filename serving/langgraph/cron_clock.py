@@ -17,17 +17,15 @@ import sqlalchemy as sa
 from langgraph_sdk import Auth
 
 from agentrt.serving.langgraph.auth import Caller
-from agentrt.serving.langgraph.cron_bodies import CronBody, next_time
-from agentrt.serving.langgraph.crons import Crons
+from agentrt.serving.langgraph.crons import CronBody, Crons, next_time
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.outages import is_outage
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import crons, runs
 from agentrt.serving.tenants import BusyError
 
-LONGEST_WAIT_S = 30.0
-RETRY_S = 5.0
-"""When a run is tried again that found no room."""
+LOOK_S = 1.0
+"""How often it is looked whether a cron is due; a run that found no room is tried again then."""
 _NO_ROOM = (429, 503, 507)
 
 _log = logging.getLogger(__name__)
@@ -44,19 +42,9 @@ class CronClock:
         self._starts = starts
         self._auth = auth
 
-    async def go_on(self) -> None:
-        """Start what is due, and wait until something is, or might be."""
-        coming, now = self._crons.coming, self._crons.clock()
-        coming.forget()
-        if not await self.start_due(now):
-            coming.add(now + RETRY_S)
-        nearest = sa.select(sa.func.min(crons.c.next_run_date))
-        row = await self._database.first(
-            nearest.where(crons.c.enabled, crons.c.next_run_date > now)
-        )
-        if row is not None and row[0] is not None:
-            coming.add(row[0])
-        await coming.passed(LONGEST_WAIT_S)
+    async def look(self) -> None:
+        """Start what is due now."""
+        await self.start_due(self._crons.clock())
 
     async def start_due(self, now: float) -> bool:
         """Start a run of each cron that is due. False if there was no room for some."""

@@ -1,25 +1,144 @@
-"""Crons, which are runs by the clock: their rows, and the routes that make and change them."""
+"""Crons, which are runs by the clock: their bodies, their rows, and the routes that make and change
+them.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from functools import cache
+from typing import Annotated, Any, Literal
 from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo, available_timezones
 
 import sqlalchemy as sa
-from fastapi import Body, HTTPException, Response
+from croniter import croniter
+from fastapi import Body as Given
+from fastapi import HTTPException, Response
+from langgraph_sdk.schema import CronSortBy, MultitaskStrategy, OnCompletionBehavior
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.bodies import Object
-from agentrt.serving.langgraph.cron_bodies import CronBody, CronCount, CronSearch, changed
-from agentrt.serving.langgraph.expiry import Deadlines
-from agentrt.serving.langgraph.responses import JSON, encode, invalid, not_found, timestamp
+from agentrt.serving.langgraph.bodies import Body, Label, Object, SortedPage
+from agentrt.serving.langgraph.responses import JSON, encode, invalid, not_found, summary, timestamp
 from agentrt.serving.langgraph.routes import PathThread, Routes, route
+from agentrt.serving.langgraph.run_bodies import RunBody, RunTerms
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import Filter, crons, dumps, matching
 from agentrt.serving.langgraph.tenant_state import TenantState
+
+
+def next_time(
+    schedule: str, timezone: str | None, after: float, end: float | None = None
+) -> float | None:
+    """When ``schedule`` is due next (seconds since 1970), if that is before ``end``.
+
+    Raises `ValueError` for what is no cron expression, and for one that is never due.
+    """
+    start = datetime.fromtimestamp(after, ZoneInfo(timezone or "UTC"))
+    due: float = croniter(schedule, start).get_next(datetime).timestamp()
+    return due if end is None or due <= end else None
+
+
+_zones = cache(available_timezones)
+
+
+def _known_zone(name: str | None) -> str | None:
+    # Looked up by name in a set: `ZoneInfo` would look for a file of that name.
+    if name is not None and name not in _zones():
+        raise ValueError(f"there is no time zone {name!r}; one is such as Europe/Berlin")
+    return name
+
+
+def _zoned(time: datetime | None) -> datetime | None:
+    if time is None:
+        return None
+    zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    datetime.fromtimestamp(zoned.timestamp(), UTC)  # raises where that is beyond the year 9999
+    return zoned
+
+
+class CronBody(RunTerms):
+    """Runs by the clock: what they are, and when. A time without a zone is in UTC."""
+
+    schedule: Annotated[str, Field(min_length=1, max_length=256)]
+    timezone: Annotated[str | None, AfterValidator(_known_zone)] = None
+    end_time: Annotated[datetime | None, AfterValidator(_zoned)] = None
+    enabled: bool = True
+    on_run_completed: OnCompletionBehavior | None = None
+    multitask_strategy: MultitaskStrategy = "enqueue"
+
+    @model_validator(mode="after")
+    def _due_some_time(self) -> CronBody:
+        try:
+            next_time(self.schedule, self.timezone, datetime.now(UTC).timestamp())
+        except ValueError as error:
+            raise ValueError(f"schedule {self.schedule!r}: {error}") from error
+        return self
+
+    def end(self) -> float | None:
+        """The time after which no run starts (seconds since 1970)."""
+        return None if self.end_time is None else self.end_time.timestamp()
+
+    def next_time(self, now: float) -> float | None:
+        """When a run is due next."""
+        return next_time(self.schedule, self.timezone, now, self.end())
+
+    def payload(self) -> Object:
+        """What the client gave, as JSON."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def run(self, thread: UUID | None) -> RunBody:
+        """One of its runs, in ``thread`` or in a thread of its own."""
+        names = {*RunTerms.model_fields, "multitask_strategy"}
+        given = self.model_dump(include=names, exclude_unset=True)
+        return RunBody(**given, on_completion=self.on_run_completed if thread is None else None)
+
+
+_CHANGEABLE = set(CronBody.model_fields) - {
+    "assistant_id", "multitask_strategy", "checkpoint_during"
+}  # fmt: skip
+
+
+def changed(payload: Object, given: Object) -> CronBody:
+    """A cron's body with what a client changes; metadata are merged. Raises 422."""
+    if unknown := sorted(given.keys() - _CHANGEABLE):
+        raise invalid(f"{', '.join(unknown)}: not supported here")
+    metadata = {**payload.get("metadata", {}), **(given.get("metadata") or {})}
+    try:
+        return CronBody.model_validate({**payload, **given, "metadata": metadata})
+    except ValidationError as error:
+        faults = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise invalid(summary(faults)) from None
+
+
+class CronCount(Body):
+    """Which crons."""
+
+    assistant_id: Label | None = None
+    thread_id: UUID | None = None
+    enabled: bool | None = None
+    metadata: Object | None = None
+
+
+CronField = Literal[
+    "cron_id", "assistant_id", "thread_id", "on_run_completed", "end_time", "schedule",
+    "timezone", "created_at", "updated_at", "user_id", "payload", "next_run_date", "metadata",
+    "enabled",
+]  # fmt: skip
+
+
+class CronSearch(CronCount, SortedPage):
+    """Which crons, some at a time."""
+
+    sort_by: CronSortBy = "created_at"
+    select: list[CronField] | None = Field(default=None, max_length=64)
+
+
+# -- rows and routes -----------------------------------------------------------------------
+
 
 _CRON = "/runs/crons/{cron_id}"
 _TIMES = ("end_time", "next_run_date", "created_at", "updated_at")
@@ -36,7 +155,7 @@ def cron_json(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 class Crons(Routes):
-    """The crons of all tenants. ``coming`` is the nearest time that one is due."""
+    """The crons of all tenants."""
 
     def __init__(
         self, state: TenantState, starts: StartRoutes, clock: Callable[[], float] = time.time
@@ -45,7 +164,6 @@ class Crons(Routes):
         self._database = state.storage.database
         self._starts = starts
         self.clock = clock
-        self.coming = Deadlines(clock)
 
     # -- routes ------------------------------------------------------------------------
 
@@ -94,7 +212,7 @@ class Crons(Routes):
 
     @route("PATCH", _CRON)
     async def patch(
-        self, cron_id: UUID, given: Annotated[Object, Body()], caller: CallerDep
+        self, cron_id: UUID, given: Annotated[Object, Given()], caller: CallerDep
     ) -> JSON:
         """Change a cron; its next run is counted from now."""
         if not given:
@@ -111,7 +229,7 @@ class Crons(Routes):
         settings = self._settings(thread, body, metadata, self.clock())
         this = _is(caller.tenant, cron_id, only)
         await self._database.write(sa.update(crons).where(*this).values(settings))
-        return JSON(cron_json(await self._stored(caller.tenant, cron_id)))
+        return JSON(cron_json(await self.get(caller.tenant, cron_id)))
 
     @route("DELETE", _CRON, 204)
     async def delete(self, cron_id: UUID, caller: CallerDep) -> Response:
@@ -141,7 +259,7 @@ class Crons(Routes):
         async with self._database.writing() as connection:
             await connection.execute(sa.insert(crons).values(row))
             await self._state.quotas.added(connection, crons, caller.tenant)
-        return await self._stored(caller.tenant, key)
+        return await self.get(caller.tenant, key)
 
     async def get(self, tenant: str, key: UUID, only: Filter = None) -> sa.Row[Any]:
         """The cron, or 404."""
@@ -181,15 +299,6 @@ class Crons(Routes):
             "next_run_date": body.next_time(self.clock()),
             "updated_at": now,
         }
-
-    async def _stored(self, tenant: str, key: UUID) -> sa.Row[Any]:
-        """The cron as it is stored now. Its time is noted only then: whoever waits for it finds
-        the row.
-        """
-        row = await self.get(tenant, key)
-        if row.enabled and row.next_run_date is not None:
-            self.coming.add(row.next_run_date)
-        return row
 
     def _check_time_is_left(self, body: CronBody) -> None:
         if body.next_time(self.clock()) is None:

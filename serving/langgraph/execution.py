@@ -1,4 +1,8 @@
-"""Carries out one run: a program of the runtime that streams events into the run's log."""
+"""Carries out one run: a program of the runtime that streams events into the run's log.
+
+Its end is stored as often as it takes: a full disk or a database that is away costs time, and no
+run its end.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +10,70 @@ import asyncio
 import dataclasses
 import logging
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
-import sqlalchemy as sa
 from langchain_core.runnables.config import merge_configs
 
 from agentrt.errors import ProgramLoadError
-from agentrt.integrations.langgraph.factories import Purpose
-from agentrt.integrations.langgraph.graphs import Graph, graph_program, program_terms
+from agentrt.integrations.langgraph.graphs import Graph, Purpose, graph_program, program_terms
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
+from agentrt.serving.background import Background
 from agentrt.serving.langgraph import recovery
 from agentrt.serving.langgraph.configs import context_for, run_access, run_config
-from agentrt.serving.langgraph.native import enter_program, native_input
+from agentrt.serving.langgraph.graphs import enter_program, native_input
+from agentrt.serving.langgraph.outages import is_outage
 from agentrt.serving.langgraph.protocol_events import ProtocolAdapter
 from agentrt.serving.langgraph.responses import encode, error_json
-from agentrt.serving.langgraph.run_ends import (
-    CANCEL_REASON,
-    CANCELLED,
-    end_without_graph,
-    store_end,
-)
 from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.states import thread_state
 from agentrt.serving.langgraph.stream_modes import StreamAdapter
 from agentrt.serving.langgraph.streams import LiveRun
 from agentrt.serving.langgraph.tenant_state import TenantState
 
+CANCELLED = {"error": "UserInterrupt", "message": "the run was cancelled"}
+CANCEL_REASON = "the client cancelled it"
+FIRST_REST_S = 0.5
+_LONGEST_REST_S = 10.0
+_WORK = "ends of runs"
 _log = logging.getLogger(__name__)
+
+
+async def store_end(
+    live: LiveRun, background: Background, end: Callable[[], Awaitable[None]]
+) -> None:
+    """Do ``end`` again and again while the database is away, at once when the run is cancelled.
+
+    Gives up when the server stops: the next one resumes the run. Raises what is no outage.
+    """
+    rest_s = FIRST_REST_S
+    while live.action != "shutdown":
+        try:
+            await end()
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            background.failed(_WORK, error)
+            live.cannot_end(error)
+            if live.closing:
+                return
+        else:
+            background.went_well(_WORK)
+            return
+        await _rest(live, rest_s)
+        rest_s = min(_LONGEST_REST_S, 2 * rest_s)
+
+
+async def _rest(live: LiveRun, seconds: float) -> None:
+    """Wait before the next try, until the run is stopped at most."""
+    live.rest = asyncio.Event()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await live.rest.wait()
+    live.rest = None
 
 
 class Execution:
@@ -63,7 +101,7 @@ class Execution:
             await store_end(self._live, background, partial(self._end, error))
         except Exception as fault:  # a bug, or a result that the database cannot hold
             _log.exception("run %s: it has no end of its own", self._record.run_id)
-            await store_end(self._live, background, partial(self._end_without_graph, fault))
+            await store_end(self._live, background, partial(self._fail, fault, {}))
 
     async def _until_end(self) -> Exception | None:
         """Run, and return the error that it ended with."""
@@ -155,45 +193,45 @@ class Execution:
         elif self._live.action != "shutdown":
             await self._finish(error)
 
-    async def _end_without_graph(self, error: Exception) -> None:
-        run_id, thread_id = self._record.run_id, self._record.thread_id
-        hook = self._hook(None, error_json(error))
-        self._live.result = await end_without_graph(self._state, run_id, thread_id, error, *hook)
-        if hook:
-            self._state.webhooks.begin(run_id, self._record.tenant)
-        await self._publish_end("error", error_json(error))
-
     async def _finish(self, error: Exception | None) -> None:
-        """Store what the run's end is, then publish it. Who waits for a run that was cancelled
-        gets the thread's values: to stop is no failure.
+        """Store what the run's end is. Who waits for a run that was cancelled gets the thread's
+        values: to stop is no failure.
         """
-        record, cancelled = self._record, self._live.action is not None
-        fault = None if error is None else error_json(error)
         state = await self._thread_state()
-        if cancelled:
-            result, status = encode(state.get("values") or {}), "interrupted"
+        if self._live.action is not None:
+            result = encode(state.get("values") or {})
             if self._begun:
                 state |= {"status": "interrupted", "error": CANCELLED}
-        elif fault is not None:
-            result, status = encode({"__error__": fault}), "error"
-            state |= {"status": "error", "error": fault}
+            await self._store("interrupted", result, state, reason=CANCEL_REASON)
+        elif error is not None:
+            await self._fail(error, state)
         else:
-            result, status = encode(self._stream.result), "success"
-        reason = CANCEL_REASON if cancelled else None
+            await self._store("success", encode(self._stream.result), state)
+
+    async def _fail(self, error: Exception, state: Mapping[str, Any]) -> None:
+        """The run ends with an error, and its thread with what is known of its ``state``."""
+        fault = error_json(error)
+        failed = {**state, "status": "error", "error": fault}
+        await self._store("error", encode({"__error__": fault}), failed, fault)
+
+    async def _store(
+        self,
+        status: str,
+        result: bytes,
+        state: Mapping[str, Any],
+        fault: dict[str, str] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Store the run's end with its thread's state, then publish it."""
+        record, webhooks = self._record, self._state.webhooks
+        values = state.get("values")
+        hook = [] if reason else webhooks.note(record, self._began, values, fault)
         end = self._state.runs.end(record.run_id, status, result, reason)
-        hook = [] if cancelled else self._hook(state.get("values"), fault)
         await self._state.threads.update_state(record.thread_id, state, end, *hook)
         self._live.result = result
         if hook:
-            self._state.webhooks.begin(record.run_id, record.tenant)
-        await self._publish_end(state["status"], None if cancelled else fault)
-
-    def _hook(self, values: Any, fault: dict[str, str] | None) -> list[sa.Insert]:
-        """What is stored for the run's webhook, if it has one."""
-        return self._state.webhooks.note(self._record, self._began, values, fault)
-
-    async def _publish_end(self, status: str, fault: dict[str, str] | None) -> None:
-        parts = self._stream.end(status, fault)
+            webhooks.begin(record.run_id)
+        parts = self._stream.end(state["status"], fault)
         await self._live.log.put([(name, encode(data)) for name, data in parts])
 
     async def _roll_back(self) -> None:

@@ -1,12 +1,23 @@
-"""What is wrong when the database does not answer, and whether its disk has room left."""
+"""What is wrong when the database does not answer, or not in time, and whether its disk has room
+left.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import shutil
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import HTTPException, Request
+from sqlalchemy.exc import OperationalError
+
+from agentrt.errors import AgentrtError
 
 RESERVE_BYTES = 64 * 2**20
 """What stays free on the database's disk, for the ends of the runs that have begun."""
@@ -83,3 +94,74 @@ class DiskRoom:
                     raise HTTPException(_FULL_STATUS, f"{why}; free some space, and try again")
 
         return check
+
+
+# -- reads that take too long are broken off -----------------------------------------------
+
+
+READ_S = 5.0
+"""So long may a client's read take."""
+_SILENCES = 4
+"""Its connection, its transaction and its statement may each take so long."""
+_CANCELED = "57014"
+"""PostgreSQL's code for a statement over its ``statement_timeout``."""
+
+READER: ContextVar[str | None] = ContextVar("agentrt_reader", default=None)
+"""The tenant that reads; None for the server itself."""
+
+
+class TooSlowError(AgentrtError):
+    """A read took too long."""
+
+
+@dataclass(slots=True)
+class Deadline:
+    """When the reads of an SQLite connection are broken off: a progress handler that is called
+    every now and then, and a function's `check`. ``clock`` gives seconds.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _at: float = math.inf
+
+    def start(self, seconds: float) -> None:
+        """A transaction begins, which may take so long."""
+        self._at = self.clock() + seconds
+
+    def __call__(self) -> bool:
+        """Whether the time is over, by which SQLite breaks off what it does."""
+        return self.clock() > self._at
+
+    def check(self) -> None:
+        """Raise `TooSlowError` when the time is over."""
+        if self():
+            raise TooSlowError("the time is over")
+
+
+@asynccontextmanager
+async def limited() -> AsyncIterator[None]:
+    """Raise 503 where a client's read was broken off, and where it gets no answer at all: what
+    breaks reads off is in the database, and may be out of reach. `outages` knows outages.
+    """
+    most_s = None if READER.get() is None else _SILENCES * READ_S
+    try:
+        async with asyncio.timeout(most_s) as bound:
+            yield
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise _busy("the database does not answer") from None
+    except OperationalError as error:
+        if not _is_late(error):
+            raise
+        raise _busy(
+            f"the database needs more than {READ_S:g} s for this; ask for less, or by another field"
+        ) from error
+
+
+def _is_late(error: OperationalError) -> bool:
+    broken_off = ("interrupted", "user-defined function raised exception")
+    return getattr(error.orig, "sqlstate", None) == _CANCELED or str(error.orig) in broken_off
+
+
+def _busy(why: str) -> HTTPException:
+    return HTTPException(503, f"{why}; try again later", {"Retry-After": _RETRY_S})

@@ -106,7 +106,7 @@ class ProtocolRoutes(Routes):
         """Whether a run waits in the queue, or is in the database and not in the queue yet."""
         if live is not None:
             return live.task is None
-        return not record.attempt and not self._queue.is_orphan(record.tenant, record.run_id)
+        return not record.attempt
 
     async def _sees(self, caller: Caller, thread: UUID) -> bool:
         """Whether the thread is there, and the caller's."""

@@ -6,8 +6,8 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -15,14 +15,12 @@ from uuid import UUID
 import sqlalchemy as sa
 from fastapi import HTTPException
 from langgraph_sdk import Auth
-from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
 from agentrt.serving.langgraph.auth import Caller, caller_of
-from agentrt.serving.langgraph.expiry import deadline_of
-from agentrt.serving.langgraph.interrupts import EXPIRED, interrupts_in, is_open
-from agentrt.serving.langgraph.responses import BadJSONError, check_json
+from agentrt.serving.langgraph.interrupts import EXPIRED, deadline_of, interrupts_in, is_open
+from agentrt.serving.langgraph.responses import check_json
 from agentrt.serving.langgraph.run_bodies import Command, RunBody
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import ACTIVE, has, runs, threads
@@ -63,7 +61,7 @@ class ThreadQuestions:
         try:
             caller = await self._caller(viewer, viewer.tenant or "")
             conditions = await self._visible(viewer, caller, "search", wanted.thread)
-        except (HookHTTPException, HTTPException):
+        except HTTPException:
             return []  # whom the hooks refuse may still see the questions of programs
         conditions += [threads.c.status.in_(_RESTS), _INTERRUPTS != "{}"]
         found = await self._found(conditions, wanted.limit)
@@ -74,9 +72,8 @@ class ThreadQuestions:
         if match is None:
             return None
         thread, interrupt_id = str(UUID(match[1])), match[2]
-        with _hook_errors():
-            caller = await self._caller(viewer, viewer.tenant or "")
-            conditions = await self._visible(viewer, caller, "read", thread)
+        caller = await self._caller(viewer, viewer.tenant or "")
+        conditions = await self._visible(viewer, caller, "read", thread)
         key = f"{UUID(thread).hex}-{interrupt_id}"
         for one in await self._found(conditions):
             if one.id == key:
@@ -90,10 +87,9 @@ class ThreadQuestions:
         asked.form.accept(value)
         try:
             check_json(value)
-        except BadJSONError as error:
+        except ValueError as error:
             raise ToolArgumentsError(f"the answer cannot be stored: {error}") from error
-        with _hook_errors():
-            run = await self._resume(asked, value, await self._caller(viewer, asked.tenant))
+        run = await self._resume(asked, value, await self._caller(viewer, asked.tenant))
         return {"thread": asked.thread, "run": run}
 
     async def expire(self) -> None:
@@ -193,12 +189,3 @@ class ThreadQuestions:
         wanted = {c.tenant: viewer.tenant, c.thread_id: thread}
         conditions = [column == value for column, value in wanted.items() if value is not None]
         return [~c.temporary, *conditions, *([has(c.metadata, only)] if only else [])]
-
-
-@contextmanager
-def _hook_errors() -> Iterator[None]:
-    """Raise what an authentication hook raises as an error of HTTP."""
-    try:
-        yield
-    except HookHTTPException as error:
-        raise HTTPException(error.status_code, error.detail, dict(error.headers or {})) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,10 +11,7 @@ from fastapi import HTTPException, Response
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _MAX_DEPTH = 64
-_LEAST, _MOST = -(2**63), 2**64 - 1
-_INTEGERS = range(_LEAST, _MOST + 1)
-_LONGEST_KEY = 64
-"""So many characters of a key are in an error."""
+_INTEGERS = range(-(2**63), 2**64)
 _MAX_ERRORS = 5
 """How many faults of a body are named."""
 
@@ -68,10 +64,6 @@ def invalid(detail: str) -> HTTPException:
 # -- JSON ---------------------------------------------------------------------------------
 
 
-class BadJSONError(ValueError):
-    """JSON that cannot be stored: the message says what, and where."""
-
-
 def encode(value: Any) -> bytes:
     """``value`` as JSON. Messages and models become objects; what has no JSON, its ``repr``."""
     try:
@@ -98,45 +90,13 @@ def error_json(error: BaseException) -> dict[str, str]:
 
 
 def check_json(value: Any) -> None:
-    """Raise `BadJSONError` for JSON that a database or an encoder would refuse."""
-    if (found := _fault_in(value, 0)) is not None:
-        fault, path = found
-        raise BadJSONError(f"body{''.join(reversed(path))} {fault}")
-
-
-def _fault_in(value: Any, depth: int) -> tuple[str, list[str]] | None:
-    """What is wrong inside a value, and the steps to it, the last one first. The steps are
-    written out for a value that is refused, and for no other.
-    """
-    if not isinstance(value, dict | list) or not value:
-        return None if (fault := _fault_of(value)) is None else (fault, [])
-    if depth >= _MAX_DEPTH:
-        return f"is nested more than {_MAX_DEPTH} deep", []
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        if isinstance(key, str) and (fault := _fault_of(key)) is not None:
-            return f"has a key that {fault}", []
-        if (found := _fault_in(inner, depth + 1)) is not None:
-            found[1].append(f"[{key}]" if isinstance(key, int) else f".{key[:_LONGEST_KEY]}")
-            return found
-    return None
-
-
-def _fault_of(value: Any) -> str | None:
-    """What is wrong with a text or a number, if anything is."""
-    if isinstance(value, str):
-        if "\0" in value:
-            return "has a NUL character"
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                return "has half of a surrogate pair"
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            return f"is {value}, which is no JSON"
-    elif isinstance(value, int) and not _LEAST <= value <= _MOST:
-        return "is an integer of more than 64 bits"
-    return None
+    """Raise `ValueError` for JSON that a database or an encoder would refuse."""
+    try:
+        encoded = orjson.dumps(value)
+    except TypeError as error:  # half of a surrogate pair, an integer of more than 64 bits
+        raise ValueError(f"JSON that cannot be stored: {error}") from None
+    if rb"\u0000" in encoded and _without_nul(value) != value:
+        raise ValueError("JSON that cannot be stored: it has a NUL character")
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ from langgraph_sdk import Auth
 from agentrt import __version__
 from agentrt.serving.langgraph import a2a_routes
 from agentrt.serving.langgraph.auth import authenticate
-from agentrt.serving.langgraph.cron_clock import CronClock
+from agentrt.serving.langgraph.cron_clock import LOOK_S, CronClock
 from agentrt.serving.langgraph.crons import Crons
 from agentrt.serving.langgraph.outages import DiskRoom
 from agentrt.serving.langgraph.protocol_commands import ProtocolCommands
@@ -43,7 +43,8 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
         questions = ThreadQuestions(state, starts, auth)
         crons = Crons(state, starts)
         clock = CronClock(crons, state.storage.database, starts, auth)
-        await stack.enter_async_context(server.background.doing("runs by the clock", clock.go_on))
+        by_the_clock = server.background.doing("runs by the clock", clock.look, LOOK_S)
+        await stack.enter_async_context(by_the_clock)
         await stack.enter_async_context(sweeping(state, questions.expire))
         room = DiskRoom(state.storage.database.address.file)
         server.checks["disk"] = room.shortage

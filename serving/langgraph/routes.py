@@ -6,14 +6,14 @@ from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
+import orjson
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from langgraph_sdk.auth.exceptions import HTTPException as HookHTTPException
 
 from agentrt.errors import ProgramLoadError
 from agentrt.serving.langgraph.outages import refusal
-from agentrt.serving.langgraph.responses import JSON, BadJSONError, check_json, invalid, summary
+from agentrt.serving.langgraph.responses import JSON, check_json, invalid, summary
 from agentrt.serving.tenants import BusyError
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -66,14 +66,12 @@ class Route(APIRoute):
                 return await handle(request)
             except RequestValidationError as error:
                 return JSON({"detail": summary(error.errors())}, 422)
-            except BadJSONError as error:
-                return JSON({"detail": str(error)}, 422)
             except ProgramLoadError as error:  # a factory that cannot make its graph for this
                 return JSON({"detail": str(error)}, 500)
             except BusyError as error:
                 headers = {"Retry-After": str(error.retry_after)}
                 return JSON({"detail": str(error)}, 429, headers)
-            except (HookHTTPException, HTTPException) as error:
+            except HTTPException as error:
                 return _answer(error)
             except Exception as error:
                 if (refused := refusal(error)) is None:
@@ -83,16 +81,16 @@ class Route(APIRoute):
         return handler
 
 
-def _answer(error: HookHTTPException | HTTPException) -> JSON:
+def _answer(error: HTTPException) -> JSON:
     return JSON({"detail": error.detail}, error.status_code, dict(error.headers or {}))
 
 
 async def _check_body(request: Request) -> None:
-    """Raise for a body that is not JSON, or JSON that cannot be stored."""
-    if not await request.body():
+    """Raise 422 for a body that is not JSON, or JSON that cannot be stored."""
+    if not (body := await request.body()):
         return
     try:
-        value = await request.json()
+        orjson.loads(body)  # Python's own parser takes NaN
+        check_json(await request.json())
     except (ValueError, RecursionError) as error:
-        raise HTTPException(422, f"the body is no JSON: {error}") from None
-    check_json(value)
+        raise invalid(f"the body is no JSON: {error}") from None

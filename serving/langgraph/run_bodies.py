@@ -6,6 +6,14 @@ import re
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
+from langgraph_sdk.schema import (
+    BulkCancelRunsStatus,
+    DisconnectMode,
+    Durability,
+    IfNotExists,
+    MultitaskStrategy,
+    OnCompletionBehavior,
+)
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from agentrt.serving.langgraph.bodies import MAX_LIMIT, Body, Checkpoint, Config, Label, Object
@@ -14,8 +22,6 @@ StreamMode = Literal[
     "values", "messages", "updates", "events", "tasks", "checkpoints", "debug", "custom",
     "messages-tuple",
 ]  # fmt: skip
-Durability = Literal["sync", "async", "exit"]
-Strategy = Literal["reject", "interrupt", "rollback", "enqueue"]
 
 
 def _listed(given: Any) -> Any:
@@ -94,10 +100,10 @@ class RunBody(RunTerms):
     command: Command | None = None
     checkpoint: Checkpoint | None = None
     checkpoint_id: UUID | None = None
-    multitask_strategy: Strategy = "enqueue"
-    if_not_exists: Literal["create", "reject"] = "reject"
-    on_completion: Literal["delete", "keep"] | None = None
-    on_disconnect: Literal["cancel", "continue"] = "continue"
+    multitask_strategy: MultitaskStrategy = "enqueue"
+    if_not_exists: IfNotExists = "reject"
+    on_completion: OnCompletionBehavior | None = None
+    on_disconnect: DisconnectMode = "continue"
     strict_resume: bool = False
     after_seconds: float = Field(default=0, ge=0, le=30 * 24 * 3600)
 
@@ -120,7 +126,7 @@ class ProtocolRunBody(RunBody):
     """A run that a command of the streaming protocol starts. Its events can be replayed."""
 
     protocol: Literal[True] = True
-    if_not_exists: Literal["create", "reject"] = "create"
+    if_not_exists: IfNotExists = "create"
     stream_resumable: Literal[True] = True
 
 
@@ -129,7 +135,7 @@ class RunCancel(Body):
 
     thread_id: UUID | None = None
     run_ids: list[UUID] | None = Field(default=None, max_length=MAX_LIMIT)
-    status: Literal["pending", "running", "all"] | None = None
+    status: BulkCancelRunsStatus | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> RunCancel:

@@ -18,7 +18,7 @@ from fastapi import HTTPException
 
 from agentrt import tracking
 from agentrt.serving.langgraph.execution import Execution
-from agentrt.serving.langgraph.reading import READER
+from agentrt.serving.langgraph.outages import READER
 from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.stream_responses import OnLeave
 from agentrt.serving.langgraph.streams import Action, EventLog, LiveRun
@@ -88,10 +88,6 @@ class RunQueue:
     def get(self, run_id: str) -> LiveRun | None:
         """The run, if it has not ended."""
         return self._live.get(run_id)
-
-    def is_orphan(self, tenant: str, run_id: str) -> bool:
-        """Whether a run that has not ended is nobody's: no task will ever end it."""
-        return self._open and run_id not in self._live and not self._entering[tenant]
 
     def is_running(self, thread: str) -> bool:
         """Whether the thread has a running run."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Header, HTTPException, Query, Response
+from langgraph_sdk.schema import CancelAction, RunSelectField, RunStatus
 from pydantic import BeforeValidator
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -17,7 +18,6 @@ from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.responses import JSON, encode, invalid
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
-from agentrt.serving.langgraph.run_ends import end_without_graph
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import run_json
 from agentrt.serving.langgraph.stream_responses import (
@@ -33,7 +33,6 @@ from agentrt.serving.langgraph.tenant_state import TenantState
 
 _RUNS = "/threads/{thread_id}/runs"
 _RUN = f"{_RUNS}/{{run_id}}"
-Action = Literal["interrupt", "rollback"]
 _RETRY_S = "5"
 
 
@@ -53,10 +52,6 @@ _Modes = Annotated[list[StreamMode] | None, BeforeValidator(_given), Query()]
 _ThreadModes = Annotated[
     list[Literal["run_modes", "lifecycle"]] | None, BeforeValidator(_given), Query()
 ]
-RunField = Literal[
-    "run_id", "thread_id", "assistant_id", "created_at", "updated_at", "status", "metadata",
-    "kwargs", "multitask_strategy", "cancel_reason",
-]  # fmt: skip
 
 
 class RunRoutes(Routes):
@@ -74,8 +69,8 @@ class RunRoutes(Routes):
         caller: CallerDep,
         limit: bodies.Limit = 10,
         offset: bodies.Offset = 0,
-        status: bodies.RunStatus | None = None,
-        select: Annotated[list[RunField] | None, Query()] = None,
+        status: RunStatus | None = None,
+        select: Annotated[list[RunSelectField] | None, Query()] = None,
     ) -> JSON:
         """The runs of a thread, the last one first."""
         await self._state.thread(caller, thread_id, "read")
@@ -90,8 +85,7 @@ class RunRoutes(Routes):
     @route("DELETE", _RUN, 204)
     async def delete(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
         """Stop a run if it has not ended, and forget it; what it did to its thread stays."""
-        row = await self._row(caller, thread_id, run_id, "delete")
-        await self._end_orphan(row)
+        await self._row(caller, thread_id, run_id, "delete")
         await self._queue.stop_all([str(run_id)], "interrupt")
         await self._all.remove(str(run_id))
         return Response(status_code=204)
@@ -147,7 +141,7 @@ class RunRoutes(Routes):
         run_id: UUID,
         caller: CallerDep,
         wait: bool = False,
-        action: Action = "interrupt",
+        action: CancelAction = "interrupt",
     ) -> Response:
         """Stop a run; with ``rollback``, make it as if it had never been. One that has not
         begun has ended when this returns.
@@ -157,7 +151,7 @@ class RunRoutes(Routes):
         if live is not None:
             if self._queue.cancel(live, action) or wait:
                 await live.ended()
-        elif not await self._end_orphan(row):
+        else:
             raise HTTPException(404, f"run {run_id} has ended; there is nothing to cancel")
         if not wait:
             return Response(status_code=202)
@@ -165,7 +159,7 @@ class RunRoutes(Routes):
 
     @route("POST", "/runs/cancel", 204)
     async def cancel_many(
-        self, body: RunCancel, caller: CallerDep, action: Action = "interrupt"
+        self, body: RunCancel, caller: CallerDep, action: CancelAction = "interrupt"
     ) -> Response:
         """Stop some runs of a thread, or all of a status. Those that have ended are left."""
         if body.thread_id is not None:
@@ -199,13 +193,6 @@ class RunRoutes(Routes):
         headers = {"Location": f"/threads/{thread_id}/stream"}
         runs = self._thread_events(str(thread_id), whole)
         return EventSourceResponse(runs, headers=headers, ping=PING_S)
-
-    async def _end_orphan(self, row: Row[Any]) -> bool:
-        """End a run that no task will ever end; False for any other."""
-        if row.status not in ACTIVE or not self._queue.is_orphan(row.tenant, row.run_id):
-            return False
-        await end_without_graph(self._state, row.run_id, row.thread_id)
-        return True
 
     async def _row(self, caller: Caller, thread_id: UUID, run_id: UUID, action: str) -> Row[Any]:
         await self._state.thread(caller, thread_id, action)

@@ -12,8 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import EmptyInputError, InvalidUpdateError
 from langgraph.types import StateSnapshot, StateUpdate
 
-from agentrt.integrations.langgraph.factories import Purpose
-from agentrt.integrations.langgraph.graphs import Graph
+from agentrt.integrations.langgraph.graphs import Graph, Purpose
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Checkpoint, Object

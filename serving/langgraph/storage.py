@@ -23,8 +23,7 @@ from agentrt.errors import ConfigError
 from agentrt.integrations._compat.langgraph import CHECKPOINT_TABLE, number_checkpoints_after
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph._compat import EXACT_STORE_TIMES, STORE_CLOCK, rising_clock
-from agentrt.serving.langgraph.connections import TIMEOUTS, Address
-from agentrt.serving.langgraph.database import Database, open_database
+from agentrt.serving.langgraph.database import TIMEOUTS, Address, Database, open_database
 from agentrt.serving.lifetimes import Lifetimes
 
 T = TypeVar("T")

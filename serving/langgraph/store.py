@@ -24,7 +24,7 @@ from langgraph.store.base import (
 from pydantic import Field
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Page, Wanted
+from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Page
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, encode, invalid
 from agentrt.serving.langgraph.routes import Routes, route
@@ -122,7 +122,7 @@ class ItemSearch(Page):
     """Which items of the store."""
 
     namespace_prefix: Namespace = Field(default_factory=list)
-    filter: Wanted | None = None
+    filter: Object | None = None
     refresh_ttl: bool | None = None
 
 

@@ -12,15 +12,14 @@ from fastapi import Header, HTTPException, Response
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.extract import extracted
-from agentrt.serving.langgraph.lifetimes import lifetime_json
+from agentrt.serving.langgraph.bodies import extracted
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.state_routes import StateRoutes
 from agentrt.serving.langgraph.tables import Filter, matching, threads
 from agentrt.serving.langgraph.tenant_state import TenantState
-from agentrt.serving.langgraph.threads import thread_json
+from agentrt.serving.langgraph.threads import lifetime_json, thread_json
 
 _T = "/threads/{thread_id}"
 

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -36,7 +35,7 @@ from agentrt.serving.webhook_rules import WebhookRules, host_of, port_of
 TRIES = 5
 TIMEOUT_S = 10.0
 LONGEST_REST_S = 30.0
-OF_TENANT, OF_ALL = 100, 1000
+MOST = 1000
 """How many are called at once; the others wait in the database."""
 LOOK_S = 30.0
 """How often those that wait are looked for."""
@@ -59,7 +58,6 @@ class Webhooks:
         self._client = client
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._of_tenant: Counter[str] = Counter()
 
     def check(self, url: str | None) -> None:
         """Raise `ValueError` for a URL that may not be called."""
@@ -79,30 +77,22 @@ class Webhooks:
 
     async def look(self) -> None:
         """Begin to send what waits in the database, as far as there is room."""
-        c = webhooks.c
-        rank = sa.func.row_number().over(partition_by=c.tenant, order_by=c.run_id).label("rank")
-        few = sa.select(c.run_id, c.tenant, rank).subquery()
         # Twice as many, since some are being sent now.
-        query = sa.select(few).where(few.c.rank <= 2 * OF_TENANT).order_by(few.c.rank)
-        for row in await self._database.rows(query.limit(2 * OF_ALL)):
-            self.begin(row.run_id, row.tenant)
+        for row in await self._database.rows(sa.select(webhooks.c.run_id).limit(2 * MOST)):
+            self.begin(row.run_id)
 
-    def begin(self, run_id: str, tenant: str) -> None:
+    def begin(self, run_id: str) -> None:
         """Send a run's end, unless that is under way or there is no room."""
-        if run_id in self._tasks or len(self._tasks) >= OF_ALL:
-            return
-        if self._of_tenant[tenant] >= OF_TENANT:
+        if run_id in self._tasks or len(self._tasks) >= MOST:
             return
         with tracking.outside():
             task = asyncio.create_task(self._send(run_id), name=f"agentrt/webhook of {run_id}")
         self._tasks[run_id] = task
-        self._of_tenant[tenant] += 1
         self._server.under_way.add(task)
-        task.add_done_callback(lambda done: self._ended(run_id, tenant, done))
+        task.add_done_callback(lambda done: self._ended(run_id, done))
 
-    def _ended(self, run_id: str, tenant: str, task: asyncio.Task[None]) -> None:
+    def _ended(self, run_id: str, task: asyncio.Task[None]) -> None:
         del self._tasks[run_id]
-        self._of_tenant -= Counter({tenant: 1})
         self._server.under_way.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._server.background.failed("webhooks", error)  # `look` finds it again

@@ -18,10 +18,6 @@ Wanted = Callable[[Run], bool]
 Changed = list[tuple[Run, Node | None]]
 
 
-class TooManyReadersError(AgentrtError):
-    """There are as many readers as are allowed."""
-
-
 class TooSlowError(AgentrtError):
     """More changed than the reader's buffer holds."""
 
@@ -67,35 +63,24 @@ class Reader:
 
 
 class Readers:
-    """The open readers, at most ``most``, of which a tenant has at most ``most_of_one``."""
+    """The open readers, each with a buffer for so many changes."""
 
-    def __init__(self, most: int = 64, most_of_one: int = 16, buffer: int = 8192) -> None:
-        self._most = most
-        self._most_of_one = most_of_one
+    def __init__(self, buffer: int = 8192) -> None:
         self._buffer = buffer
-        self._open: dict[Reader, str | None] = {}
+        self._open: set[Reader] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
     @contextmanager
-    def opened(self, tenant: str | None, wanted: Wanted) -> Iterator[Reader]:
-        """A reader while the body runs. Raises `TooManyReadersError` if there may be no more."""
-        self._check(tenant)
+    def opened(self, wanted: Wanted) -> Iterator[Reader]:
+        """A reader while the body runs."""
         reader = Reader(wanted, self._buffer)
-        self._open[reader] = tenant
+        self._open.add(reader)
         try:
             yield reader
         finally:
-            del self._open[reader]
-
-    def _check(self, tenant: str | None) -> None:
-        of_one = sum(owner == tenant for owner in self._open.values())
-        if len(self._open) >= self._most or of_one >= self._most_of_one:
-            raise TooManyReadersError(
-                f"{of_one} of your readers listen already, {len(self._open)} in all: "
-                "close one, or try again later"
-            )
+            self._open.remove(reader)
 
     def note(self, run: Run, node: Node | None) -> None:
         """Something changed: note it for the readers that want it."""

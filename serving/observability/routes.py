@@ -7,21 +7,25 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from sse_starlette import EventSourceResponse
 
 from agentrt.runtime.run import Run
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.observability.engines import SnapshotPoller
-from agentrt.serving.observability.gauges import gauges
-from agentrt.serving.observability.metrics import Collected, of_tenant
+from agentrt.serving.observability.metrics import Collected, gauges, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.status import Activity
-from agentrt.serving.observability.stream import EventStream, Feed
+from agentrt.serving.observability.stream import Feed
 from agentrt.serving.pages import Page
 from agentrt.serving.server import Server
 
 _VIEW_S = 0.5
 _MOST_ROWS = 1000
+MOST_READERS = 64
+"""Of the stream of events: what happens is rendered for each."""
+_SEND_S = 10.0
+"""A reader that takes nothing for this long is disconnected."""
 _NO_ENGINE = "no engine is up"
 
 
@@ -137,7 +141,11 @@ class Observability:
     ) -> Response:
         """What happens, as server-sent events; with ``program`` all of that one alone."""
         run = None if program is None else self._find(tenant, program)
-        return EventStream(Feed(self._server, self._log, self._poller, tenant, run))
+        if len(self._log.readers) >= MOST_READERS:
+            why = f"{MOST_READERS} readers listen already: close one, or try again later"
+            raise HTTPException(503, why, {"Retry-After": "5"})
+        feed = Feed(self._server, self._log, self._poller, tenant, run)
+        return EventSourceResponse(feed.stream(), send_timeout=_SEND_S)
 
     def _find(self, tenant: str | None, program_id: str) -> Run:
         with self._log.registry.lock:

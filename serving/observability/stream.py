@@ -11,20 +11,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import SendTimeoutError
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from sse_starlette import ServerSentEvent
 
 from agentrt.graph import Node
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EngineView, SnapshotPoller
 from agentrt.serving.observability.program_log import ProgramLog
-from agentrt.serving.observability.readers import Reader, TooManyReadersError, TooSlowError
+from agentrt.serving.observability.readers import Reader, TooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
 from agentrt.serving.server import Server
 
@@ -40,10 +36,6 @@ _ALL_S = 5.0
 
 _BATCH_S = 0.1
 """Changes within this time are sent together."""
-
-_RETRY_S = "5"
-_SEND_S = 10.0
-"""A reader that takes nothing for this long is disconnected."""
 
 
 @dataclass(slots=True)
@@ -66,6 +58,12 @@ class Feed:
         if self.program is not None:
             return run is self.program
         return self.tenant is None or run.row.tenant == self.tenant
+
+    async def stream(self) -> AsyncIterator[ServerSentEvent]:
+        """The events for a new reader."""
+        with self.log.readers.opened(self.wants) as reader:
+            async for event in self.events(reader):
+                yield event
 
     async def events(self, reader: Reader) -> AsyncIterator[ServerSentEvent]:
         """The events for ``reader``."""
@@ -183,28 +181,6 @@ class Feed:
             return None
         self.sent_engines = engines
         return engines
-
-
-class EventStream(Response):
-    """A feed as an answer; 503 if there may be no more readers. It ends without an error when its
-    reader stops reading.
-    """
-
-    def __init__(self, feed: Feed) -> None:
-        super().__init__()
-        self._feed = feed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        feed = self._feed
-        try:
-            # From here on it counts: nobody else gets in while this one's events are made.
-            with feed.log.readers.opened(feed.tenant, feed.wants) as reader:
-                stream = EventSourceResponse(feed.events(reader), send_timeout=_SEND_S)
-                with suppress(SendTimeoutError):
-                    await stream(scope, receive, send)
-        except TooManyReadersError as error:
-            refusal = JSONResponse({"detail": str(error)}, 503, {"Retry-After": _RETRY_S})
-            await refusal(scope, receive, send)
 
 
 def _changed(sent: dict[K, JSON], rendered: Iterable[tuple[K, JSON, bool]]) -> list[JSON]:

@@ -1,24 +1,211 @@
-"""The routes of sessions and of programs that are served, and the tasks behind them."""
+"""The routes of sessions and of programs that are served, and the tasks behind them.
+
+Of a ``@program`` function that is served a client starts a run, and waits, watches, or asks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import Field
+from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from agentrt.errors import ConfigError
+from agentrt.program import Program
+from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
+from agentrt.runtime.run import Run, RunState
+from agentrt.scheduler.table import ProgramState, state_of
+from agentrt.serving.error_responses import ApiError, OpenAIRoute, client_gone
+from agentrt.serving.langgraph.responses import to_json
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.client_programs import ClientProgram
-from agentrt.serving.programs.errors import OpenAIRoute
 from agentrt.serving.programs.identity import Claim
-from agentrt.serving.programs.run_routes import add_runs
-from agentrt.serving.programs.runs import Label, ProgramRuns, Strict
-from agentrt.serving.server import Server
+from agentrt.serving.programs.runs import (
+    Label,
+    ProgramRuns,
+    RunAnswer,
+    RunRequest,
+    ServedRun,
+    Strict,
+)
+from agentrt.serving.questions.asked import Asked
+from agentrt.serving.server import ServedProgram, Server
+from agentrt.serving.submit.limits import SubmittedProgramError
+
+
+def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
+    """Add the routes; what answers a request that has started a run."""
+
+    async def answer(request: Request, one: ServedRun, body: RunRequest) -> Response:
+        if body.stream:
+            return EventSourceResponse(_events(one, one.watch()), sep="\n")
+        if not body.wait:
+            return JSONResponse(describe_run(one), 202)
+        if await _is_gone_before(request, one.run):
+            one.run.cancel()
+            return client_gone()
+        return JSONResponse(describe_run(one))
+
+    @router.get("/programs", response_model=None)
+    async def list_programs() -> Response:
+        """The programs that are served."""
+        served = [_describe(name, one.program) for name, one in _programs(server).items()]
+        return JSONResponse({"object": "list", "data": served})
+
+    @router.post("/programs/{name}/runs", response_model=None)
+    async def start_run(request: Request, name: str, body: RunRequest) -> Response:
+        """Start a program; its result comes when it has ended.
+
+        With ``stream`` come events: a ``node`` for each that begins, changes or ends, a
+        ``question`` to a human as it opens and is closed, then the ``run``.
+        With ``wait`` false the answer is the run as it begins. A client that goes while it
+        waits or reads cancels the run.
+        """
+        program = _program(server, name)
+        _check_input(program, body.input)
+        tenant = tenant_of(request)
+        return await answer(request, runs.start(program, tenant, body), body)
+
+    @router.get("/programs/{name}/runs/{run_id}", response_model=None)
+    async def retrieve_run(request: Request, name: str, run_id: str) -> Response:
+        """How a run stands, or its result."""
+        return JSONResponse(describe_run(runs.get(tenant_of(request), name, run_id)))
+
+    @router.post("/programs/{name}/runs/{run_id}/cancel", response_model=None)
+    async def cancel_run(request: Request, name: str, run_id: str) -> Response:
+        """Cancel a run; the answer comes when it has ended."""
+        one = runs.get(tenant_of(request), name, run_id)
+        one.run.cancel()
+        await _end_of(one.run)
+        return JSONResponse(describe_run(one))
+
+    return answer
+
+
+def _programs(server: Server) -> dict[str, ServedProgram]:
+    return {name: one for name, one in server.served.items() if isinstance(one, ServedProgram)}
+
+
+def _program(server: Server, name: str) -> Program:
+    found = _programs(server)
+    if name not in found:
+        known = ", ".join(found) or "there is none"
+        raise ApiError(404, f"no program {name!r} is served ({known})", code="program_not_found")
+    return found[name].program
+
+
+def _check_input(program: Program, given: Any) -> None:
+    if program.needs_input and given is None:
+        raise ApiError(400, f"input: program {program.name!r} needs one", param="input")
+    if given is not None and not program.takes_input:
+        raise ApiError(400, f"input: program {program.name!r} takes none", param="input")
+
+
+def _describe(name: str, program: Program) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "program",
+        "takes_input": program.takes_input,
+        "needs_input": program.needs_input,
+        "description": (program.__doc__ or "").strip() or None,
+    }
+
+
+async def _end_of(run: Run) -> None:
+    if run.task is not None:
+        await asyncio.wait([run.task])
+
+
+async def _is_gone_before(request: Request, run: Run) -> bool:
+    """Wait until the run has ended, or its client has gone: whether the client went first."""
+    assert run.task is not None
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait([run.task, gone], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+    return not run.task.done()
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def describe_run(one: ServedRun) -> dict[str, Any]:
+    """A run for its client: its state, and its result or error once it has ended."""
+    run = one.run
+    described: dict[str, Any] = {
+        "id": run.id,
+        "object": "program.run",
+        "program": run.type,
+        "state": _state(run),
+        "questions": [asked.to_json() for asked in one.questions.values()],
+        "calls": run.row.finished_calls,
+        "output_tokens": run.row.usage.output_tokens,
+        "result": to_json(run.result) if run.state is RunState.DONE else None,
+        "error": None,
+    }
+    if run.error is not None:
+        described["error"] = {"type": type(run.error).__name__, "message": str(run.error)}
+        if isinstance(run.error, SubmittedProgramError):
+            described["error"] |= {"line": run.error.line, "traceback": run.error.traceback}
+    elif one.is_late:
+        described["error"] = {"type": "DeadlineExceeded", "message": "the run was over its time"}
+    return described
+
+
+def _state(run: Run) -> str:
+    """Its state; one that does nothing but wait for a human says so."""
+    doing = state_of(run.row, 0.0, math.inf) if run.state is RunState.RUNNING else None
+    return str(doing if doing is ProgramState.WAITING_FOR_HUMAN else run.state)
+
+
+async def _events(
+    one: ServedRun, box: asyncio.Queue[Event | Asked]
+) -> AsyncGenerator[dict[str, str], None]:
+    """The run's nodes as they begin and end, its questions, and the run at its end."""
+    try:
+        while not isinstance(event := await box.get(), ProgramEnded):
+            if isinstance(event, Asked):
+                yield {"event": "question", "data": json.dumps(event.to_json())}
+            elif isinstance(event, NodeStarted | NodeChanged | NodeEnded):
+                yield {"event": "node", "data": json.dumps(_node(event))}
+        yield {"event": "run", "data": json.dumps(describe_run(one))}
+    finally:
+        one.watchers.discard(box)
+        one.run.cancel()
+
+
+def _node(event: NodeStarted | NodeChanged | NodeEnded) -> dict[str, Any]:
+    node, interrupt = event.node, event.node.interrupt
+    described = {
+        "id": node.id,
+        "kind": str(node.kind),
+        "name": node.name,
+        "state": str(node.state),
+        "parents": list(node.parents),
+    }
+    if interrupt is not None:
+        progress = interrupt.progress
+        described["wait"] = node.wait
+        described["attempt"] = interrupt.attempt
+        described["progress"] = None if progress is None else asdict(progress)
+    return described
+
+
+# -- sessions, and all routes --------------------------------------------------------------
+
 
 _LONGEST_PAUSE_S = 1.0
 _LISTED = 1000
@@ -79,29 +266,29 @@ def _add_sessions(router: APIRouter, server: Server) -> None:
         asked = SessionRequest.model_validate({}) if body is None else body
         claim = Claim(type=asked.type, session=asked.session, deadline_s=asked.deadline)
         program = server.programs.start_session(tenant_of(request), claim)
-        return JSONResponse(_describe(program, now()), 201)
+        return JSONResponse(_describe_session(program, now()), 201)
 
     @router.get("/sessions", response_model=None)
     async def list_sessions(request: Request) -> Response:
         """The live programs that have a name, the first thousand."""
         named = server.programs.named(tenant_of(request))[:_LISTED]
-        data = [_describe(program, now()) for program in named]
+        data = [_describe_session(program, now()) for program in named]
         return JSONResponse({"object": "list", "data": data})
 
     @router.get("/sessions/{session_id}", response_model=None)
     async def retrieve_session(request: Request, session_id: str) -> Response:
         """How a program stands."""
         program = server.programs.session(tenant_of(request), session_id)
-        return JSONResponse(_describe(program, now()))
+        return JSONResponse(_describe_session(program, now()))
 
     @router.delete("/sessions/{session_id}", response_model=None)
     async def end_session(request: Request, session_id: str) -> Response:
         """The program is over. Calls that it still has are called off."""
         program = server.programs.end_session(tenant_of(request), session_id)
-        return JSONResponse({**_describe(program, now()), "deleted": True})
+        return JSONResponse({**_describe_session(program, now()), "deleted": True})
 
 
-def _describe(program: ClientProgram, now: float) -> dict[str, Any]:
+def _describe_session(program: ClientProgram, now: float) -> dict[str, Any]:
     """A client's program, and what it cost so far; times in seconds."""
     report = program.run.report(now)
     return {

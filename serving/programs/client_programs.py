@@ -11,8 +11,8 @@ from uuid import uuid4
 from agentrt.graph import Frontier, Node, NodeKind
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run, RunState
+from agentrt.serving.error_responses import ApiError
 from agentrt.serving.programs.conversation import Conversations
-from agentrt.serving.programs.errors import ApiError
 from agentrt.serving.programs.identity import Claim
 from agentrt.serving.tenants import BusyError, Limits
 from agentrt.tracking.scope import Scope

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from agentrt.executors.identity import PREFIX
-from agentrt.serving.programs.errors import ApiError
+from agentrt.serving.error_responses import ApiError
 
 SESSION_HEADERS = (
     "x-session-id",  # vLLM, LangChain gateways

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from starlette.requests import Request
+from starlette.responses import Response
 
 from agentrt.interrupts.questions import Question
 from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run
-from agentrt.serving.programs.errors import ApiError
+from agentrt.serving.error_responses import ApiError
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError
@@ -69,6 +72,10 @@ class ServedRun:
                 if box.full():
                     box.get_nowait()
                 box.put_nowait(what)
+
+
+RunAnswer = Callable[[Request, ServedRun, RunRequest], Awaitable[Response]]
+"""Answers the request that started a run, as its body asks."""
 
 
 class ProgramRuns:

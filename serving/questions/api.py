@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
+from agentrt.serving.error_responses import ApiError, OpenAIRoute
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.programs.errors import ApiError, OpenAIRoute
 from agentrt.serving.questions.asked import Viewer, Wanted
 from agentrt.serving.server import Server
 

@@ -8,8 +8,8 @@ from typing import Any
 from agentrt.contexts import choices, ebnf, json_schema, regex
 from agentrt.errors import ConfigError, UsageError
 from agentrt.request.sampling import Constraint
+from agentrt.serving.error_responses import ApiError
 from agentrt.serving.frontend.bounds import check_bounds
-from agentrt.serving.programs.errors import ApiError
 
 _MOST_SAID = 1 << 20
 _NO_LIMIT = 1 << 30

@@ -1,10 +1,13 @@
-"""The calls that come out of a sandbox, made on the program's real context."""
+"""The calls that come out of a sandbox, made on the program's real context. It has numbers for its
+token contexts, and never the contexts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentrt.contexts import TokenContext
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.program import Context
 from agentrt.program.options import LLMOptions, make_request
@@ -14,10 +17,153 @@ from agentrt.serving.submit.checks import (
     check_simple,
     check_size,
     checked,
+    constraint,
     token_limit,
 )
-from agentrt.serving.submit.contexts import ContextTable
 from agentrt.serving.submit.limits import TokenBudget
+
+_MOST_IDS = 4_000_000
+"""Token ids that a program's contexts may hold together; forks share theirs."""
+_MOST_LIKELY = 64
+_OPTIONS = (
+    *("max_tokens", "stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("logprobs", "allowed", "ignore_eos", "constrain"),
+)
+
+
+class ContextTable:
+    """A program's contexts by number."""
+
+    def __init__(self, ctx: Context, tokens: TokenBudget) -> None:
+        self._ctx = ctx
+        self._tokens = tokens
+        self._contexts: list[TokenContext] = []
+        self._ids = 0
+        self.asks: Mapping[str, Callable[..., Any]] = {
+            "context": self._context,
+            "open": self._open,
+            "save": self._save,
+            "forget": self._forget,
+            "fill": self._fill,
+            "text": self._text,
+            "generate": self._generate,
+            "score": self._score,
+            "next_tokens": self._next_tokens,
+        }
+        """What takes time, by name."""
+
+    def do(self, what: str, target: int, args: Any) -> Any:
+        """What takes none. Raises `ConfigError` for what there is not."""
+        context = self._of(target)
+        if what == "fork":
+            return self._keep(context.fork())
+        if what == "truncate":
+            return context.truncate(*args)
+        if what == "drop":
+            return context.drop()
+        if what == "token_ids":
+            return list(context.token_ids)
+        raise ConfigError(f"a submitted program cannot do {what!r}")
+
+    def drop_all(self) -> None:
+        """The program has ended."""
+        for context in self._contexts:
+            context.drop()
+
+    def _of(self, target: Any) -> TokenContext:
+        if not isinstance(target, int) or not 0 <= target < len(self._contexts):
+            raise ConfigError(f"there is no context {target!r}")
+        return self._contexts[target]
+
+    def _keep(self, context: TokenContext) -> int:
+        self._contexts.append(context)
+        return len(self._contexts) - 1
+
+    def _count(self, ids: int) -> None:
+        self._ids += ids
+        if self._ids > _MOST_IDS:
+            raise ConfigError(f"a program's contexts may hold {_MOST_IDS} tokens")
+
+    async def _context(self, target: int, content: Any, **options: Any) -> int:
+        chosen = checked("context", options, ("model",))
+        _check_content(content)
+        context = await self._ctx.context(content, **chosen)
+        self._count(len(context))
+        return self._keep(context)
+
+    async def _open(self, target: int, name: str) -> int:
+        context = await self._ctx.open(str(name))
+        self._count(len(context))
+        return self._keep(context)
+
+    async def _save(self, target: int, name: str) -> None:
+        await self._of(target).save(str(name))
+
+    async def _forget(self, target: int, name: str) -> None:
+        await self._ctx.forget(str(name))
+
+    async def _fill(self, target: int, content: Any) -> None:
+        context = self._of(target)
+        _check_content(content)
+        await context.fill(content)
+        self._count(len(context))
+
+    async def _text(self, target: int) -> str:
+        return await self._of(target).text()
+
+    async def _generate(self, target: int, **options: Any) -> Mapping[str, Any]:
+        context = self._of(target)
+        chosen = checked("generate", options, _OPTIONS)
+        if not 0 <= (chosen.get("logprobs") or 0) <= _MOST_LIKELY:
+            raise ConfigError(f"logprobs must be from 0 to {_MOST_LIKELY}")
+        if chosen.get("constrain") is not None:
+            chosen["constrain"] = constraint(chosen["constrain"])
+        wanted = self._tokens.reserve(token_limit(chosen.pop("max_tokens", 256)))
+        used = wanted
+        try:
+            done = await context.generate(wanted, **chosen)
+            used = done.report.uncached_tokens + done.report.output_tokens
+        except AgentrtError:
+            used = 0
+            raise
+        finally:
+            self._tokens.settle(wanted, used)
+        self._count(len(context))
+        return {
+            "text": done.text,
+            "token_ids": list(done.token_ids),
+            "finish_reason": done.finish_reason,
+            "logprobs": [list(map(list, place)) for place in done.logprobs],
+        }
+
+    async def _score(self, target: int, content: Any, **options: Any) -> Any:
+        chosen = checked("score", options, ("top",))
+        context, used = self._of(target), self._tokens.reserve(1)
+        if not 0 <= chosen.get("top", 0) <= _MOST_LIKELY:
+            raise ConfigError(f"top must be from 0 to {_MOST_LIKELY}")
+        try:
+            scores = await context.score(content, **chosen)
+            used += scores.report.uncached_tokens
+        finally:
+            self._tokens.settle(1, used)
+        return [[one.token_id, one.logprob, list(map(list, one.top))] for one in scores]
+
+    async def _next_tokens(self, target: int, k: Any = 20, **options: Any) -> Any:
+        chosen = checked("next_tokens", options, ("allowed",))
+        if not isinstance(k, int) or not 1 <= k <= _MOST_LIKELY:
+            raise ConfigError(f"next_tokens(k={k!r}): k must be from 1 to {_MOST_LIKELY}")
+        context = self._of(target)
+        self._tokens.settle(self._tokens.reserve(1), 1)
+        return [list(one) for one in await context.next_tokens(k, **chosen)]
+
+
+def _check_content(content: Any) -> None:
+    messages = list(content) if isinstance(content, list | tuple) else content
+    check_bounded({"messages": messages})
+
+
+# -- calls ---------------------------------------------------------------------------------
+
 
 _DEFAULT_TOKENS = 256
 _MOST_CHOICES = 128

@@ -10,19 +10,172 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any, Self
 
-from pydantic_monty import MontyCrashedError, MontyError, MontyRuntimeError, MontySyntaxError
+from pydantic_monty import (
+    CollectString,
+    FunctionSnapshot,
+    FutureSnapshot,
+    MontyComplete,
+    MontyCrashedError,
+    MontyError,
+    MontyRuntimeError,
+    MontySession,
+    MontySyntaxError,
+    ResourceLimits,
+)
 
+from agentrt.errors import AgentrtError, UsageError
 from agentrt.program import Context
 from agentrt.serving.submit.host import HostCalls
 from agentrt.serving.submit.limits import SubmittedProgramError, TokenBudget
-from agentrt.serving.submit.steps import TURN_S, Steps
 from agentrt.serving.submit.workers import LINGER_S, Workers
 from agentrt.serving.tenants import Limits
+
+TURN_S = 0.5
+"""For so long a program may compute without a call."""
+_MIB = 1 << 20
+_MOST_ASKED, _LONGEST_S = 32, 0.05
+"""The most calls that a program asks for in one turn, and the most seconds of the turn."""
+
+
+class Steps:
+    """One program's turns in the processes of its tenant.
+
+    Its calls are tasks of the task that runs the program, so that its graph has them as it has
+    those of a program of the server's own.
+    """
+
+    def __init__(self, workers: Workers, host: HostCalls, limits: Limits) -> None:
+        self._workers = workers
+        self._host = host
+        self._limits = limits
+        self._session: MontySession | None = None
+        self._asked: list[tuple[int, Any]] = []
+        self._calls: dict[int, asyncio.Task[Any]] = {}
+
+    async def run(self, prelude: str, code: str, inputs: Mapping[str, Any]) -> Any:
+        """Run ``code`` after ``prelude``, and give the value of its last expression."""
+        try:
+            at = await self._turn(lambda: self._begin(prelude, code, inputs))
+            while not isinstance(at, MontyComplete):
+                at = await self._turn(await self._next(at))
+            return at.output
+        finally:
+            left = list(self._calls.values())
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left)
+            if (session := self._session) is not None:
+                await self._workers.in_thread(lambda: self._workers.leave_here(session))
+
+    async def _turn(self, go_on: Callable[[], Any]) -> Any:
+        """Let it compute, and start the calls that it has asked for."""
+        at = await self._workers.turn(lambda: self._computed(go_on()))
+        for call_id, args in self._asked:
+            self._calls[call_id] = asyncio.create_task(self._host.ask(*args))
+        self._asked.clear()
+        return at
+
+    async def _next(self, at: Any) -> Callable[[], Any]:
+        """What continues the program from where it stopped."""
+        if isinstance(at, FutureSnapshot):
+            answers = await _settled(self._calls, at.pending_call_ids)
+            return lambda: at.resume(answers)
+        if at.function_name == "_do":
+            done = _outcome(lambda: self._host.do(*at.args))
+            return lambda: at.resume(done)
+        return lambda: at
+
+    # -- in a thread -------------------------------------------------------------------
+
+    def _begin(self, prelude: str, code: str, inputs: Mapping[str, Any]) -> Any:
+        self._session = session = self._workers.enter_here(self._resources())
+        session.feed_run(prelude)
+        names = {"_ask": _never, "_do": _never}
+        return session.feed_start(
+            code, inputs=dict(inputs), external_lookup=names, print_callback=CollectString()
+        )
+
+    def _computed(self, at: Any) -> Any:
+        """Run until it waits, or needs an answer from the event loop's thread."""
+        began = time.monotonic()
+        while not isinstance(at, MontyComplete | FutureSnapshot):
+            if _wants(at, "_do") or self._paused(began):
+                return at
+            at = self._answered(at)
+        return at
+
+    def _paused(self, began: float) -> bool:
+        """Whether others should have their turn first."""
+        return len(self._asked) >= _MOST_ASKED or time.monotonic() - began > _LONGEST_S
+
+    def _answered(self, at: Any) -> Any:
+        if not isinstance(at, FunctionSnapshot):
+            return at.resume_auto()
+        if at.is_os_function:
+            return at.resume_not_handled()
+        if at.function_name != "_ask":
+            return at.resume(_unknown(at))
+        self._asked.append((at.call_id, at.args))
+        return at.resume({"future": ...})
+
+    def _resources(self) -> ResourceLimits:
+        limits = self._limits
+        return ResourceLimits(
+            max_memory=limits.submitted_memory_mib * _MIB,
+            max_turn_duration_secs=TURN_S,
+            max_feed_duration_secs=float(limits.submitted_seconds),
+            max_suspensions=3
+            * limits.submitted_calls,  # each is asked for, waited for, and answered
+            max_recursion_depth=200,
+        )
+
+
+def _wants(at: Any, name: str) -> bool:
+    return isinstance(at, FunctionSnapshot) and at.function_name == name
+
+
+async def _settled(calls: dict[int, asyncio.Task[Any]], waited: list[int]) -> dict[int, Any]:
+    """The answers of those calls that ended first."""
+    await asyncio.wait([calls[one] for one in waited], return_when=asyncio.FIRST_COMPLETED)
+    return {one: _outcome(calls.pop(one).result) for one in waited if calls[one].done()}
+
+
+def _outcome(result: Callable[[], Any]) -> Any:
+    try:
+        return {"return_value": result()}
+    except Exception as error:
+        return _raised(error)
+
+
+def _unknown(at: FunctionSnapshot) -> Any:
+    if at.function_name == "main":
+        return {"exc_type": "NameError", "message": "the source has no 'async def main(ctx)'"}
+    return {"exc_type": "NameError", "message": f"name {at.function_name!r} is not defined"}
+
+
+def _raised(error: Exception) -> Any:
+    """What a call raised, as an exception that the program can catch."""
+    if isinstance(error, TimeoutError):
+        return {"exc_type": "TimeoutError", "message": str(error)}
+    known = isinstance(error, UsageError)
+    if not isinstance(error, AgentrtError | TypeError | ValueError):
+        raise error
+    return {"exc_type": "ValueError" if known else "RuntimeError", "message": str(error)}
+
+
+def _never(*args: Any) -> Any:
+    raise AssertionError("calls are answered one by one")
+
+
+# -- processes -----------------------------------------------------------------------------
+
 
 _MOST_PROGRAMS = 1024
 _MOST_TURNS = 32

@@ -14,8 +14,6 @@ from agentrt.serving.settings import fault_in
 
 _MINUTE_S = 60.0
 _FULL_RETRY_S = 1.0
-_MOST_NAMES = 1024
-"""From so many tenants on, idle ones are forgotten: without keys anyone can make names up."""
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 
@@ -95,11 +93,6 @@ class Bucket:
         self._fill(now)
         self._level -= amount
 
-    def is_full(self, now: float) -> bool:
-        """Whether it is as if it had never been used."""
-        self._fill(now)
-        return self._level >= self._size
-
     def _fill(self, now: float) -> None:
         gained = max(0.0, now - self._at) * self._per_s
         self._level, self._at = min(self._size, self._level + gained), now
@@ -117,9 +110,6 @@ class _Use:
             for name, rate in rates.items()
             if rate is not None
         }
-
-    def is_idle(self, now: float) -> bool:
-        return not self.calls and all(one.is_full(now) for one in self.buckets.values())
 
 
 class Tenants:
@@ -203,11 +193,5 @@ class Tenants:
         limits, use = self.limits(tenant), self._uses.get(tenant)
         if use is None or (use.limits is not limits and use.limits != limits):
             now = self._clock()
-            if len(self._uses) >= _MOST_NAMES:
-                self._forget_idle(now)
             use = self._uses[tenant] = _Use(limits, 0 if use is None else use.calls, now)
         return use
-
-    def _forget_idle(self, now: float) -> None:
-        for name in [name for name, use in self._uses.items() if use.is_idle(now)]:
-            del self._uses[name]

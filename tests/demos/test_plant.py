@@ -15,8 +15,8 @@ import plant_machines
 from agentrt import Runtime
 from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.mqtt import Broker, MqttTools, Worker
+from agentrt.integrations.mqtt.broker import Outgoing
 from agentrt.integrations.mqtt.connection import Connection
-from agentrt.integrations.mqtt.outgoing import Outgoing
 from agentrt.interrupts.questions import Question
 from agentrt.runtime.run import Run
 from plant import ACTIONS, plant

@@ -21,7 +21,7 @@ from agentrt.executors.info import display_name
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient
-from agentrt.integrations.langchain.job import Job
+from agentrt.integrations.langchain.calls import Job
 from tests.integrations.langchain.suite import OnAgentRT
 
 pytestmark = pytest.mark.engine

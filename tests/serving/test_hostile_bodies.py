@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from agentrt.serving.bodies import MOST_OBJECTS, MOST_VALUES, JSONCount
-from agentrt.serving.langgraph.responses import BadJSONError, check_json
 from tests.serving.langgraph.graphs import poem
 from tests.serving.langgraph.serve import serving
 from tests.serving.watchdog import LIMIT_S, Watchdog
@@ -39,16 +38,12 @@ def search(metadata: str) -> bytes:
     ("path", "body", "status"),
     [
         ("/threads/search", search(f'{{"{KEY}": 1}}'), 413),
-        ("/threads/search", search('{"a": [' + ",".join(["[1]"] * 8000) + "]}"), 413),
-        ("/threads/search", search('{"a": [' + ",".join(["[1]"] * 800) + "]}"), 422),
         ("/threads", search(f'{{"a": [{",".join("1" * MOST_VALUES)}]}}'), 413),
         ("/threads", search(f'{{"a": [{",".join(["[]"] * MOST_OBJECTS)}]}}'), 413),
         ("/threads", search("[" * 15_000 + "]" * 15_000), 422),
     ],
     ids=[
         "long filter",
-        "filter of lists",
-        "filter of some lists",
         "many values",
         "many lists",
         "deep",
@@ -93,12 +88,6 @@ def test_what_json_holds_is_counted_wherever_it_is_cut(value: Any, cuts: list[in
         left = left[length:]
     count.feed(left)
     assert (count.values, count.objects) == counted(value)
-
-
-def test_only_the_value_at_fault_is_named() -> None:
-    with pytest.raises(BadJSONError) as caught:
-        check_json({KEY: [[1], [float("inf")]]})
-    assert str(caught.value) == f"body.{KEY[:64]}[1][0] is inf, which is no JSON"
 
 
 async def test_the_watchdog_barks() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
@@ -11,12 +10,11 @@ import pytest
 from agentrt.cli.serve import serve
 from agentrt.executors.vllm import compiling, masks
 from agentrt.executors.vllm.frontend import long_prompts
-from agentrt.serving import bodies, sockets
+from agentrt.serving import bodies
 from agentrt.serving._compat import DROPPED_PER_S
 from agentrt.serving.frontend import bounds, responses
-from agentrt.serving.langgraph import bodies as langgraph_bodies
-from agentrt.serving.langgraph import connections, reading
-from agentrt.serving.observability.readers import Readers
+from agentrt.serving.langgraph import outages
+from agentrt.serving.observability.routes import MOST_READERS
 from agentrt.serving.programs import client_programs, conversation
 from agentrt.serving.server import Bounds
 from agentrt.serving.tenants import fair
@@ -27,16 +25,14 @@ UNITS = {"KiB": 1024, "MiB": 1024**2, "hours": 3600, "seven eighths": 7 / 8, "on
 _NUMBER = r"seven eighths|\bone\b|\d[\d,.]*\b"
 
 ASYNCIOS_BUFFER = 64 * 1024
-READERS = inspect.signature(Readers).parameters
 BOUNDS = Bounds()
 DEFAULT = Limits()
 OPTIONS = {one.name: one.default for one in serve.params}
 LIMITS = {
     "values in a body's JSON": [bodies.MOST_VALUES],
-    "objects and lists among them": [bodies.MOST_OBJECTS, bodies.MOST_OBJECTS_SEARCHED],
+    "objects and lists among them": [bodies.MOST_OBJECTS],
     "values in a message to an agent": [bodies.MOST_VALUES_OF_AGENTS],
     "the body of a search or a count": [bodies._SEARCH_BYTES],
-    "a filter of a search": [langgraph_bodies.MOST_WANTED, langgraph_bodies.LONGEST_WANTED],
     "the rest of a body that was refused": [DROPPED_PER_S],
     "a prompt of token ids": [],
     "a prompt's text": [],
@@ -47,13 +43,10 @@ LIMITS = {
     "schemas that are read at once": [1],
     "compiling one grammar": [compiling.SLOW_S, compiling.LONGEST_S],
     "what a grammar takes of the engine's steps": [masks.MOST_S, masks.MOST_S],
-    "readers of": [READERS["most"].default, READERS["most_of_one"].default],
-    "WebSockets": [sockets.MOST, sockets.MOST_OF_ONE],
+    "readers of": [MOST_READERS],
     "a message over a WebSocket": [BOUNDS.message_bytes, 1],
     "what waits for a client of a WebSocket": [ASYNCIOS_BUFFER, BOUNDS.reader_s],
-    "a client's read of the database": [reading.READ_S],
-    "connections to the database": [connections.READS // 2, connections.READS],
-    "a schema's references to itself": [],
+    "a client's read of the database": [outages.READ_S],
 }
 TENANTS = {
     "a request's body": [BOUNDS.body_bytes],
@@ -71,9 +64,7 @@ TENANTS = {
         *(bounds.MOST_LENGTHS, bounds.MOST_ENUM_CHARACTERS),
     ],
     "patterns": [bounds.LONGEST_PATTERN, bounds._GRAMMAR],
-    "responses that are kept": [
-        *(responses.KEPT_S, responses.MOST, responses.MOST_BYTES, responses.ALL_BYTES)
-    ],
+    "responses that are kept": [*(responses.KEPT_S, responses.MOST, responses.MOST_BYTES)],
     "beginnings of a tenant's conversations": [conversation.MOST],
 }
 

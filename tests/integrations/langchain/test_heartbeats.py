@@ -16,8 +16,8 @@ from langgraph.types import TimeoutPolicy
 
 from agentrt import Runtime
 from agentrt.integrations._compat.langgraph import node_heartbeat
-from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient, chat
-from agentrt.integrations.langchain.heartbeats import Heartbeat, Heartbeats
+from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient, calls, chat
+from agentrt.integrations.langchain.calls import Heartbeat, beating
 from tests.integrations.langchain.stub import HeldExecutor
 
 IDLE_S = 0.2
@@ -119,16 +119,19 @@ async def test_no_heart_beats_where_nobody_listens(timeout: TimeoutPolicy | None
     assert found == [None, None, None]
 
 
-async def test_heartbeats_have_a_timer_only_while_somebody_needs_it() -> None:
-    heartbeats, beats = Heartbeats(), asyncio.Queue[str]()
-    with heartbeats.sending(None):
-        assert not heartbeats.is_running
-    with heartbeats.sending(lambda: beats.put_nowait("a")):
-        with heartbeats.sending(lambda: beats.put_nowait("b")):
-            assert [await beats.get() for _ in range(4)] == ["a", "b", "a", "b"]
-        assert heartbeats.is_running
-        assert await beats.get() == "a"
-    assert not heartbeats.is_running
+async def test_a_heart_beats_only_while_a_call_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls, "_PERIOD_S", 0.0)
+    beats = asyncio.Queue[str]()
+    with beating(None):
+        pass
+    with beating(lambda: beats.put_nowait("a")):
+        assert [await beats.get() for _ in range(3)] == ["a", "a", "a"]
+    given = beats.qsize()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert beats.qsize() == given
 
 
 async def test_a_client_that_is_owned_gives_them_from_its_own_thread() -> None:
@@ -144,8 +147,6 @@ async def test_a_client_that_is_owned_gives_them_from_its_own_thread() -> None:
     policy = TimeoutPolicy(idle_timeout=30)
     run = asyncio.create_task(graph_of(node, policy).ainvoke({"text": ""}))
     assert await asyncio.to_thread(held.began.wait, 60)
-    assert client._heartbeats.is_running
     held.let_go()
     assert await run == {"text": "one two three"}
     await asyncio.to_thread(client.close)
-    assert not client._heartbeats.is_running

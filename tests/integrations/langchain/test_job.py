@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrt.errors import EngineDiedError
-from agentrt.integrations.langchain.job import Job
+from agentrt.integrations.langchain.calls import Job
 
 
 @pytest.fixture

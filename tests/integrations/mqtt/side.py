@@ -16,8 +16,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from agentrt.graph import Progress
 from agentrt.integrations.mqtt import Broker, MqttTools
+from agentrt.integrations.mqtt.broker import Outgoing, publish
 from agentrt.integrations.mqtt.connection import Connection
-from agentrt.integrations.mqtt.outgoing import Outgoing, publish
 from agentrt.interrupts import Tool, ToolRequest
 
 _PATIENCE_S = 60.0

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
+from agentrt.serving.error_responses import ApiError
 from agentrt.serving.frontend.bounds import calls_of, check_bounds
 from agentrt.serving.frontend.conversations import (
     CHAT,
@@ -22,7 +23,6 @@ from agentrt.serving.frontend.conversations import (
     conversation,
 )
 from agentrt.serving.programs.conversation import chain
-from agentrt.serving.programs.errors import ApiError
 from agentrt.serving.submit.checks import check_size, constraint
 
 EXAMPLES = int(os.environ.get("AGENTRT_EXAMPLES", "100"))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agentrt.serving.frontend.answers import AnswerReader
 from agentrt.serving.frontend.conversations import (
     CHAT,
     MESSAGES,
     RESPONSES,
+    AnswerReader,
     conversation,
     tools_of,
 )

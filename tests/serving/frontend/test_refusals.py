@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from agentrt.errors import EngineDiedError
 from agentrt.request import Call
+from agentrt.serving.error_responses import ApiError
 from agentrt.serving.frontend.bounds import (
     LONGEST_PATTERN,
     MOST_CALLS,
@@ -23,7 +23,6 @@ from agentrt.serving.frontend.bounds import (
     check_bounds,
 )
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from agentrt.serving.programs.errors import ApiError
 from agentrt.serving.tenants import Limits
 from tests.serving.frontend.test_identity import ask
 from tests.serving.local import MODEL, open_server
@@ -225,60 +224,6 @@ def test_a_text_may_be_as_long_as_an_agent_allows() -> None:
     """Claude Code has a tool whose argument may have half a million characters."""
     longest = {"properties": {"script": {"type": "string", "maxLength": 524_288}}}
     check_bounds(MESSAGES, {"tools": [{"name": "run", "input_schema": longest}]})
-
-
-LOOP = {"$ref": "#"}
-TO_B = {"$ref": "#/$defs/b"}
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        LOOP,
-        {"anyOf": [LOOP, {"allOf": [LOOP, {"type": "string"}]}]},
-        {**TO_B, "$defs": {"b": {"$ref": "#/$defs/c~1d"}, "c/d": TO_B}},
-        {"properties": {"a": TO_B}, "$defs": {"b": TO_B}},
-    ],
-)
-def test_a_schema_that_refers_to_itself_alone_is_refused(schema: Any) -> None:
-    """The engine would answer 200, and ``finish_reason`` "error"."""
-    for path, body in (
-        (CHAT, chat_format(schema)),
-        (CHAT, {"structured_outputs": {"json": json.dumps(schema)}}),
-        (CHAT, {"tools": [{"function": {"parameters": schema}}]}),
-        (MESSAGES, {"output_config": {"format": {"schema": schema}}}),
-        (MESSAGES, {"tools": [{"input_schema": schema}]}),
-        (RESPONSES, {"text": {"format": {"schema": schema}}}),
-    ):
-        with pytest.raises(ApiError, match="leads to itself") as refused:
-            check_bounds(path, body)
-        assert refused.value.status_code == 400
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"properties": {"left": LOOP, "right": LOOP}},
-        {"items": LOOP},
-        {"anyOf": [LOOP, {"type": "string"}]},
-        {"anyOf": [TO_B, {"type": "string"}], "$defs": {"b": LOOP}},
-        {**TO_B, "$defs": {"b": {"type": "string"}}},
-        {"$ref": "#/nowhere"}, {"$ref": 5}, {"$ref": "https://example.com/a"}, {"allOf": 5},
-    ],
-)  # fmt: skip
-def test_a_schema_may_refer_to_itself_inside(schema: Any) -> None:
-    check_bounds(CHAT, chat_format(schema))
-
-
-async def test_a_circle_is_a_400_whole_and_streamed() -> None:
-    async with open_server() as local:
-        for stream in (False, True):
-            body = {**ask(CHAT, "hi"), **chat_format(LOOP), "stream": stream}
-            refused = await local.client.post(CHAT, json=body)
-            assert (refused.status_code, refused.json()["error"]["param"]) == (
-                400,
-                "response_format",
-            )
 
 
 @pytest.mark.parametrize(

@@ -68,22 +68,15 @@ def test_what_is_old_or_too_many_is_forgotten(
     assert [handler.has("a", f"resp-{n}") for n in range(2, 5)] == [False, True, True]
 
 
-def test_size_is_bounded_for_each_tenant_and_for_all(
-    now: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_size_is_bounded_for_each_tenant(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "MOST_BYTES", 100)
-    monkeypatch.setattr(responses, "ALL_BYTES", 150)
     store, handler = attached(now)
     for name in ("one", "two"):
         handler.put("a", name, 40)
     store.finish("a", "two", 50, b"end")
     assert [handler.has("a", name) for name in ("one", "two")] == [False, True]
-    for name in ("three", "four"):
-        handler.put("b", name, 40)
-    # The largest tenant gives, and a response that is alone may go, too.
-    assert not handler.has("a", "two")
-    assert [handler.has("b", name) for name in ("three", "four")] == [True, True]
-    store.finish("a", "two", 1, b"gone")
+    handler.put("b", "three", 90)
+    assert [handler.has("a", "two"), handler.has("b", "three")] == [True, True]
 
 
 async def test_other_tenants_do_not_find_a_response() -> None:

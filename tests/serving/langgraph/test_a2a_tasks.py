@@ -11,8 +11,8 @@ from a2a.types import CancelTaskRequest, GetTaskRequest, ListTasksRequest, TaskS
 from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError, UnsupportedOperationError
 from langgraph_sdk.client import LangGraphClient
 
-from agentrt.serving.langgraph import a2a_known
-from agentrt.serving.langgraph.a2a_known import KnownTasks
+from agentrt.serving.langgraph import a2a_values
+from agentrt.serving.langgraph.a2a_values import KnownTasks
 from agentrt.serving.langgraph.streams import EventLog, FellBehindError, StreamEvent
 from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_a2a import COMPLETED, WAITS, agent, sent, told
@@ -131,7 +131,7 @@ async def test_tasks_of_a_long_thread_are_found_and_listed(
         request.page_token = "second"
         with pytest.raises(InvalidParamsError, match="pageToken 'second'"):
             await ask.list_tasks(request)
-        monkeypatch.setattr(a2a_known, "_MOST_RUNS", 1)
+        monkeypatch.setattr(a2a_values, "_MOST_RUNS", 1)
         assert await listed() == [waits.id]
         assert await ask.get_task(get) == done
 

@@ -15,7 +15,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base import id as ids
 
 from agentrt.serving.langgraph import run_queue
-from agentrt.serving.langgraph.expiry import Deadlines
+from agentrt.serving.langgraph.interrupts import Deadlines
 from agentrt.serving.langgraph.storage import open_storage
 from tests.serving.langgraph.test_runs import IN
 

@@ -20,9 +20,8 @@ from sqlalchemy import Row
 
 from agentrt import Runtime
 from agentrt.serving.langgraph.auth import Caller, User
-from agentrt.serving.langgraph.cron_bodies import CronBody, next_time
 from agentrt.serving.langgraph.cron_clock import CronClock
-from agentrt.serving.langgraph.crons import Crons, _known_by, cron_json
+from agentrt.serving.langgraph.crons import CronBody, Crons, _known_by, cron_json, next_time
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import runs
@@ -253,40 +252,6 @@ async def test_what_is_gone_takes_its_crons_with_it(home: Home) -> None:
     with pytest.raises(HTTPException, match="not found"):
         await home.crons.get("default", UUID(row.cron_id))
     assert await home.after(MINUTE) == 0
-
-
-async def test_the_nearest_is_waited_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that are on; a nearer one that is made meanwhile ends the waiting."""
-    waited: list[float] = []
-
-    async def passed(most_s: float) -> None:
-        waited.append(home.crons.coming._nearest - home.now)
-
-    monkeypatch.setattr(home.crons.coming, "passed", passed)
-    await home.clock.go_on()
-    await home.add("0 * * * *")
-    await home.add("*/2 * * * *", enabled=False)
-    await home.clock.go_on()
-    await home.add("*/5 * * * *")
-    assert home.crons.coming._nearest == NOON + 5 * MINUTE
-    await home.clock.go_on()
-    assert waited == [float("inf"), HOUR, 5 * MINUTE]
-
-
-async def test_the_nearest_is_told_once_it_is_stored(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who looks for it then finds it: told earlier, it would be looked for in vain, once."""
-    seen: list[float | None] = []
-    get = home.crons.get
-
-    async def stored(*which: Any) -> Any:
-        seen.append(home.crons.coming._nearest)
-        return await get(*which)
-
-    monkeypatch.setattr(home.crons, "get", stored)
-    await home.add()
-    assert (seen, home.crons.coming._nearest) == ([float("inf")], NOON + MINUTE)
 
 
 async def test_who_made_it_may_be_anything_that_a_hook_gives(home: Home) -> None:

@@ -10,8 +10,7 @@ import pytest
 import pytest_asyncio
 
 from agentrt.serving.langgraph import streams
-from agentrt.serving.langgraph.connections import Address
-from agentrt.serving.langgraph.database import Database, open_database
+from agentrt.serving.langgraph.database import Address, Database, open_database
 from agentrt.serving.langgraph.streams import EventLog, FellBehindError, replay
 
 

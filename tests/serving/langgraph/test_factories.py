@@ -14,8 +14,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import InternalServerError
 
 from agentrt.errors import ProgramLoadError
-from agentrt.integrations.langgraph.factories import Access
-from agentrt.integrations.langgraph.graphs import open_graph
+from agentrt.integrations.langgraph.graphs import Access, open_graph
 from tests.serving.langgraph.factories import FORMS, OPENED, OTHERS
 from tests.serving.langgraph.graphs import GATES, gate_graph
 from tests.serving.langgraph.serve import Serving, serving

@@ -21,7 +21,7 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import APIStatusError, NotFoundError
 
-from agentrt.serving.langgraph import run_ends
+from agentrt.serving.langgraph import execution
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.execution import Execution
 from agentrt.serving.langgraph.outages import DiskRoom, is_outage
@@ -56,7 +56,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Disk]]:
                 await connection.execute(sa.text("PRAGMA query_only=0"))
 
     monkeypatch.setattr(Database, "writing", writing)
-    monkeypatch.setattr(run_ends, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(execution, "FIRST_REST_S", 0.01)
     yield Disk
     Disk.full = Disk.read_only = False
 
@@ -144,37 +144,6 @@ async def test_the_next_server_ends_what_this_one_could_not(
             assert await status_of(client, thread, run) == ("success", "idle")
             GATES.open(gate_)
             await client.runs.join(other, cancelled)
-
-
-async def test_a_run_that_has_no_task_can_be_cancelled_and_deleted(
-    it: Serving, client: LangGraphClient, http: httpx.AsyncClient
-) -> None:
-    """Such as one whose end was lost by a bug. Join says that it has not ended, and not null."""
-    assert it.server is not None
-    path = it.server.database.removeprefix("sqlite:")
-    for end in ("cancel", "delete"):
-        thread = await a_thread(client)
-        await client.runs.wait(thread, "steps", input=IN)
-        [run] = await client.runs.list(thread)
-        key = run["run_id"]
-        with sqlite3.connect(path, timeout=30) as connection:
-            lost = "UPDATE agentrt_runs SET status = 'running', result = NULL WHERE run_id = ?"
-            connection.execute(lost, (key,))
-            busy = "UPDATE agentrt_threads SET status = 'busy' WHERE thread_id = ?"
-            connection.execute(busy, (thread,))
-        connection.close()
-        joined = await http.get(f"/threads/{thread}/runs/{key}/join")
-        assert (joined.status_code, "has not ended, and does not" in joined.text) == (503, True)
-        if end == "cancel":
-            await client.runs.cancel(thread, key)
-            assert await status_of(client, thread, key) == ("interrupted", "interrupted")
-            assert (await client.runs.join(thread, key))["steps"][-1] == "last"
-            with pytest.raises(NotFoundError, match="has ended"):
-                await client.runs.cancel(thread, key)
-        else:
-            await client.runs.delete(thread, key)
-            assert await client.runs.list(thread) == []
-            assert (await client.threads.get(thread))["status"] != "busy"
 
 
 async def test_a_bug_at_the_end_is_the_runs_error(

@@ -22,10 +22,10 @@ from langgraph_sdk.errors import NotFoundError
 
 from agentrt import Runtime
 from agentrt.errors import ConfigError
-from agentrt.serving.langgraph import connections, database, tenant_state
-from agentrt.serving.langgraph.connections import Address
-from agentrt.serving.langgraph.lifetimes import sweep
-from agentrt.serving.langgraph.reading import READER
+from agentrt.serving.langgraph import database, tenant_state
+from agentrt.serving.langgraph.database import Address
+from agentrt.serving.langgraph.outages import READER
+from agentrt.serving.langgraph.threads import sweep
 from agentrt.serving.lifetimes import Ttl
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
@@ -197,7 +197,7 @@ async def test_a_clients_statement_is_broken_off_in_time(
 ) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE DATABASE slow")
-    monkeypatch.setattr(connections, "READ_S", 0.05)
+    monkeypatch.setattr(database, "READ_S", 0.05)
     async with database.open_database(Address.parse(url.replace("/postgres", "/slow"))) as slow:
         token = READER.set("ann")
         with pytest.raises(HTTPException, match="try again later") as refused:

@@ -18,7 +18,7 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import APIStatusError, InternalServerError
 
-from agentrt.serving.langgraph import reading, run_ends, storage
+from agentrt.serving.langgraph import execution, outages, storage
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.postgres import Proxy
 from tests.serving.langgraph.serve import Serving, serving
@@ -107,7 +107,7 @@ async def test_a_connection_that_is_cut_under_load(
     admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is away, whoever asks is told so; what was under way ends once it is back."""
-    monkeypatch.setattr(run_ends, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(execution, "FIRST_REST_S", 0.01)
     async with behind(url_of(admin)) as (it, client, proxy):
         begun = [await at_a_gate(client) for _ in range(4)]
         await proxy.cut()
@@ -128,7 +128,7 @@ async def test_a_database_that_is_silent(
 
     async with behind(url_of(admin)) as (it, client, proxy):
         begun = [await at_a_gate(client) for _ in range(2)]
-        monkeypatch.setattr(reading, "READ_S", 0.1)
+        monkeypatch.setattr(outages, "READ_S", 0.1)
         monkeypatch.setattr(psycopg.AsyncConnection, "_try_cancel", try_cancel)
         proxy.stall()
         for *_, gate in begun:
@@ -145,7 +145,7 @@ async def test_a_database_that_takes_no_writes(
     admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a standby does. What there is can be read, and runs end when it takes writes again."""
-    monkeypatch.setattr(run_ends, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(execution, "FIRST_REST_S", 0.01)
 
     async def set_to(value: str) -> None:
         await admin.execute(f"ALTER DATABASE {admin.info.dbname} SET {READ_ONLY} = {value}")

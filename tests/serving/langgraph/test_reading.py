@@ -1,9 +1,8 @@
-"""What one tenant reads is broken off in time, and leaves connections for others."""
+"""What a client reads is broken off in time, and others go on."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -16,11 +15,10 @@ import sqlalchemy as sa
 from fastapi import HTTPException
 from sqlalchemy import exc
 
-from agentrt.serving.langgraph import connections, reading
-from agentrt.serving.langgraph.connections import Address
-from agentrt.serving.langgraph.database import Database, open_database
-from agentrt.serving.langgraph.outages import refusal
-from agentrt.serving.langgraph.reading import READER, Shares
+from agentrt.serving.langgraph import database as databases
+from agentrt.serving.langgraph import outages
+from agentrt.serving.langgraph.database import Address, Database, open_database
+from agentrt.serving.langgraph.outages import READER, refusal
 from agentrt.serving.langgraph.tables import has, threads
 from agentrt.serving.langgraph.threads import add_thread
 from tests.serving.langgraph.serve import Serving
@@ -49,8 +47,8 @@ async def opened(folder: Path) -> AsyncIterator[Database]:
 
 def allow(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads are broken off after so long from here on."""
-    monkeypatch.setattr(connections, "READ_S", seconds)
-    monkeypatch.setattr(reading, "READ_S", seconds)
+    monkeypatch.setattr(databases, "READ_S", seconds)
+    monkeypatch.setattr(outages, "READ_S", seconds)
 
 
 SHORT_S = 0.02
@@ -111,31 +109,6 @@ async def test_no_connection_is_503_and_not_500(
         allow(AMPLE_S, monkeypatch)
         with reader("ann"):
             assert await database.count(threads, []) == 0
-
-
-async def test_a_tenant_waits_for_its_own_reads_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares, held, order = Shares(2), asyncio.Event(), list[str]()
-
-    async def read(tenant: str, name: str) -> None:
-        async with shares.taken(tenant):
-            order.append(name)
-            await held.wait()
-
-    anns = [asyncio.create_task(read("ann", f"ann-{n}")) for n in range(3)]
-    bob = asyncio.create_task(read("bob", "bob-0"))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert order == ["ann-0", "ann-1", "bob-0"]
-    monkeypatch.setattr(reading, "READ_S", 0.0)
-    with refused() as error:
-        await read("ann", "late")
-    assert error.value.status_code == 503
-    held.set()
-    await asyncio.gather(*anns, bob)
-    assert order[-1] == "ann-2"
-    del error  # its traceback has the share that was refused
-    gc.collect()
-    assert not list(shares._tenants)
 
 
 async def test_a_hostile_search_is_503_and_others_go_on(

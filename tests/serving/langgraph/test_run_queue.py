@@ -12,7 +12,7 @@ import pytest
 
 from agentrt import Runtime
 from agentrt.serving.langgraph import run_queue
-from agentrt.serving.langgraph.reading import READER
+from agentrt.serving.langgraph.outages import READER
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import record_of
 from agentrt.serving.langgraph.streams import LiveRun

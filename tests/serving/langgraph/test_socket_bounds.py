@@ -26,20 +26,6 @@ from tests.serving.langgraph.test_protocol_socket import opened, status
 from tests.serving.watchdog import opened_app
 
 
-async def test_a_tenant_has_so_many_connections(
-    it: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentrt.serving.sockets.MOST_OF_ONE", 2)
-    async with opened(it.url), opened(it.url):
-        assert await status(it.url) == 503
-        other = {"x-agentrt-tenant": "other"}
-        assert await status(it.url, additional_headers=other) == 101
-        monkeypatch.setattr("agentrt.serving.sockets.MOST", 2)
-        assert await status(it.url, additional_headers=other) == 503
-        async with opened(it.url, origin=it.url) as socket:
-            assert (await socket.closed())[0] == 4503
-
-
 async def test_a_connection_has_so_many_subscriptions(it: Serving) -> None:
     async with opened(it.url) as socket:
         for _ in range(MOST_SUBSCRIPTIONS):

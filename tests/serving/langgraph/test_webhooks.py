@@ -24,8 +24,6 @@ from agentrt.serving.langgraph.runs import NewRun, record_of
 from agentrt.serving.langgraph.tables import webhooks
 from agentrt.serving.langgraph.tenant_state import open_tenant_state
 from agentrt.serving.langgraph.webhooks import (
-    OF_ALL,
-    OF_TENANT,
     TRIES,
     NotTakenError,
     Webhooks,
@@ -209,7 +207,7 @@ async def test_who_does_not_hear_is_tried_again_and_then_left(
             for status in answers:
                 listening.answers.put(status)
             rests.clear()
-            hooks.begin(await ended(hooks, listening.url), "t")
+            hooks.begin(await ended(hooks, listening.url))
             assert server.under_way
             assert await left(hooks) == 0
             assert len(rests) == tries - 1
@@ -220,40 +218,6 @@ async def test_who_does_not_hear_is_tried_again_and_then_left(
         assert rests == sorted(rests)
         assert not server.under_way
     assert caplog.text.count("was not called") == 3
-
-
-async def test_one_tenant_is_not_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many of a tenant are told at once; what is more waits, and others do not."""
-    forever = asyncio.Event()
-
-    async def wait(url: str, run_id: str, body: bytes) -> None:
-        await forever.wait()
-
-    async with home(tmp_path) as (_, hooks, _):
-        monkeypatch.setattr(hooks, "_try", wait)
-        for number in range(OF_TENANT + 5):
-            hooks.begin(f"{number}", "many")
-        hooks.begin("other", "few")
-        assert len(hooks._tasks) == OF_TENANT + 1
-        await hooks.close()
-        assert not hooks._tasks
-
-
-async def test_who_has_many_that_wait_is_not_looked_at_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as after a start: each tenant has its turn, however many another has."""
-    begun: list[str] = []
-    async with home(tmp_path) as (_, hooks, _):
-        rows = [
-            {"run_id": f"{n:04}", "tenant": "many", "url": "u", "body": "{}"}
-            for n in range(2 * OF_ALL + 1)
-        ]
-        last = {"run_id": "z", "tenant": "few", "url": "u", "body": "{}"}
-        await hooks._database.write(sa.insert(webhooks).values([*rows, last]))
-        monkeypatch.setattr(hooks, "begin", lambda run, tenant: begun.append(tenant))
-        await hooks.look()
-    assert (begun.count("few"), begun.count("many")) == (1, 2 * OF_TENANT)
 
 
 # -- where --------------------------------------------------------------------------------

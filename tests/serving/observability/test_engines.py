@@ -11,9 +11,8 @@ from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EngineView
-from agentrt.serving.observability.program_log import ProgramLog
+from agentrt.serving.observability.program_log import ProgramLog, Track
 from agentrt.serving.observability.render import Renderer
-from agentrt.serving.observability.spans import Track
 from agentrt.tracking.scope import Scope
 
 

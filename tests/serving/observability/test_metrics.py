@@ -17,8 +17,7 @@ from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EngineView
-from agentrt.serving.observability.gauges import gauges
-from agentrt.serving.observability.metrics import Labels, of_tenant
+from agentrt.serving.observability.metrics import Labels, gauges, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
 from agentrt.tracking.scope import Scope

@@ -16,7 +16,7 @@ from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EngineView, SnapshotPoller
 from agentrt.serving.observability.program_log import ProgramLog
-from agentrt.serving.observability.readers import Readers, TooManyReadersError, TooSlowError
+from agentrt.serving.observability.readers import Readers, TooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
 from agentrt.serving.observability.stream import Feed
 from agentrt.serving.server import Server
@@ -72,7 +72,7 @@ def test_a_snapshot_and_its_changes_are_what_the_registry_has(
         log.open()
         story.tell(chapters[0])
         view, watch = a_view(story, rng), feed_of(story, log, tenant, None)
-        with log.readers.opened(tenant, watch.wants) as reader:
+        with log.readers.opened(watch.wants) as reader:
             mirror.hear(watch.snapshot(view))
             for chapter in chapters[1:]:
                 story.tell(chapter)
@@ -111,7 +111,7 @@ def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pic
         story.tell([("open", pick), *chapters[0]])
         run = story.runs[pick % len(story.runs)]
         watch, view = feed_of(story, log, None, run), EngineView()
-        with log.readers.opened(None, watch.wants) as reader:
+        with log.readers.opened(watch.wants) as reader:
             mirror.hear(watch.snapshot(view))
             for chapter in chapters[1:]:
                 story.tell(chapter)
@@ -132,7 +132,7 @@ async def test_nothing_is_told_when_nothing_changed() -> None:
     log.open()
     story.tell([("open", 0), ("call", 0)])
     watch, view = feed_of(story, log, None, None), EngineView(at=1.0)
-    with log.readers.opened(None, watch.wants) as reader:
+    with log.readers.opened(watch.wants) as reader:
         watch.snapshot(view)
         assert watch.change(reader, view) is None
         assert watch.change(reader, EngineView(at=2.0)) is None
@@ -147,7 +147,7 @@ async def test_a_reader_that_falls_behind_is_cut_and_nobody_waits_for_it() -> No
     log = ProgramLog(story.registry)
     log.readers = Readers(buffer=4)
     log.open()
-    with log.readers.opened(None, lambda run: True) as slow:
+    with log.readers.opened(lambda run: True) as slow:
         story.tell([("open", 0)] * 5)
         with pytest.raises(TooSlowError, match="buffer"):
             slow.take()
@@ -160,7 +160,7 @@ async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
     log.readers = Readers(buffer=2)
     log.open()
     watch = feed_of(story, log, None, None)
-    with log.readers.opened(None, watch.wants) as reader:
+    with log.readers.opened(watch.wants) as reader:
         events = watch.events(reader)
         assert (await anext(events)).event == "snapshot"
         story.tell([("open", 0)] * 5)
@@ -169,7 +169,7 @@ async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
         with pytest.raises(StopAsyncIteration):
             await anext(events)
     assert len(log.readers) == 0
-    with log.readers.opened(None, watch.wants) as reader:
+    with log.readers.opened(watch.wants) as reader:
         assert len(json.loads(str((await anext(watch.events(reader))).data))["programs"]) == 5
 
 
@@ -179,7 +179,7 @@ async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() ->
     log.open()
     story.tell([("open", 0)])
     watch = feed_of(story, log, None, None)
-    with log.readers.opened(None, watch.wants) as reader:
+    with log.readers.opened(watch.wants) as reader:
         events = watch.events(reader)
         assert (await anext(events)).event == "snapshot"
         watch.server.draining = True
@@ -193,35 +193,18 @@ async def test_what_changes_again_takes_no_more_room() -> None:
     log = ProgramLog(story.registry)
     log.readers = Readers(buffer=4)
     log.open()
-    with log.readers.opened(None, lambda run: True) as reader:
+    with log.readers.opened(lambda run: True) as reader:
         story.tell([("open", 0), ("call", 0), ("end", 1), ("close", 0)])
         changes = reader.take()
     run = story.runs[0]
     assert [(r.id, node and node.id) for r, node in changes] == [(run.id, None), (run.id, 0)]
 
 
-async def test_readers_are_bounded_for_each_tenant_and_in_all() -> None:
-    readers = Readers(most=2, most_of_one=1)
-    with readers.opened("ann", lambda run: True):
-        with (
-            pytest.raises(TooManyReadersError, match="1 of your readers"),
-            readers.opened("ann", lambda run: True),
-        ):
-            pass
-        with (
-            readers.opened("bob", lambda run: True),
-            pytest.raises(TooManyReadersError, match="2 in all"),
-            readers.opened("eve", lambda run: True),
-        ):
-            pass
-    assert len(readers) == 0
-
-
 async def test_a_reader_wakes_when_another_thread_writes() -> None:
     story = Story()
     log = ProgramLog(story.registry)
     log.open()
-    with log.readers.opened(None, lambda run: True) as reader:
+    with log.readers.opened(lambda run: True) as reader:
         assert reader.take() == []
         wait = asyncio.create_task(reader.wait(60.0))
         await asyncio.sleep(0)
@@ -237,7 +220,7 @@ def test_calls_called_off_by_their_programs_end_are_told() -> None:
         log.open()
         story.tell([("open", 0), ("call", 0)])
         watch, view = feed_of(story, log, None, None), EngineView()
-        with log.readers.opened(None, watch.wants) as reader:
+        with log.readers.opened(watch.wants) as reader:
             mirror.hear(watch.snapshot(view))
             story.tell([("close", 2)])
             mirror.hear(watch.change(reader, view))

@@ -75,16 +75,6 @@ def test_requests_without_calls_count_as_many_as_they_are() -> None:
     tenants.ask("a", 60)
 
 
-def test_names_that_anybody_makes_up_are_forgotten() -> None:
-    clock = Clock()
-    tenants = Tenants(clock, Limits(requests_per_minute=1))
-    for name in range(5000):
-        tenants.enter(f"t{name}")
-        tenants.leave(f"t{name}")
-        clock.now += 1.0
-    assert len(tenants._uses) <= 1024 + 60
-
-
 def test_limits_that_change_are_taken_over() -> None:
     own = {"a": Limits(calls=1)}
     tenants = Tenants(Clock(), Limits(), lambda: own)
