@@ -46,7 +46,7 @@ async def test_stock_and_ours_do_the_same_work_under_one_probe() -> None:
         finally:
             await engine.close()
 
-    _, path, atlas = contenders(["priority-path", "atlas"], ["lru"], RESTLESS)
+    path, atlas = contenders(["priority-path", "atlas"], RESTLESS)
     told: list[str] = []
     bench = RealBench(
         ENGINE,

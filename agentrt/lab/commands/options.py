@@ -87,11 +87,6 @@ def json_flag(about: str) -> Option:
     return click.option("--json", "as_json", is_flag=True, help=about)
 
 
-def policy_option(default: str) -> Option:
-    """``--policy``, with the names of those that run when it is left out."""
-    return many("--policy", metavar="NAME…", help=f"Which to compare.  [default: {default}]")
-
-
 model_option = click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name.")
 json_option = json_flag("Print the medians as one JSON line.")
 seed_option = click.option("--seed", type=int, default=0, show_default=True, metavar="N")

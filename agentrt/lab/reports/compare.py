@@ -1,16 +1,18 @@
-"""What runs come to, side by side: measures, their ratios to a baseline, JSON and CSV."""
+"""What runs come to, side by side: measures, their ratios to a baseline, tables, JSON and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
 from agentrt.lab.outcome import Summary
+from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
 from agentrt.lab.runs.grid import RunResult
 from agentrt.lab.runs.settings import Setting
 
@@ -40,6 +42,7 @@ OF_ENGINE = {
     "cpu_us": "the scheduler's CPU per step, us",
 }
 """Those that are of interest, or known, where an engine with a memory ran."""
+ALL = {**MEASURES, **OF_ENGINE}
 
 SHORT = {
     "mean_s": "mean",
@@ -51,6 +54,9 @@ SHORT = {
     "token_p95_s": "s/token P95",
     "token_p99_s": "s/token P99",
     "makespan_s": "makespan",
+    "throughput_per_s": "programs/s",
+    "balance": "balance",
+    "cpu_us": "CPU us/step",
     "steady_per_s": "ended in time",
     "waiting_share": "waiting",
     "service_share": "in engine",
@@ -123,6 +129,60 @@ def cells(
         cell.baseline = base.summaries if base else {}
     asked = ((setting, name) for setting in settings for name in names)
     return [found[key] for key in asked if key in found]
+
+
+# -- tables ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table with a row for each cell."""
+
+    head: str
+    text: Callable[[Cell], object]
+
+
+def table(cells: Sequence[Cell], *columns: Column) -> str:
+    """As Markdown."""
+    rows = [[column.text(cell) for column in columns] for cell in cells]
+    return markdown([column.head for column in columns], rows)
+
+
+WORKLOAD = Column("workload", lambda cell: cell.setting.source.name)
+LOAD = Column("load", lambda cell: cell.setting.label)
+POLICY = Column("policy", lambda cell: cell.name)
+MS_PER_TOKEN = Column("ms/token", lambda cell: f"{1000 * cell.median('token_latency_s'):.1f}")
+
+
+def values(*measures: str) -> list[Column]:
+    """A column with the values of each measure."""
+    return [Column(SHORT[one], partial(value, measure=one)) for one in measures]
+
+
+def ratios(*measures: str, over: str) -> list[Column]:
+    """A column with the ratios of each measure to the baseline's, whose name is ``over``."""
+    return [Column(f"{SHORT[one]} / {over}", partial(ratio, measure=one)) for one in measures]
+
+
+def value(cell: Cell, measure: str) -> str:
+    """A measure's median over the seeds, with the least and the greatest; a dash for unknown."""
+    known = cell.values(measure)
+    if any(map(math.isnan, known)):
+        return "-"
+    factor, unit = (100, "%") if measure in SHARES else (1, "")
+    spread = Spread.of([factor * one for one in known])
+    return in_digits(spread, unit) if len(known) > 1 else f"{digits(spread.median)}{unit}"
+
+
+def ratio(cell: Cell, measure: str) -> str:
+    """A measure over the baseline's in the same seed: the median, the least and the greatest."""
+    found = cell.ratios(measure)
+    if not found:
+        return "-"
+    return str(Spread.of(found)) if len(found) > 1 else f"{found[0]:.2f}"
+
+
+# -- for machines ------------------------------------------------------------------------
 
 
 def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[dict[str, Any]]:

@@ -13,17 +13,17 @@ from agentrt.cli.options import grouped, together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import Asked, Measured, read
 from agentrt.lab.commands.outputs import silence_vllm, write
-from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.reports.compare import as_csv, as_dicts, cells
+from agentrt.lab.commands.progress import do_runs
+from agentrt.lab.reports.compare import ALL, as_csv, as_dicts, cells
 from agentrt.lab.reports.equal_latency import (
     MEASURES,
     at_equal_latency,
     by_repeats,
     repeats_as_dicts,
+    times,
 )
 from agentrt.lab.reports.plots import draw_curves
 from agentrt.lab.reports.policies import (
-    ALL,
     about_engine,
     about_workload,
     latencies,
@@ -48,6 +48,7 @@ not depend on the machine. Without it: real engines in real time, one after the 
 Ctrl-C keeps what is done. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
 """
 
+POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
 _work, _engine, _output = (grouped(name) for name in ("Workload", "Engine", "Output"))
 _one = click.IntRange(min=1)
 _factor = click.FloatRange(min=0, min_open=True)
@@ -79,22 +80,10 @@ policies_options = together(
     _work("--calls", type=_one, metavar="N", help="Cut programs after N calls."),
     _work(
         "--policies",
-        metavar="NAME,…",
-        help="Beside stock.  [default: priority-service,priority-path,mlfq,plas,atlas,adaptive]",
-    ),
-    _work(
-        "--retention",
-        default="lru",
+        default=",".join(POLICIES),
         show_default=True,
         metavar="NAME,…",
-        help="Each of our policies under lru, ttl, cost.",
-    ),
-    _work(
-        "--admission",
-        default="off",
-        show_default=True,
-        metavar="NAME,…",
-        help="And under off, cap, memory.",
+        help="Beside stock; retention and admission after a plus, as in atlas+cost+memory.",
     ),
     _work("--repeat", type=_one, metavar="R", help="With so many seeds.  [default: 3; real 2]"),
     _work("--seed", type=int, default=0, show_default=True, metavar="N", help="The first."),
@@ -112,13 +101,6 @@ policies_options = together(
         "--model-shape",
         metavar="NAME",
         help="A model of this shape with made-up weights: llama-8b, small, tiny.",
-    ),
-    _output(
-        "--slo",
-        default="1.5x",
-        show_default=True,
-        metavar="Xx",
-        help="The level of throughput at equal latency, over stock's at the lowest rate.",
     ),
     _output("--json", "as_json", is_flag=True, help="Print all of it as one JSON line, too."),
     _output("--csv", type=_path, metavar="FILE", help="Write a line per rate, policy, measure."),
@@ -147,7 +129,7 @@ def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[Run
     found = cells(results, settings, [one.name for one in asked.everyone], STOCK)
     if not found:
         return
-    carried = at_equal_latency(found, STOCK, asked.level)
+    carried = at_equal_latency(found, STOCK, times(_LEVEL))
     parts = [head, latencies(found, STOCK), where_it_went(found, STOCK)]
     parts += [_EQUAL, by_repeats(carried, STOCK)] if carried else []
     click.echo("\n\n".join(parts))
@@ -159,8 +141,10 @@ def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[Run
         draw_curves(found, asked.options["plot"], tuple(MEASURES))
 
 
-_EQUAL = """Throughput at equal latency: the highest load, interpolated, at which the programs'
-token latency stays below a level. ≥ and ≤: the sweep bounds it only; ~: repeats differ in how."""
+_LEVEL = 1.5
+_EQUAL = f"""Throughput at equal latency: the highest load, interpolated, at which the programs'
+token latency stays below {_LEVEL:g} times stock's at the lowest load. ≥ and ≤:
+the sweep bounds it only; ~: repeats differ in how."""
 
 
 # -- in virtual time -----------------------------------------------------------------------

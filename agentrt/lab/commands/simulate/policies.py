@@ -1,4 +1,4 @@
-"""``agentrt simulate sweep``: a grid of workloads, loads and policies, on all cores."""
+"""``agentrt simulate run`` and ``sweep``: policies under one setting, and over a grid of them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,46 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import ManyCommand, counts, file, json_flag, many, policy_option
+from agentrt.lab.commands.options import ManyCommand, count_option, counts, file, json_flag, many
 from agentrt.lab.commands.outputs import check_plot
+from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.options import (
-    POLICIES,
     engine_options,
+    policy_option,
     read_grid,
     read_loads,
+    read_source,
     read_sources,
+    read_traces,
     scale_options,
     seeds_option,
     workloads_option,
 )
-from agentrt.lab.commands.simulate.progress import compared
 from agentrt.lab.reports.plots import draw_curves
-from agentrt.lab.reports.policies import as_values, conditions, in_words, sweep_table
+from agentrt.lab.reports.policies import (
+    as_values,
+    conditions,
+    in_words,
+    ratios_table,
+    sweep_table,
+    values_table,
+)
 from agentrt.lab.runs.contenders import BASELINE
 from agentrt.lab.runs.pressure import Pressure
-from agentrt.lab.runs.settings import Setting
+from agentrt.lab.runs.settings import Setting, Source
 
-_EPILOG = """\b
+_OF_RUN = """\b
+Examples:
+  agentrt simulate run --workload mixed --load 0.95
+  agentrt simulate run --workload chat --load b0.8 --policy mlfq atlas srpt --repeat 5
+  agentrt simulate run --trace programs.jsonl --json
+
+\b
+A load is the share of what the engine's slots can do: at 1 they are busy all the time.
+Ratios are to fcfs with the same programs; with --repeat the median is shown,
+with the least and the greatest. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+"""
+_OF_SWEEP = """\b
 Examples:
   agentrt simulate sweep --workload chat react lats --load 0.8 0.9 0.95 --programs 500
   agentrt simulate sweep --load 0.8 0.9 0.95 b0.8 1.3 --policy mlfq plas atlas srpt \\
@@ -50,11 +70,59 @@ Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 
 
-@click.command(cls=ManyCommand, epilog=_EPILOG)
+@click.command(cls=ManyCommand, epilog=_OF_RUN)
+@click.option("--workload", metavar="NAME", help="chat, react, lats, mixed (default) or graphs8.")
+@file("--trace", about="Programs from a recorded trace; by default they arrive as recorded.")
+@scale_options
+@policy_option
+@click.option("--load", metavar="X", help="Share of capacity, in bursts as b0.8.  [default: 0.9]")
+@count_option("--programs", about="How many.  [default: 1000; all of a trace]")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="The first seed.")
+@count_option("--repeat", default=1, about="With so many seeds.")
+@engine_options
+@json_flag("Print one JSON object instead of tables.")
+def run(**options: Any) -> None:
+    """Simulate policies under one setting, on the same programs at the same times.
+
+    For each: latency of programs (mean, P50, P95, P99), slowdown, token latency,
+    throughput, makespan, where the time went, preemptions.
+    """
+    setting = Setting(_source(options), _pressure(options), options["programs"])
+    seeds = list(range(options["seed"], options["seed"] + options["repeat"]))
+    specs = read_grid(options, [setting], seeds)
+    with compared(specs, options["jobs"], BASELINE) as found:
+        if not found:
+            return
+        common = conditions(specs, seeds, BASELINE)
+        if options["as_json"]:
+            click.echo(json.dumps(as_values(found, specs, common)))
+            return
+        what = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
+        parts = [f"{what} {in_words(common)}", values_table(found)]
+        parts += [ratios_table(found, BASELINE)] if len(found) > 1 else []
+        click.echo("\n\n".join(parts))
+
+
+def _source(options: dict[str, Any]) -> Source:
+    """Where the programs come from; a trace is read at once, and refused if it cannot be."""
+    if options["trace"] is None:
+        return read_source(options["workload"] or "mixed", options)
+    if options["workload"] is not None:
+        raise ConfigError("--workload and --trace: give one of them")
+    return read_traces([options["trace"]], options)[0]
+
+
+def _pressure(options: dict[str, Any]) -> Pressure:
+    if options["load"] is not None:
+        return Pressure.parse(options["load"])
+    return Pressure("load", 0.9) if options["trace"] is None else Pressure("recorded")
+
+
+@click.command(cls=ManyCommand, epilog=_OF_SWEEP)
 @workloads_option
 @scale_options
 @many("--load", metavar="X…", help=f"Loads, bursts as b0.8.  [default: {','.join(_LOADS)}]")
-@policy_option(",".join(POLICIES))
+@policy_option
 @click.option("--offline", is_flag=True, help="All programs at once: compare makespans.")
 @many(
     "--programs",
@@ -69,8 +137,8 @@ def sweep(**options: Any) -> None:
     """Simulate every policy under every load on every workload."""
     check_plot(options["plot"])
     seeds = list(range(options["seeds"]))
-    specs, names = read_grid(options, _settings(options), seeds, POLICIES)
-    with compared(specs, options["jobs"], names, BASELINE) as found:
+    specs = read_grid(options, _settings(options), seeds)
+    with compared(specs, options["jobs"], BASELINE) as found:
         if not found:
             return
         common = conditions(specs, seeds, BASELINE)
