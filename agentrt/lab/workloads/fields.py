@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrt.errors import ConfigError
 from agentrt.files import parse_json, read_bytes
@@ -29,7 +29,7 @@ NO_OBJECT = "lines or entries that are no JSON object, left out"
 
 Number = Annotated[float, Field(ge=0, lt=1e18)]
 """A finite number from 0 up, such as seconds."""
-Tokens = Annotated[Number, Field(multiple_of=1), AfterValidator(int)]
+Tokens = Annotated[int, Field(ge=0, lt=1e18)]
 """A count of tokens."""
 
 

@@ -40,7 +40,8 @@ def told_json(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
 def test_run_compares_to_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
     args = ("run", "--workload", "react", "--load", "1.2", "--policy", "atlas", "srpt", *TINY)
     text = told(capsys, *args, "--repeat", "2")
-    assert "20 programs (react), arrivals: 1.2. Batch 4, 25 ms per step, seeds 0-1" in text
+    assert "20 programs (react), arrivals: 1.2. 2 seeds (0-1): medians (least-most)." in text
+    assert "4 batch slots; every step takes 25.00 ms" in text
     assert "| ratio to fcfs " in text
     found = told_json(capsys, *args, "--json")
     assert found["complete"]

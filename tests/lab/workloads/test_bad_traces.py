@@ -61,15 +61,15 @@ BAD = {
     "a call is no object": ('{"id": "s", "calls": [5]}', r"calls\[0\]: 5 where an object"),
     "no tokens": (
         with_call(out=None),
-        r":2, calls\[1\]: out: None: .*valid number",
+        r":2, calls\[1\]: out: None: .*valid int",
     ),
     "negative tokens": (
         with_call(out=-1),
         r":2, calls\[1\]: out: -1: .*greater",
     ),
-    "tokens as text": (with_call(**{"in": "10"}), "in: '10': input should be a valid number"),
-    "half a token": (with_call(out=1.5), "out: 1.5: input should be a multiple of 1"),
-    "a truth as tokens": (with_call(out=True), "out: True: input should be a valid number"),
+    "tokens as text": (with_call(**{"in": "10"}), "in: '10': input should be a valid int"),
+    "half a token": (with_call(out=1.5), "out: 1.5: input should be a valid int"),
+    "a truth as tokens": (with_call(out=True), "out: True: input should be a valid int"),
     "endless tokens": (
         with_call(out=1).replace('"out": 1,', '"out": 1e999,'),
         "1e999 is too large",
@@ -160,7 +160,7 @@ def test_a_session_that_is_left_out_leaves_no_other_note(tmp_path: Path) -> None
     path.write_text("\n".join(map(json.dumps, (odd, SESSION, {"calls": 5}))))
     assert read_programs(path).notes == {
         f"sessions that cannot be read, left out (first: {path}:1, calls[2]: "
-        "in: 'x': input should be a valid number)": 2
+        "in: 'x': input should be a valid integer)": 2
     }
     path.write_text(json.dumps(odd))
     with pytest.raises(ConfigError, match=r"two.jsonl:1, calls\[2\]: in: 'x'"):

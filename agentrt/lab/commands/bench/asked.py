@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrt.cli.values import check_output
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import listed
-from agentrt.lab.commands.outputs import check_output, check_plot
+from agentrt.lab.commands.outputs import check_plot
 from agentrt.lab.runs.contenders import STOCK, Contender, check_on_engines, contenders
 from agentrt.lab.runs.grid import RunResult
 from agentrt.lab.runs.pressure import Pressure

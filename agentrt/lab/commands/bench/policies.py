@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
-from agentrt.cli.options import grouped, together
+from agentrt.cli.options import Options, together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import Asked, Measured, read
 from agentrt.lab.commands.outputs import silence_vllm, write
@@ -49,62 +48,54 @@ Ctrl-C keeps what is done. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 C
 """
 
 POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
-_work, _engine, _output = (grouped(name) for name in ("Workload", "Engine", "Output"))
-_one = click.IntRange(min=1)
-_factor = click.FloatRange(min=0, min_open=True)
-_path = click.Path(path_type=Path)
+_work, _engine, _output = Options("Workload"), Options("Engine"), Options("Output")
 policies_options = together(
-    _work(
+    _work.text(
         "--workload",
+        "NAME|FILE",
+        "sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or a file with a trace.",
         default="mixed",
-        show_default=True,
-        metavar="NAME|FILE",
-        help="sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or a file with a trace.",
     ),
-    _work(
+    _work.text(
         "--rate",
-        metavar="R,R,…",
-        help="Poisson arrivals, in programs per second, or with an x in shares of what the "
-        "engine can do.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
+        "R,R,…",
+        "Poisson arrivals, in programs per second, or with an x in shares of what the engine can "
+        "do.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
     ),
-    _work("--burst", type=_one, metavar="N", help="N programs at once.  [default in real time: 9]"),
-    _work(
-        "--programs", type=_one, metavar="N", help="How many arrive.  [default: 150; real time 9]"
-    ),
-    _work(
+    _work.count("--burst", "N programs at once.  [default in real time: 9]"),
+    _work.count("--programs", "How many arrive.  [default: 150; real time 9]"),
+    _work.text(
         "--scale",
-        type=_factor,
-        metavar="X",
-        help="Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
+        "X",
+        "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
+        type=click.FloatRange(min=0, min_open=True),
     ),
-    _work("--calls", type=_one, metavar="N", help="Cut programs after N calls."),
-    _work(
+    _work.count("--calls", "Cut programs after N calls."),
+    _work.text(
         "--policies",
+        "NAME,…",
+        "Beside stock; retention and admission after a plus, as in atlas+cost+memory.",
         default=",".join(POLICIES),
-        show_default=True,
-        metavar="NAME,…",
-        help="Beside stock; retention and admission after a plus, as in atlas+cost+memory.",
     ),
-    _work("--repeat", type=_one, metavar="R", help="With so many seeds.  [default: 3; real 2]"),
-    _work("--seed", type=int, default=0, show_default=True, metavar="N", help="The first."),
-    _engine("--virtual", is_flag=True, help="In virtual time, without a model."),
-    _engine(
+    _work.count("--repeat", "With so many seeds.  [default: 3; real 2]", metavar="R"),
+    _work.text("--seed", "N", "The first.", type=int, default=0),
+    _engine.flag("--virtual", "In virtual time, without a model."),
+    _engine.file(
         "--step-model",
-        type=_path,
-        metavar="FILE",
-        help="With --virtual: how long steps take, from agentrt calibrate.  [default: made up]",
+        "With --virtual: how long steps take, from agentrt calibrate.  [default: made up]",
+        dir_okay=True,
     ),
-    _engine("--jobs", type=_one, metavar="J", help="With --virtual.  [default: one per core]"),
-    _engine("--max-num-seqs", type=_one, metavar="B", help="Batch slots.  [default: 16; real 4]"),
-    _engine("--model", metavar="MODEL", help="A folder or a Hugging Face name."),
-    _engine(
+    _engine.count("--jobs", "With --virtual.  [default: one per core]", metavar="J"),
+    _engine.count("--max-num-seqs", "Batch slots.  [default: 16; real 4]", metavar="B"),
+    _engine.text("--model", "MODEL", "A folder or a Hugging Face name."),
+    _engine.text(
         "--model-shape",
-        metavar="NAME",
-        help="A model of this shape with made-up weights: llama-8b, small, tiny.",
+        "NAME",
+        "A model of this shape with made-up weights: llama-8b, small, tiny.",
     ),
-    _output("--json", "as_json", is_flag=True, help="Print all of it as one JSON line, too."),
-    _output("--csv", type=_path, metavar="FILE", help="Write a line per rate, policy, measure."),
-    _output("--plot", type=_path, metavar="FILE", help="Draw latency against rate."),
+    _output.flag("--json", "Print all of it as one JSON line, too.", "as_json"),
+    _output.file("--csv", "Write a line per rate, policy, measure.", dir_okay=True),
+    _output.file("--plot", "Draw latency against rate.", dir_okay=True),
 )
 
 

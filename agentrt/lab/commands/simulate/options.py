@@ -78,7 +78,6 @@ _MACHINE: Option = together(
     ),
     file(
         "--step-model",
-        metavar="FILE.json",
         about="virtual: how long steps take, from agentrt calibrate.  [default: made up]",
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -26,14 +26,17 @@ from agentrt.lab.commands.simulate.options import (
 )
 from agentrt.lab.reports.plots import draw_curves
 from agentrt.lab.reports.policies import (
+    about_engine,
+    about_hints,
+    about_seeds,
     as_values,
     conditions,
-    in_words,
     ratios_table,
     sweep_table,
     values_table,
 )
 from agentrt.lab.runs.contenders import BASELINE
+from agentrt.lab.runs.grid import RunSpec
 from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
 
@@ -98,9 +101,13 @@ def run(**options: Any) -> None:
             click.echo(json.dumps(as_values(found, specs, common)))
             return
         what = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
-        parts = [f"{what} {in_words(common)}", values_table(found)]
+        parts = [f"{what} {_about(specs, seeds)}", values_table(found)]
         parts += [ratios_table(found, BASELINE)] if len(found) > 1 else []
         click.echo("\n\n".join(parts))
+
+
+def _about(specs: Sequence[RunSpec], seeds: Sequence[int]) -> str:
+    return f"{about_seeds(seeds)}.\n{about_engine(specs[0].machine)}{about_hints(specs)}"
 
 
 def _source(options: dict[str, Any]) -> Source:
@@ -143,7 +150,7 @@ def sweep(**options: Any) -> None:
             return
         common = conditions(specs, seeds, BASELINE)
         ran = sorted({cell.setting.count for cell in found})
-        click.echo(f"{', '.join(map(str, ran))} programs. {in_words(common)}\n")
+        click.echo(f"{', '.join(map(str, ran))} programs. {_about(specs, seeds)}\n")
         click.echo(sweep_table(found, BASELINE))
         if options["as_json"]:
             click.echo(json.dumps(as_values(found, specs, common)))

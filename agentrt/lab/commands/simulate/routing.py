@@ -26,6 +26,7 @@ from agentrt.lab.commands.simulate.options import (
     workloads_option,
 )
 from agentrt.lab.reports.compare import SHORT, WORKLOAD, Cell, Column, as_dicts, table, values
+from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits
 from agentrt.lab.runs.contenders import Contender, check_in_steps, contender
 from agentrt.lab.runs.grid import RunResult, RunSpec
@@ -142,9 +143,7 @@ def _as_json(found: Sequence[Cell], options: Mapping[str, Any]) -> str:
 
 
 def _as_text(found: Sequence[Cell], machine: Machine) -> str:
-    depth = "the step simulator" if machine.depth == "steps" else "virtual engines"
-    seeds = len(found[0].summaries)
-    head = f"Medians over {seeds} seeds (least-most), {depth}, batch {machine.batch}."
+    head = f"{about_seeds(found[0].seeds)}.\n{about_engine(machine)}"
     parts = [head, table(found, *_KEY, *values(*_MEASURES))]
     several = [one for one in found if _others(one, found)]
     if several:
