@@ -24,8 +24,8 @@ from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import BASELINE, STOCK, check_in_steps, contenders
 from agentrt.lab.runs.grid import RunSpec, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.workloads.arrivals import Pressure
 
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = "0.8,1,1.3,2,4,8"

@@ -25,9 +25,8 @@ from agentrt.lab.reports.policies import about_workload, vllm_version
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.grid import RunResult, RunSpec, arrivals, turns
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
-from agentrt.lab.workloads.arrivals import at_once
+from agentrt.lab.workloads.arrivals import Pressure, at_once
 from agentrt.lab.workloads.shape import Cut
 
 

@@ -12,9 +12,8 @@ from agentrt.lab.outcome import Outcome, summarize
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import do, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
-from agentrt.lab.workloads.arrivals import bursts
+from agentrt.lab.workloads.arrivals import Pressure, bursts
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
 from tests.lab.drives import run_virtual, simulate

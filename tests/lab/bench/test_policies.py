@@ -24,8 +24,8 @@ from agentrt.lab.reports.equal_latency import at_equal_latency, by_repeats, exac
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import grid, turns
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler import ProgramRow

@@ -17,9 +17,9 @@ from agentrt.lab.reports.equal_latency import MEAN, at_equal_latency, times
 from agentrt.lab.runs.contenders import Contender, contenders
 from agentrt.lab.runs.grid import RunSpec, arrivals, do, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure, share_in_time
 from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.runs.workers import run_all
+from agentrt.lab.workloads.arrivals import Pressure, share_in_time
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 REACT = Source("react")

@@ -15,8 +15,8 @@ from agentrt.lab.commands.options import listed
 from agentrt.lab.commands.outputs import check_plot
 from agentrt.lab.runs.contenders import STOCK, Contender, check_on_engines, contenders
 from agentrt.lab.runs.grid import RunResult
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Source
+from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import Cut
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from agentrt.lab.runs.contenders import (
 )
 from agentrt.lab.runs.grid import RunSpec, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure, share_in_time
 from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.workloads.arrivals import Pressure, share_in_time
 from agentrt.scheduler import SchedulerConfig
 
 

@@ -37,8 +37,8 @@ from agentrt.lab.reports.policies import (
 )
 from agentrt.lab.runs.contenders import BASELINE
 from agentrt.lab.runs.grid import RunSpec
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.workloads.arrivals import Pressure
 
 _OF_RUN = """\b
 Examples:
