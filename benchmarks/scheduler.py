@@ -33,12 +33,11 @@ from agentrt.lab.commands.options import (
 )
 from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler, stock_scheduler
+from agentrt.lab.runs.contenders import STOCK, Contender, contenders
 from agentrt.lab.runs.grid import turns
-from agentrt.lab.runs.rivals import settings
 from agentrt.request import Identity
 from benchmarks.harness import no_collections, ratios, run_with_table
 
-STOCK = "stock"
 CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost", "adaptive+cost+memory")
 CALLS = 4
 """Calls of a program, one after the other."""
@@ -72,9 +71,7 @@ COLUMNS = (
 @json_option
 def scheduler(**options: Any) -> None:
     """The CPU time of a scheduler's steps, ours and vLLM's own, with calls that come and end."""
-    names = tuple(dict.fromkeys((STOCK, *(options["cases"] or CASES))))
-    for name in names[1:]:
-        settings(name)
+    cases = contenders([STOCK, *(options["cases"] or CASES)])
     silence_vllm()
     running = counts("--running", options["running"] or ("4", "64"))
     waiting = counts("--waiting", options["waiting"] or ("10", "1000"))
@@ -83,7 +80,7 @@ def scheduler(**options: Any) -> None:
     async def work() -> None:
         for size in product(running, waiting):
             note("{} running, {} waiting".format(*size))
-            for name, figures in measure(names, *size, options):
+            for name, figures in measure(cases, *size, options):
                 measured.add(*size, name, figures=figures)
                 await asyncio.sleep(0)  # where a signal stops it
 
@@ -91,10 +88,11 @@ def scheduler(**options: Any) -> None:
 
 
 def measure(
-    names: Sequence[str], running: int, waiting: int, options: dict[str, Any]
+    cases: Sequence[Contender], running: int, waiting: int, options: dict[str, Any]
 ) -> Iterator[tuple[str, Figures]]:
     """Every case's figures in each repeat; all serve the same programs."""
-    loads = {name: Load(name, running, waiting, options["seed"]) for name in names}
+    loads = {case.name: Load(case, running, waiting, options["seed"]) for case in cases}
+    names = tuple(loads)
     with no_collections():
         for load in loads.values():
             load.run(options["steps"])  # to warm up
@@ -113,7 +111,7 @@ def measure(
 class Load:
     """A scheduler that serves programs, of which so many always have a call there."""
 
-    case: str
+    case: Contender
     running: int
     waiting: int
     seed: int
@@ -127,13 +125,13 @@ class Load:
     def __post_init__(self) -> None:
         from agentrt.executors.vllm.scheduler import ProgramScheduler
 
-        stock = self.case == STOCK
+        config = self.case.config
         longest = PROMPT + CALLS * GROWTH + LONGEST
         made: Any = make_scheduler(
-            stock_scheduler() if stock else ProgramScheduler,
+            ProgramScheduler if config else stock_scheduler(),
             max_num_seqs=self.running,
             blocks=2 * self.running * -(-longest // BLOCK_SIZE) + 1,
-            settings={} if stock else settings(self.case).to_dict(),
+            settings=config.to_dict() if config else {},
         )
         self._spent = dict.fromkeys(ASKED, 0)
         for name in ASKED:
@@ -167,7 +165,7 @@ class Load:
         if calls + 1 < CALLS:
             self._arrive(program, calls + 1)
             return
-        if self.case != STOCK:
+        if self.case.config:
             self.engine.scheduler.control("ends", [f"p{program}"])
         self._arrive(next(self._programs), 0)
 

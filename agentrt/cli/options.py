@@ -41,7 +41,7 @@ class RunCommand(click.Command):
         return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [self.TARGETS, "[OPTIONS]", "[-- VLLM_FLAGS]"]
+        return [word for word in (self.TARGETS, "[OPTIONS]", "[-- VLLM_FLAGS]") if word]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_groups(self, ctx, formatter)
@@ -90,7 +90,7 @@ class Options:
     def count(
         self,
         flag: str,
-        about: str,
+        about: str = "",
         *,
         default: int | None = None,
         least: int = 1,
@@ -119,9 +119,6 @@ class Options:
     def flag(self, flag: str, about: str, name: str | None = None) -> Decorator:
         """One that is given or not."""
         return self(flag, *_and(name), is_flag=True, help=about)
-
-
-grouped = Options
 
 
 def _and(name: str | None) -> tuple[str, ...]:

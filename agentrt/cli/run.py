@@ -150,9 +150,9 @@ def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
 
 def _check_values(options: dict[str, Any]) -> Any:
     """The input, read; other values that can be refused at once are."""
-    from agentrt.cli.values import check_dag_path, check_dashboard, read_input
+    from agentrt.cli.values import check_dashboard, check_output, read_input
 
-    check_dag_path(options["dag"])
+    check_output("--dag", options["dag"], (".json", ".mmd"))
     check_dashboard(options["dashboard"])
     return read_input(options["input_text"])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,19 +48,20 @@ def read_quanta(text: str) -> tuple[float, ...]:
     return quanta
 
 
-def check_dag_path(path: Path | None) -> None:
-    """Raise `ConfigError` for a ``--dag`` that could not be written, before anything runs."""
+def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
+    """Raise `ConfigError` for a file that could not be written, before anything runs."""
     if path is None:
         return
-    if path.suffix not in (".json", ".mmd"):
-        raise ConfigError(
-            f"--dag {str(path)!r}: name a file that ends in .json (data) or "
-            ".mmd (a Mermaid drawing)"
-        )
+    where = f"{option} {str(path)!r}"
+    folder = path.absolute().parent
+    if suffixes and path.suffix not in suffixes:
+        raise ConfigError(f"{where}: name a file that ends in {' or '.join(suffixes)}")
     if path.is_dir():
-        raise ConfigError(f"--dag {str(path)!r}: that is a folder; name a file")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--dag {str(path)!r}: there is no folder {str(path.parent)!r}; make it")
+        raise ConfigError(f"{where}: that is a folder; name a file")
+    if not folder.is_dir():
+        raise ConfigError(f"{where}: there is no folder {str(path.parent)!r}; make it")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{where}: no permission to write there")
 
 
 def _read_file(path: Path, flag: str) -> Any:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agentrt.errors import InvariantError
 from agentrt.lab.backends.base import Backend
+from agentrt.lab.backends.gates import Gate
 from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.workloads.arrivals import refuse_twins
@@ -23,21 +24,29 @@ _CALL, _PROGRAM = range(2)
 """What comes first at one moment: calls after their gaps, then programs."""
 
 
-def drive(backend: Backend, programs: Sequence[ProgramShape]) -> Ran:
+def drive(backend: Backend, programs: Sequence[ProgramShape], gate: Gate | None = None) -> Ran:
     """Run all programs to their end, in the backend's own time."""
-    driver = Driver(backend, programs)
+    driver = Driver(backend, programs, gate)
     while driver.advance(backend.next_moment(driver.next_arrival)):
         pass
     return driver.result()
 
 
 class Driver:
-    """Takes programs' calls to a backend when they are due, and the calls' ends back."""
+    """Takes programs' calls to a backend when they are due, and the calls' ends back.
 
-    def __init__(self, backend: Backend, programs: Sequence[ProgramShape]) -> None:
+    A ``gate`` before the backend holds calls back until it lets their programs go on.
+    """
+
+    def __init__(
+        self, backend: Backend, programs: Sequence[ProgramShape], gate: Gate | None = None
+    ) -> None:
         self.outcomes: list[Outcome] = []
         self.table = ProcessTable()
         self._backend = backend
+        self._gate = gate
+        self._held: dict[str, list[tuple[LiveProgram, int]]] = {}
+        self._next_tick_s = gate.every_s if gate else math.inf
         self._moment = 0.0
         # (moment, kind, serial number, program, index of its call): the program may be new.
         self._coming: list[tuple[float, int, int, ProgramShape | LiveProgram, int]] = []
@@ -49,8 +58,9 @@ class Driver:
 
     @property
     def next_arrival(self) -> float:
-        """The moment at which the next call or program comes; inf if none is known."""
-        return self._coming[0][0] if self._coming else math.inf
+        """When the next call or program comes, or the gate may free one; inf if nothing will."""
+        tick = self._backend.moments(self._next_tick_s) if self._held else math.inf
+        return min(tick, self._coming[0][0] if self._coming else math.inf)
 
     def advance(self, moment: float) -> bool:
         """All that happens at a moment. False when nothing is to happen any more."""
@@ -60,7 +70,8 @@ class Driver:
         # Who follows on another's end alone comes once the free slots are given out.
         arrives = self.next_arrival <= moment or not self._backend.same_moment
         self._backend.serve(moment, self.call_ended)
-        while arrives and self.next_arrival <= moment:
+        self._tick()
+        while arrives and self._coming and self._coming[0][0] <= moment:
             at, _, _, what, index = heapq.heappop(self._coming)
             if isinstance(what, LiveProgram):
                 self._emit(what, index)
@@ -109,7 +120,23 @@ class Driver:
         """What the runtime does when a program calls its model."""
         self.table.call_arrived(live.row, live.call_id(index), self._now_s)
         self._tell(live, index, ("returned", "answered"))
-        self._backend.submit(live, index)
+        name = live.row.program_id
+        if self._gate and not self._gate.called(name, len(live.prompt(index)), self._now_s):
+            self._held.setdefault(name, []).append((live, index))
+        else:
+            self._backend.submit(live, index)
+
+    def _tick(self) -> None:
+        """Ask the gate as often as it wants to be asked."""
+        while self._gate and self._next_tick_s <= self._now_s:
+            self._free(self._gate.tick(self._next_tick_s))
+            self._next_tick_s += self._gate.every_s
+
+    def _free(self, programs: Iterable[str]) -> None:
+        """The gate lets these go on."""
+        for program_id in programs:
+            for live, index in self._held.pop(program_id, ()):
+                self._backend.submit(live, index)
 
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
         """A call ended; its children come, or its program ends."""
@@ -118,6 +145,9 @@ class Driver:
         self.table.call_ended(row, name, now, path_s, report.service_s, report.waiting_s, report)
         live.call_ended(index, report)
         self._backend.call_ended(live, index, report)
+        if self._gate:
+            tokens = len(live.prompt(index)) + live.shape.calls[index].output_tokens
+            self._gate.answered(row.program_id, tokens, now)
         for child in live.ready_after(index):
             self._tell(live, child, ("tool", "human"))
             self._ready(live, child, self._moment)
@@ -127,6 +157,8 @@ class Driver:
     def _end(self, live: LiveProgram) -> None:
         self.table.end_program(live.row.program_id)
         self._backend.program_ended(live)
+        if self._gate:
+            self._free(self._gate.ended(live.row.program_id))
         self.outcomes.append(self._outcome(live))
 
     def _tell(self, live: LiveProgram, index: int, what: tuple[str, str]) -> None:

@@ -16,20 +16,18 @@ from agentrt.lab.commands.options import (
     file,
     json_flag,
     many,
-    policy_option,
 )
 from agentrt.lab.commands.outputs import check_plot
-from agentrt.lab.commands.simulate.options import read_loads, read_policies
-from agentrt.lab.commands.simulate.progress import compared
+from agentrt.lab.commands.progress import compared
+from agentrt.lab.commands.simulate.options import read_loads
 from agentrt.lab.reports.compare import Cell, as_dicts
 from agentrt.lab.reports.plots import draw_curves
-from agentrt.lab.reports.policies import conditions, in_words
+from agentrt.lab.reports.policies import about_engine, about_seeds, conditions
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs import contenders
+from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import RunSpec, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting, Source
-from agentrt.scheduler import SchedulerConfig
 from benchmarks.figure.toys import TOYS, ToyRun, search
 
 _EPILOG = """\b
@@ -46,14 +44,14 @@ _OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs", "plot")
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @click.argument("number", metavar="2|9|19|20")
-@policy_option("those that the paper shows")
+@many("--policy", metavar="NAME…", help="Which to compare.  [default: as the paper]")
 @json_flag("One JSON object per policy (9, 20: one).")
 @file("--plot", about="Figure 20: .png, .svg or .pdf")
 @click.option("--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20.")
 @many("--load", metavar="X…", help="Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
 @count_option("--programs", default=200, about="Figure 20: how many.")
 @count_option("--batch", default=16, metavar="B", about="Figure 20: how many calls run at a time.")
-@count_option("--seeds", default=1, metavar=None, about="Figure 20: how many.")
+@count_option("--seeds", default=1, about="Figure 20: how many.")
 @count_option("--jobs", metavar="J", about="Figure 20: processes.")
 @click.pass_context
 def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
@@ -144,16 +142,14 @@ _LOADS = ("0.7", "0.8", "0.9", "1.0", "1.1")
 
 def _optimum(options: Mapping[str, Any]) -> None:
     """How the policies' mean latency grows with the rate, beside one that knows all."""
-    names = read_policies(options["policy"] or _POLICIES, OPTIMUM)
     # The optimum is the last line of the drawing and of the table.
-    names.append(names.pop(0))
+    names = [*(one for one in options["policy"] or _POLICIES if one != OPTIMUM), OPTIMUM]
     source = Source(options["workload"])
     loads = read_loads(options["load"] or _LOADS)
     settings = [Setting(source, load, options["programs"]) for load in loads]
     seeds = range(options["seeds"])
-    everyone = contenders.policies(names, SchedulerConfig())
-    specs = grid(settings, everyone, seeds, Machine(options["batch"]))
-    with compared(specs, options["jobs"], names, OPTIMUM) as found:
+    specs = grid(settings, contenders(names), seeds, Machine(options["batch"]))
+    with compared(specs, options["jobs"], OPTIMUM) as found:
         if found:
             _tell(found, specs, list(seeds), options)
 
@@ -170,7 +166,8 @@ def _tell(
         click.echo(json.dumps(values))
         return
     click.echo(
-        f"{options['programs']} programs ({spec.setting.source.name}). {in_words(common)}\n"
+        f"{options['programs']} programs ({spec.setting.source.name}). {about_seeds(seeds)}. "
+        f"{about_engine(spec.machine)}\n"
         f"Mean latency in seconds, and its ratio to {OPTIMUM}'s, which knows the future.\n"
     )
     click.echo(_by_rate(found, spec))

@@ -16,18 +16,12 @@ from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
 from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.batches import send_together
-from agentrt.executors.vllm._compat.core import (
-    core_in,
-    core_pids,
-    needs_of_core,
-    start_reader,
-)
+from agentrt.executors.vllm._compat.core import core_pids, start_reader
 from agentrt.executors.vllm._compat.frontend import render_elsewhere
 from agentrt.executors.vllm._compat.grammars import validate_once
 from agentrt.executors.vllm.calls import BlockHasher, check_compiled, engine_input, refused
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.early import EarlyCore
 from agentrt.executors.vllm.frontend.parsers import family_of
 from agentrt.executors.vllm.grammars import Grammars
 from agentrt.executors.vllm.lifetime import import_vllm, let_go, short_name, shut_down
@@ -37,14 +31,13 @@ from agentrt.executors.vllm.options import (
     check_model,
     config_fault,
     engine_args,
-    has_gpus,
     prepare_environment,
-    spawns_core,
 )
 from agentrt.executors.vllm.processes import (
     apart,
     cpu_seconds,
     interrupts_blocked,
+    script_left_out,
 )
 from agentrt.executors.vllm.scored import Likely
 from agentrt.request import Call, CallReport, CallSpec, Reply
@@ -85,17 +78,12 @@ class VLLMEngine(CoreClient):
     async def start(self, progress: Progress) -> None:
         prepare_environment(self.options)
         progress("importing vLLM")
-        core = EarlyCore(*needs_of_core(on_gpu=has_gpus())) if spawns_core() else None
-        try:
-            await apart(import_vllm)
-            if self.options.model is None:
-                self.model = await apart(default_model, progress)
-            check_model(self.model)
-            progress(f"loading {short_name(self.model)}")
-            self._llm = llm = await self._loaded(core)
-        finally:
-            if core is not None:
-                core.dismiss()
+        await apart(import_vllm)
+        if self.options.model is None:
+            self.model = await apart(default_model, progress)
+        check_model(self.model)
+        progress(f"loading {short_name(self.model)}")
+        self._llm = llm = await self._loaded()
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
         start_reader(llm)
         send_together(llm)
@@ -106,16 +94,16 @@ class VLLMEngine(CoreClient):
         self._tokenizer = None if bare else llm.get_tokenizer()
         progress("ready")
 
-    async def _loaded(self, core: EarlyCore | None = None) -> AsyncLLM:
+    async def _loaded(self) -> AsyncLLM:
         """Load the engine in a thread. After a cancellation it is shut down once it is loaded."""
-        loading = asyncio.ensure_future(apart(self._load, core))
+        loading = asyncio.ensure_future(apart(self._load))
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
             loading.add_done_callback(let_go)
             raise
 
-    def _load(self, core: EarlyCore | None = None) -> AsyncLLM:
+    def _load(self) -> AsyncLLM:
         import torch
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -138,7 +126,7 @@ class VLLMEngine(CoreClient):
         self._prepare(config)
         loggers = None if args.disable_log_stats else [self._stat_logger()]
         try:
-            with interrupts_blocked(), core_in(core):
+            with interrupts_blocked(), script_left_out(config):
                 # vLLM's own loggers are the one that writes lines, and one for a single engine.
                 return AsyncLLM.from_vllm_config(
                     config, stat_loggers=loggers, disable_log_stats=True

@@ -211,11 +211,6 @@ def has_gpus() -> bool:
     return any(Path(device).exists() for device in _GPUS)
 
 
-def spawns_core() -> bool:
-    """Whether vLLM starts its core as a new program, as it always does without a GPU."""
-    return not has_gpus() or os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") == "spawn"
-
-
 def expected_context(model: str | None) -> int | None:
     """How many tokens a call may have on this machine, as far as files tell: no engine has started.
 

@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import spawn
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 import psutil
@@ -65,6 +67,35 @@ def collections_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+_ALONE = threading.local()
+"""Whether processes that this thread starts leave the script out."""
+
+
+@contextlib.contextmanager
+def script_left_out(config: object) -> Iterator[None]:
+    """Processes that this thread starts do not run the program's script again.
+
+    Multiprocessing would have each do so, and a script may start engines as it goes, since users
+    of a chat model write no ``if __name__``. Where ``config``, which they are handed, has something
+    of the script's, they run it.
+    """
+    if not hasattr(spawn.get_preparation_data, "ordinary"):
+        ordinary = spawn.get_preparation_data
+
+        def prepared(name: str) -> dict[str, Any]:
+            told = ordinary(name)
+            alone = getattr(_ALONE, "now", False)
+            return {key: told[key] for key in told if not (alone and key.startswith("init_main_"))}
+
+        prepared.ordinary = ordinary  # type: ignore[attr-defined]  # marks ours
+        spawn.get_preparation_data = prepared
+    _ALONE.now = b"__main__" not in bytes(ForkingPickler.dumps(config))
+    try:
+        yield
+    finally:
+        _ALONE.now = False
 
 
 def die_with_parent() -> None:

@@ -38,7 +38,7 @@ def test_help_lists_them_all_and_loads_none() -> None:
     ("args", "words"),
     [
         (["atack"], ["'atack'", "did you mean 'attack'?", "submit"]),
-        (["scheduler", "--cases", "fcfs+mru"], ["named 'fcfs+mru': stock; or ours", "fcfs+cost"]),
+        (["scheduler", "--cases", "fcfs+mru"], ["unknown policy 'fcfs+mru'", "fcfs+cost"]),
         (["scheduler", "--running", "few"], ["--running 'few'", "from 1 up"]),
         (["techniques", "--only", "magic"], ["'magic'", "Tree of Thoughts"]),
     ],

@@ -8,9 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from agentrt.errors import ConfigError
 from agentrt.executors.vllm.scheduler import ProgramScheduler
-from agentrt.lab.runs.rivals import settings
+from agentrt.lab.runs.contenders import contender, contenders
 from benchmarks import scheduler as command
 from benchmarks.__main__ import call
 from benchmarks.scheduler import ASKED, CASES, Load, measure
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.engine
 def test_programs_end_and_others_take_their_place() -> None:
     ended = {}
     for case in ("stock", "fcfs"):
-        load = Load(case, 2, 1, 0)
+        load = Load(contender(case), 2, 1, 0)
         figures = load.run(500)
         ended[case] = figures["ends"]
         assert len(load.engine.requests) == 3
@@ -35,7 +34,7 @@ def test_programs_end_and_others_take_their_place() -> None:
 
 def test_cases_alternate_and_are_compared_with_stock() -> None:
     options = {"seed": 0, "steps": 5, "repeat": 3}
-    measured = list(measure(["stock", "adaptive"], 2, 3, options))
+    measured = list(measure(contenders(["stock", "adaptive"]), 2, 3, options))
     names = [name for name, _ in measured]
     assert sorted(names) == ["adaptive"] * 3 + ["stock"] * 3
     assert names[:2] != names[2:4], "who goes first changes"
@@ -48,9 +47,7 @@ def test_cases_alternate_and_are_compared_with_stock() -> None:
 
 
 def test_all_cases_name_settings() -> None:
-    assert all(settings(case) for case in CASES[1:])
-    with pytest.raises(ConfigError, match="no contender is named 'lifo'"):
-        settings("lifo")
+    assert all(contender(case).config for case in CASES[1:])
 
 
 def test_a_benchmark_that_is_stopped_prints_its_table_so_far(

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from agentrt import files
-from agentrt.lab.runs import kept
 from agentrt.lab.workloads import fields
 from tests.cli.conftest import Invoke, Write
 
@@ -38,7 +37,6 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "history": ("f.json", ("run", "prog.py", "--policy", "adaptive", "--history", "{}")),
     "trace": ("f.jsonl", (*SIMULATE, "--trace", "{}")),
     "step model": ("f.json", (*SIMULATE, "--depth", "virtual", "--step-model", "{}")),
-    "kept runs": ("f.json", ("bench", "paper", "--runs", "{}")),
 }
 """What reads a file: its name, and the command."""
 
@@ -84,7 +82,6 @@ def nowhere(path: Path) -> None:
 
 
 FINE = {
-    ("kept runs", "empty"),  # as a file before its first run
     ("new key", "nowhere"),  # a new file takes the link's name
     ("check", "wrong types"),  # it says of each graph what is wrong
     *(("input", any_) for any_ in ("a number", "a list", "null", "wrong types")),
@@ -110,8 +107,7 @@ def refused(
     (tmp_path / "graph.py").write_text(GRAPH)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(files, "WAIT_S", 0.01)
-    for module in (fields, kept):
-        monkeypatch.setattr(module, "_MOST", 2**22)
+    monkeypatch.setattr(fields, "_MOST", 2**22)
 
     def run(args: tuple[str, ...], name: str) -> str:
         assert invoke(*(arg.format(name) for arg in args)) == 2

@@ -18,7 +18,7 @@ import pytest
 from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import taken
 from agentrt.executors.vllm.processes import descendants
-from agentrt.lab.commands.simulate import progress
+from agentrt.lab.commands import progress
 from tests.cli.conftest import Write
 
 SCRIPT = """

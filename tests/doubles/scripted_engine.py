@@ -16,13 +16,13 @@ from typing import Any
 from agentrt.errors import CallRejectedError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, FrontSetup, Progress
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.vllm._compat.outputs import TokenReplay, model_config_of
 from agentrt.executors.vllm.calls import engine_input
 from agentrt.executors.vllm.options import EngineOptions, engine_args, prepare_environment
 from agentrt.executors.vllm.processes import apart
 from agentrt.executors.vllm.scored import Likely
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals
+from tests.doubles.token_replay import TokenReplay, model_config_of
 
 RawScript = Callable[[Call], str | Sequence[int]]
 """What the model puts out: text with the markup of its family, or token ids."""

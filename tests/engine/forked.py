@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, popen_fork, popen_forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm._compat.core import core_in, needs_of_core
-from agentrt.executors.vllm.early import EarlyCore, _environment
+from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from tests.engine.early import EarlyCore, _environment, core_in, needs_of_core
 
 _SERVER = forkserver.ForkServer()
 """Not Python's own, which tests of other folders let import what they need."""
@@ -73,13 +74,30 @@ class _CoreOfFork(EarlyCore):
         super().run()
 
 
+@contextmanager
+def loading_in(make: Callable[[], EarlyCore]) -> Iterator[None]:
+    """Within, each engine of this process has its core in the one that is made for it."""
+    ordinary = VLLMEngine._load
+
+    def load(engine: VLLMEngine) -> Any:
+        core = make()
+        try:
+            with core_in(core):
+                return ordinary(engine)
+        finally:
+            core.dismiss()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VLLMEngine, "_load", load)
+        yield
+
+
 def run_module(module: str, arguments: Sequence[str]) -> int:
     """In a fork: be `python -m MODULE …`, whose engine core is forked now. Gives the exit code."""
     core = _CoreOfFork(*needs_of_core(on_gpu=False))
     sys.argv = [module, *arguments]
     code: object = 0
-    with pytest.MonkeyPatch.context() as patch, core_in(core):
-        patch.setattr("agentrt.executors.vllm.engine.EarlyCore", lambda *needs: core)
+    with loading_in(lambda: core):
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         except SystemExit as ended:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -118,6 +119,9 @@ def test_an_engine_that_finds_no_way_to_talk_to_its_core(
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(missing))
     assert call(["run", put(tmp_path, GOOD), "--replicas", "2"]) == 1
     check_last_line(capsys.readouterr().err, "the engine did not start", str(missing))
+    for thread in threading.enumerate():
+        if thread.name.startswith("agentrt-engine"):  # the other engine may still be starting
+            thread.join(START_S)
     gc.collect()  # here, and not in a later test
 
 

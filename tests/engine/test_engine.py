@@ -14,7 +14,6 @@ import pytest_asyncio
 
 from agentrt import Context, Reply, Runtime, SchedulerConfig, program
 from agentrt.errors import CallRejectedError, ConfigError
-from agentrt.executors.vllm.early import EarlyCore
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeState
@@ -64,12 +63,6 @@ async def story(ctx: Context, number: int) -> tuple[tuple[int, ...], ...]:
     chat += [first.message, {"role": "user", "content": "What came next?"}]
     second = await ctx.llm(chat, **options)
     return first.token_ids, second.token_ids
-
-
-async def test_its_core_imported_vllm_beside_its_parent(runtime: Runtime) -> None:
-    """Started early, it fits: vLLM has set no variable that was not foreseen."""
-    manager = engine_of(runtime)._engine().engine_core.resources.engine_manager
-    assert all(isinstance(process, EarlyCore) for process in manager.processes)
 
 
 async def test_every_policy_gives_the_same_tokens_under_preemption(runtime: Runtime) -> None:

@@ -16,8 +16,8 @@ from agentrt.lab.bench.policies import RealBench
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Source
+from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import Cut
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler import SchedulerConfig
@@ -46,7 +46,7 @@ async def test_stock_and_ours_do_the_same_work_under_one_probe() -> None:
         finally:
             await engine.close()
 
-    _, path, atlas = contenders(["priority-path", "atlas"], ["lru"], RESTLESS)
+    path, atlas = contenders(["priority-path", "atlas"], RESTLESS)
     told: list[str] = []
     bench = RealBench(
         ENGINE,

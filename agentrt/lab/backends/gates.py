@@ -1,6 +1,6 @@
 """Rivals that hold programs back before the engine: a plain cap, and ThunderAgent's rule.
 
-Both stand before stock vLLM, as a proxy does, and see requests and their ends only.
+Both stand before an engine, as a proxy does, and see requests and their ends only.
 """
 
 from __future__ import annotations
@@ -8,17 +8,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
-
-from agentrt.lab.backends.base import Backend, CallEnded
-from agentrt.lab.backends.virtual import Virtual
-from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.program import LiveProgram
-from agentrt.lab.runs.contenders import Stock
-from agentrt.request import CallReport
 
 
 class Gate(ABC):
@@ -177,84 +169,3 @@ def _resumed_first(one: _Program) -> tuple[int, int]:
     if one.requests == 1:
         return (1, one.tokens)
     return (0 if one.reasoning else 2, one.tokens)
-
-
-class HeldCalls:
-    """Calls before a gate: which go on, and which are held until it says so."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self._held: dict[str, list[tuple[LiveProgram, int]]] = {}
-        self._next_tick = gate.every_s
-
-    def lets_in(self, live: LiveProgram, index: int, now: float) -> bool:
-        """A program makes a call: whether it may go now; else it is held."""
-        program_id = live.row.program_id
-        if self._gate.called(program_id, len(live.prompt(index)), now):
-            return True
-        self._held.setdefault(program_id, []).append((live, index))
-        return False
-
-    def answered(self, live: LiveProgram, index: int, now: float) -> None:
-        tokens = len(live.prompt(index)) + live.shape.calls[index].output_tokens
-        self._gate.answered(live.row.program_id, tokens, now)
-
-    def ended(self, live: LiveProgram) -> Iterator[tuple[LiveProgram, int]]:
-        """A program ended. The calls that may go now."""
-        return self._freed(self._gate.ended(live.row.program_id))
-
-    @property
-    def next_tick(self) -> float:
-        """When it wants to be asked; inf while nobody waits for it."""
-        return self._next_tick if self._held else math.inf
-
-    def passed(self, moment: float) -> Iterator[tuple[LiveProgram, int]]:
-        """It is ``moment``. The calls that may go now."""
-        while self._next_tick <= moment:
-            yield from self._freed(self._gate.tick(self._next_tick))
-            self._next_tick += self._gate.every_s
-
-    def _freed(self, programs: Iterable[str]) -> Iterator[tuple[LiveProgram, int]]:
-        for program_id in programs:
-            yield from self._held.pop(program_id, ())
-
-
-class BehindGate(Backend):
-    """Before another backend in a class's bases: a gate holds its programs' calls back.
-
-    Who is one sets ``held`` before anything happens.
-    """
-
-    held: HeldCalls
-    _at = 0.0
-
-    def serve(self, moment: float, ended: CallEnded) -> None:
-        self._at = moment
-        super().serve(moment, ended)  # type: ignore[safe-super]  # the next base's
-        for live, index in self.held.passed(moment):
-            super().submit(live, index)  # type: ignore[safe-super]
-
-    def submit(self, live: LiveProgram, index: int) -> None:
-        if self.held.lets_in(live, index, self._at):
-            super().submit(live, index)  # type: ignore[safe-super]
-
-    def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
-        self.held.answered(live, index, self._at)
-
-    def program_ended(self, live: LiveProgram) -> None:
-        super().program_ended(live)
-        for waiting, index in self.held.ended(live):
-            super().submit(waiting, index)  # type: ignore[safe-super]
-
-
-class Gated(BehindGate, Virtual):
-    """A virtual engine with vLLM's own scheduler behind a gate, which holds calls back."""
-
-    def __init__(self, gate: Gate, options: VirtualOptions, step_time: StepTimeModel) -> None:
-        super().__init__(Stock(), options, step_time)
-        self.held = HeldCalls(gate)
-
-    def next_moment(self, arrival: float) -> float:
-        moment = super().next_moment(arrival)
-        # An engine that is idle may have to wait for the gate; a busy one asks after its step.
-        return moment if self._stepping else min(moment, self.held.next_tick)

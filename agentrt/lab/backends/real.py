@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from agentrt.executors.base import Chunk, Notification, last_reply
 from agentrt.lab.backends.base import Backend, CallEnded
-from agentrt.lab.backends.gates import BehindGate, Gate, HeldCalls
+from agentrt.lab.backends.gates import Gate
 from agentrt.lab.driver import Driver
+from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import EngineCounts, tokens
 from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.runs.contenders import Stock
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals
@@ -59,9 +59,9 @@ async def run_real(
     Raises the engine's own error when a call fails; the engine is still watched then.
     """
     await engine.probe("start")
-    backend = Real(engine, stock, run) if gate is None else _Gated(gate, engine, stock, run)
+    backend = Real(engine, stock, run)
     try:
-        ran = await backend.run(programs)
+        ran = await backend.run(programs, gate)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     return backend.as_seen(ran, await engine.probe("stop"))
@@ -89,8 +89,8 @@ class Real(Backend):
         self._ended: list[LiveProgram] = []
         self._began = 0.0
 
-    async def run(self, programs: Sequence[ProgramShape]) -> Ran:
-        driver = Driver(self, programs)
+    async def run(self, programs: Sequence[ProgramShape], gate: Gate | None = None) -> Ran:
+        driver = Driver(self, programs, gate)
         self._began = self._clock()
         async with asyncio.TaskGroup() as self._tasks:
             while (arrival := self.next_moment(driver.next_arrival)) < math.inf or self._under_way:
@@ -161,17 +161,6 @@ class Real(Backend):
                 )
             )
         return replace(ran, outcomes=outcomes, engines=[counts])
-
-
-class _Gated(BehindGate, Real):
-    """A started engine behind a gate."""
-
-    def __init__(self, gate: Gate, engine: Watched, stock: Stock | None, run: str) -> None:
-        super().__init__(engine, stock, run)
-        self.held = HeldCalls(gate)
-
-    def next_moment(self, arrival: float) -> float:
-        return min(arrival, self.held.next_tick)
 
 
 def _words(name: str, count: int) -> list[int]:

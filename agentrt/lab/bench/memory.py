@@ -32,15 +32,15 @@ from agentrt.lab.commands.options import (
     note,
     split_commas,
 )
-from agentrt.lab.commands.outputs import check_plot, silence_vllm
+from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.engine.engines import engine_options, model_in_words
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import Ran
 from agentrt.lab.reports import before_after
-from agentrt.lab.reports.memory import Found, as_json, draw, one_table, table
+from agentrt.lab.reports.memory import Found, as_json, one_table, table
 from agentrt.lab.reports.policies import vllm_version
-from agentrt.lab.runs.contenders import STOCK
+from agentrt.lab.runs.contenders import STOCK, Contender, contender, how
 from agentrt.lab.runs.grid import turns
 from agentrt.lab.runs.memory import (
     ALL_WORKS,
@@ -52,7 +52,6 @@ from agentrt.lab.runs.memory import (
     Memory,
     recorded,
 )
-from agentrt.lab.runs.rivals import HOW, Rival, rival
 from agentrt.lab.workloads.shape import ProgramShape
 
 _FACTOR = click.FloatRange(min=0, min_open=True)
@@ -73,7 +72,7 @@ Real engines, then virtual time with their steps:
 --memory counts for all workloads but chat, the KV-bound chat of 1,024 blocks of 16 tokens.
 With --real, fewer programs and slots: give chat fewer --blocks, of 32 tokens, and tools less time.
 Contenders: {}.
-""".format(HOW.replace("; ", ";\n  "))
+""".format(how().replace("; ", ";\n  "))
 
 
 VIRTUAL, REAL = "virtual time", "real engines"
@@ -104,7 +103,6 @@ Key = tuple[Cell, str]
 @model_option
 @click.option("--model-shape", metavar="NAME", help="With made-up weights: llama-8b, small, tiny.")
 @json_flag("End with all cells as one JSON line.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the cells.")
 def memory(**options: Any) -> None:
     """Programs whose contexts do not fit into the KV cache: stock, rivals, and our parts.
 
@@ -117,7 +115,6 @@ def memory(**options: Any) -> None:
     """
     asked = plan(options)
     earlier = None if options["against"] is None else before_after.read(options["against"])
-    check_plot(options["plot"])
     silence_vllm()
     engines = _engines(options)
     bench = _bench(options)
@@ -131,8 +128,6 @@ def memory(**options: Any) -> None:
         if earlier is not None and told:
             tables.append(before_after.compare(earlier, told))
         show([*about, *tables] if tables else "", {"cells": told}, as_json=options["as_json"])
-        if options["plot"] and told:
-            draw(told, options["plot"])
 
     run_shown(_cells(bench, engines, asked, measured, about), tell)
 
@@ -184,27 +179,27 @@ async def _cells(
     for cell, seed in product(asked.cells, asked.seeds):
         note(f"{cell}, seed {seed}")
         load = bench.make(cell, seed)
-        names = [*asked.contenders, *load.capped(asked.caps)]
+        everyone = [*asked.contenders, *map(contender, load.capped(asked.caps))]
         if engines is not None:
-            order = turns(names, seed)
-            found = await _served(engines.run, load, order)
-            measured.setdefault((cell, REAL), []).append({one: found[one] for one in names})
-        found = await _served(_in_virtual_time, load, names)
+            found = await _served(engines.run, load, turns(everyone, seed))
+            in_order = {one.name: found[one.name] for one in everyone}
+            measured.setdefault((cell, REAL), []).append(in_order)
+        found = await _served(_in_virtual_time, load, everyone)
         measured.setdefault((cell, VIRTUAL), []).append(found)
 
 
 async def _served(
-    run: Callable[[Load, Rival], Awaitable[Ran]], load: Load, names: Sequence[str]
+    run: Callable[[Load, Contender], Awaitable[Ran]], load: Load, everyone: Sequence[Contender]
 ) -> dict[str, Figures]:
     found: dict[str, Figures] = {}
-    for name in names:
+    for one in everyone:
         began = time.monotonic()
-        found[name] = load.figures(await run(load, rival(name)))
-        note(f"  {name}: {time.monotonic() - began:.0f} s")
+        found[one.name] = load.figures(await run(load, one))
+        note(f"  {one.name}: {time.monotonic() - began:.0f} s")
     return found
 
 
-async def _in_virtual_time(load: Load, one: Rival) -> Ran:
+async def _in_virtual_time(load: Load, one: Contender) -> Ran:
     await asyncio.sleep(0)  # where a signal stops it
     return load.virtual(one)
 

@@ -9,9 +9,17 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import note
-from agentrt.lab.runs.contenders import STOCK
+from agentrt.lab.runs.contenders import (
+    CONTINUUM,
+    DEFAULT,
+    STOCK,
+    THUNDER,
+    Contender,
+    check_on_engines,
+    contender,
+    contenders,
+)
 from agentrt.lab.runs.memory import ALL_WORKS, RECORDED, WORKS, Cell
-from agentrt.lab.runs.rivals import CONTINUUM, DEFAULT, THUNDER, rival
 
 _CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 _QUICK_CAPS = (0.75, 1.5, 3.0)
@@ -37,7 +45,7 @@ class Plan:
     """The cells, whom to run on each, and the caps to try."""
 
     cells: Sequence[Cell]
-    contenders: Sequence[str]
+    contenders: Sequence[Contender]
     caps: Sequence[float]
     seeds: Sequence[int]
 
@@ -78,15 +86,13 @@ def _works(options: dict[str, Any]) -> list[str]:
     return [*(name for name in usual if name != RECORDED), *([RECORDED] if traced else [])]
 
 
-def _contenders(options: dict[str, Any]) -> list[str]:
+def _contenders(options: dict[str, Any]) -> list[Contender]:
     usual = (DEFAULT,) if options["held_out"] else CONTENDERS
-    real = options["real"]
-    on_these = [name for name in usual if rival(name).on_engines or not real]
-    names = list(dict.fromkeys([STOCK, *(options["contender"] or on_these)]))
-    for name in names:
-        if not rival(name).on_engines and real:
-            raise ConfigError(f"--real: {name!r} runs in virtual time only; leave it out")
-    return names
+    able = [name for name in usual if contender(name).on_engines or not options["real"]]
+    found = contenders([STOCK, *(options["contender"] or able)])
+    if options["real"]:
+        check_on_engines(found)
+    return found
 
 
 def _numbers(options: dict[str, Any], name: str, least: float = 1e-3) -> list[float]:

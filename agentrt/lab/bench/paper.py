@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -17,19 +16,16 @@ from click.core import ParameterSource
 
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import source_of
-from agentrt.lab.commands.options import count_option, file, json_flag, listed, note
-from agentrt.lab.commands.outputs import check_output, check_plot, silence_vllm
-from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.oracles import check_policy
+from agentrt.lab.commands.options import count_option, file, json_flag, listed
+from agentrt.lab.commands.outputs import check_plot, silence_vllm
+from agentrt.lab.commands.progress import do_runs
 from agentrt.lab.reports.paper import Panel, as_values, draw, page
 from agentrt.lab.reports.policies import vllm_version
-from agentrt.lab.runs.contenders import STOCK, Contender, Stock, stock_names
+from agentrt.lab.runs.contenders import BASELINE, STOCK, check_in_steps, contenders
 from agentrt.lab.runs.grid import RunSpec, grid
-from agentrt.lab.runs.kept import KeptRuns
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
-from agentrt.scheduler import SchedulerConfig
+from agentrt.lab.workloads.arrivals import Pressure
 
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = "0.8,1,1.3,2,4,8"
@@ -38,12 +34,12 @@ _COARSE = ("1", "1.5", "3", "8")
 _TOOL_LOADS = ("1", "2", "4", "8")
 _BESIDE = ("adaptive",)
 """Who runs at the other horizons beside the baseline."""
-_ELSEWHERE = ("jobs", "runs", "as_json", "plot")
+_ELSEWHERE = ("jobs", "as_json", "plot")
 """Options that say where results go, or how fast."""
 _EPILOG = """\b
 Examples:
   agentrt bench paper --quick --seeds 3             # minutes
-  agentrt bench paper --runs runs.jsonl --plot paper.png > paper.md
+  agentrt bench paper --plot paper.png > paper.md
   agentrt bench paper --workload sessions.jsonl --scale 0.2 --loads 1,2,4
 
 \b
@@ -77,7 +73,6 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @file("--step-model", about="How long steps take, from agentrt calibrate.  [default: made up]")
 @count_option("--jobs", about="Processes.  [default: one per core]")
 @click.option("--quick", is_flag=True, help="The order of calls alone, in the step simulator.")
-@file("--runs", about="Keep each finished run here, and do none again that is here.")
 @json_flag("Print all of it as one JSON line, too.")
 @file("--plot", about="Draw token latency against load.")
 def paper(**options: Any) -> None:
@@ -85,24 +80,16 @@ def paper(**options: Any) -> None:
 
     Stock is vLLM's own scheduler; srpt knows the future, and is the mark to come close to.
     """
-    check_output("--runs", options["runs"])
     check_plot(options["plot"])
-    kept = KeptRuns(options["runs"], f"vLLM {vllm_version()}")
     panels = _panels(options)
     seeds = range(options["seeds"])
     silence_vllm()
     machine = _machine(options)
-    specs = [spec for panel in panels for spec in _specs(panel, machine, seeds)]
-    there, left = kept.split(list(dict.fromkeys(specs)))
-    note(f"{len(left)} runs to do, {len(there)} done before")
-    done, stop = do_runs(left, options["jobs"], kept.keep) if left else ([], None)
-    shown = [panel.measured([*there, *done]) for panel in panels]
-    shown = [panel for panel in shown if panel.cells]
+    specs = dict.fromkeys(spec for panel in panels for spec in _specs(panel, machine, seeds))
+    done, stop = do_runs(list(specs), options["jobs"])
+    shown = [one for panel in panels if (one := panel.measured(done)).cells]
     if shown:
-        text = page(shown, machine, seeds, _command())
-        if options["plot"]:
-            text += f"\n\n![Token latency by load]({options['plot'].name})"
-        click.echo(text)
+        click.echo(page(shown, machine, seeds, _command()))
         if options["plot"]:
             draw(shown, options["plot"])
         if options["as_json"]:
@@ -133,17 +120,7 @@ def _command() -> str:
 def _specs(panel: Panel, machine: Machine, seeds: Sequence[int]) -> list[RunSpec]:
     for setting in panel.settings:
         setting.arrivals(machine, seeds[0])  # what cannot be is refused before all else
-    return grid(panel.settings, _contenders(panel.policies), seeds, machine)
-
-
-def _contenders(names: Sequence[str]) -> list[Contender]:
-    ours = SchedulerConfig()
-    return [
-        Contender(ours, Stock.named(name))
-        if name in stock_names()
-        else Contender(replace(ours, policy=name))
-        for name in names
-    ]
+    return grid(panel.settings, contenders(panel.policies), seeds, machine)
 
 
 # -- what is compared ------------------------------------------------------------------
@@ -179,12 +156,11 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
 
 def _policies(options: dict[str, Any]) -> tuple[str, ...]:
     """The baseline first. The step simulator has no vLLM: its ``fcfs`` decides as ``stock``."""
-    base = "fcfs" if options["quick"] else STOCK
     asked = [name for name in _listed(options["policies"]) if name != STOCK]
-    for name in asked:
-        if options["quick"] or name not in stock_names():
-            check_policy(name)
-    return tuple(dict.fromkeys([base, *asked]))
+    found = contenders([BASELINE if options["quick"] else STOCK, *asked])
+    if options["quick"]:
+        check_in_steps(found)
+    return tuple(one.name for one in found)
 
 
 def _panel(

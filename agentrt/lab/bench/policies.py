@@ -7,41 +7,27 @@ The prefix cache is emptied before every run.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import Interrupts
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.backends.real import run_real
 from agentrt.lab.bench.results import hardware
+from agentrt.lab.bench.serving import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.bench.asked import Asked, Measured
 from agentrt.lab.commands.options import note
-from agentrt.lab.engine.engines import (
-    LabEngine,
-    engine_options,
-    lab_engine,
-    model_in_words,
-    started,
-)
-from agentrt.lab.engine.virtual import StockPolicy
-from agentrt.lab.outcome import Ran
+from agentrt.lab.commands.progress import Meter
+from agentrt.lab.engine.engines import LabEngine, engine_options, model_in_words, started
+from agentrt.lab.engine.virtual import StockPolicy, VirtualOptions
 from agentrt.lab.reports.policies import about_workload, vllm_version
 from agentrt.lab.runs.contenders import Contender
-from agentrt.lab.runs.grid import RunResult, RunSpec, turns
+from agentrt.lab.runs.grid import RunResult, RunSpec, arrivals, turns
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.workloads.arrivals import Pressure, at_once
 from agentrt.lab.workloads.shape import Cut
-
-Open = Callable[[LabEngine], AbstractAsyncContextManager[object]]
-"""Starts an engine for a body, and stops it whatever happens."""
-
-_WARM_UP = 3
-"""So many programs run before an engine's first run that counts, cut after as many calls."""
 
 
 @dataclass(slots=True)
@@ -65,14 +51,13 @@ class RealBench:
     """Of the first engine; the others have the same options."""
     per_s: float | None = None
     """What the engine can do, in programs per second, where that was measured."""
-    _number: int = 0
 
     async def run(self) -> None:
         """All of them. ``progress`` gets how many are done, and what comes."""
         groups = _groups(self.everyone)
         for repeat, seed in enumerate(self.seeds):
             for group in turns(groups, repeat):
-                engine = lab_engine(self.base, _scheduling(group[0]) or group[0].scheduler)
+                engine = engine_for(group[0], self.base)
                 self.progress(len(self.results), "loading an engine")
                 async with self.open(engine):
                     await self._on(engine, turns(group, repeat), repeat, seed)
@@ -88,8 +73,9 @@ class RealBench:
             for one in order:
                 what = f"repeat {repeat + 1} of {len(self.seeds)}, {setting.pressure}: {one.name}"
                 self.progress(len(self.results), what)
-                done = await self._once(engine, one, setting, seed)
                 spec = RunSpec(setting, seed, one, _NO_MACHINE)
+                run, gate = f"/run {len(self.results)}", one.make_gate(self._size())
+                done = await serve(engine, one, arrivals(spec), run=run, gate=gate)
                 self.results.append(RunResult(spec, done.summary()))
 
     def _fit(self, engine: LabEngine) -> None:
@@ -98,15 +84,17 @@ class RealBench:
         calls = self.source.cut.calls
         self.source = replace(self.source, cut=Cut(calls, engine.max_model_len))
 
+    def _size(self) -> VirtualOptions:
+        known = {field.name for field in fields(VirtualOptions)} & self.sizes.keys()
+        return VirtualOptions(**{name: self.sizes[name] for name in known})
+
     async def _warm_up(self, engine: LabEngine, one: Contender, seed: int) -> None:
-        """The first steps of an engine are slow; and the first of all measures what it can do."""
-        short = replace(self.source, cut=replace(self.source.cut, calls=_WARM_UP))
-        await self._once(engine, one, Setting(short, _AT_ONCE, _WARM_UP), seed)
+        """The first engine of all measures what it can do."""
+        programs = self.source.programs(self.programs, seed)
+        await warm_up(engine, one, programs)
         if self.per_s is None and self.pressures[0].kind == "load":
             self.progress(len(self.results), "what the engine can do: all programs at once")
-            done = await self._once(
-                engine, one, Setting(self.source, _AT_ONCE, self.programs), seed
-            )
+            done = await serve(engine, one, at_once(programs), run="/capacity")
             self.per_s = done.summary().throughput_per_s
 
     def _in_programs(self, pressure: Pressure) -> Pressure:
@@ -114,16 +102,7 @@ class RealBench:
             return pressure
         return Pressure("rate", float(f"{pressure.value * self.per_s:.3g}"))
 
-    async def _once(self, engine: LabEngine, one: Contender, setting: Setting, seed: int) -> Ran:
-        if one.stock is None:
-            await engine.configure(one.scheduler)
-        await engine.forget_prefixes()
-        self._number += 1
-        programs = setting.arrivals(_NO_MACHINE, seed)
-        return await run_real(engine, programs, stock=one.stock, run=f"/run {self._number}")
 
-
-_AT_ONCE = Pressure("at-once")
 _NO_MACHINE = Machine()
 """What a simulated run would need: nothing is simulated here."""
 
@@ -149,7 +128,8 @@ def measure(asked: Asked) -> Measured:
     """All runs on this machine. A signal keeps what is done."""
     base = _engine_options(asked)
     what = asked.source, asked.pressures, asked.programs, asked.everyone, asked.seeds
-    bench = RealBench(base, *what, started, _Lines(asked).progress)
+    runs = len(asked.everyone) * len(asked.pressures) * len(asked.seeds)
+    bench = RealBench(base, *what, started, Meter(runs).now)
     stop = None
     try:
         Interrupts(note).run(bench.run())
@@ -171,19 +151,6 @@ def _engine_options(asked: Asked) -> EngineOptions:
     if slots is None and not torch.cuda.is_available() and "--max-num-seqs" not in base.flags:
         return replace(base, max_num_seqs=_SLOTS_ON_CPU)
     return base
-
-
-class _Lines:
-    """A line on stderr for what runs now, with the time left, judging by the runs so far."""
-
-    def __init__(self, asked: Asked) -> None:
-        self._runs = len(asked.everyone) * len(asked.pressures) * len(asked.seeds)
-        self._began = time.monotonic()
-
-    def progress(self, done: int, what: str) -> None:
-        each = (time.monotonic() - self._began) / max(1, done)
-        left = f" (about {each * (self._runs - done):.0f} s left)" if done else ""
-        note(f"{done} of {self._runs} runs: {what}{left}")
 
 
 def _named(asked: Asked) -> str:

@@ -22,9 +22,10 @@ from agentrt.lab.bench.memory_plan import FIRST_HELD_OUT
 from agentrt.lab.bench.results import Figures
 from agentrt.lab.commands.options import count_option, json_flag, many
 from agentrt.lab.commands.outputs import silence_vllm
-from agentrt.lab.commands.simulate.progress import do_all
+from agentrt.lab.commands.progress import do_all
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.constants import Constant, constants, replaced
+from agentrt.lab.runs.contenders import DEFAULT, contender
 from agentrt.lab.runs.memory import (
     ALL_WORKS,
     HELD_OUT_WORKS,
@@ -34,7 +35,6 @@ from agentrt.lab.runs.memory import (
     Memory,
     recorded,
 )
-from agentrt.lab.runs.rivals import DEFAULT, rival
 
 _FACTORS = {0.5: "half", 2.0: "twice"}
 _FIGURES = {"ms_per_token": "s/token", "mean_s": "mean", "p99_s": "P99"}
@@ -139,10 +139,10 @@ def run(trial: Trial) -> Outcome:
     """Do a trial, in this process."""
     load = _load(trial.cell, trial.seed, trial.programs, trial.trace)
     if trial.constant is None:
-        return trial, load.figures(load.virtual(rival(DEFAULT)))
+        return trial, load.figures(load.virtual(contender(DEFAULT)))
     try:
         with replaced(trial.constant, trial.constant.times(trial.factor)):
-            return trial, load.figures(load.virtual(rival(DEFAULT)))
+            return trial, load.figures(load.virtual(contender(DEFAULT)))
     except Exception as error:  # what a value that makes no sense leads to
         say(f"{trial.constant.name} times {trial.factor:g} on {trial.cell}: {error!r}")
         return trial, None

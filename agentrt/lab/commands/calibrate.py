@@ -10,18 +10,17 @@ import asyncio
 import json
 import random
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
-from agentrt.cli.options import RunCommand, batch_option, grouped, model_option
+from agentrt.cli.options import Options, RunCommand, batch_option, model_option
 from agentrt.cli.signals import Interrupts
+from agentrt.cli.values import check_output
 from agentrt.executors.base import last_reply
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.lab.bench.results import hardware
 from agentrt.lab.commands.options import note
-from agentrt.lab.commands.outputs import check_output
 from agentrt.lab.engine.engines import LabEngine, started
 from agentrt.lab.engine.step_time import Sample, StepTimeModel, StepWork, fit
 from agentrt.lab.reports.policies import vllm_version
@@ -43,36 +42,24 @@ Let nothing else run meanwhile. Exit codes: 0 done; 1 the engine failed; 2 bad u
 """
 
 
-_output = grouped("Output")
+_measurement, _output = Options("Measurement"), Options("Output")
 
 
 class EngineCommand(RunCommand):
     """A command about an engine, without a program."""
 
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return ["[OPTIONS]", "[-- VLLM_FLAGS]"]
+    TARGETS = ""
 
 
 @click.command(cls=EngineCommand, epilog=_EPILOG)
 @model_option
 @batch_option
-@grouped("Measurement")(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=2,
-    metavar="N",
-    help="Run the designed calls N times.  [default: 2]",
+@_measurement.count("--rounds", "Run the designed calls N times.", default=2)
+@_output.file(
+    "--out", "Write the step-time model, for engines in virtual time: FILE.json.", dir_okay=True
 )
-@_output(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE.json",
-    help="Write the step-time model, for engines in virtual time.",
-)
-@_output(
-    "--json", "as_json", is_flag=True, help="Print the step-time model as one JSON object, last."
-)
-@_output("--verbose", is_flag=True, help="Show vLLM's own log on stderr.")
+@_output.flag("--json", "Print the step-time model as one JSON object, last.", "as_json")
+@_output.flag("--verbose", "Show vLLM's own log on stderr.")
 def calibrate(engine_flags: tuple[str, ...], **options: Any) -> None:
     """Measure how long steps of an engine take on this machine.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
+from agentrt.cli.options import Options
 from agentrt.cli.streams import say
 from agentrt.errors import ConfigError
 
@@ -63,33 +63,14 @@ def many(name: str, *, metavar: str, help: str) -> Option:  # noqa: A002  # as c
     return click.option(name, multiple=True, metavar=metavar, callback=split_commas, help=help)
 
 
-def count_option(
-    *names: str,
-    default: int | None = None,
-    metavar: str | None = "N",
-    about: str | None = None,
-    least: int = 1,
-) -> Option:
-    """An option for a whole number from ``least`` up."""
-    kind, shown = click.IntRange(min=least), default is not None
-    return click.option(
-        *names, type=kind, default=default, show_default=shown, metavar=metavar, help=about
-    )
-
-
-def file(name: str, *names: str, metavar: str = "FILE", about: str | None = None) -> Option:
-    """An option for a file's path."""
-    return click.option(name, *names, type=click.Path(path_type=Path), metavar=metavar, help=about)
+_plain = Options("Options")
+count_option, file = _plain.count, _plain.file
+"""An option for a whole number, and one for a file's path."""
 
 
 def json_flag(about: str) -> Option:
     """``--json``, a flag."""
-    return click.option("--json", "as_json", is_flag=True, help=about)
-
-
-def policy_option(default: str) -> Option:
-    """``--policy``, with the names of those that run when it is left out."""
-    return many("--policy", metavar="NAME…", help=f"Which to compare.  [default: {default}]")
+    return _plain.flag("--json", about, "as_json")
 
 
 model_option = click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name.")

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
+from agentrt.cli.values import check_output
 from agentrt.errors import ConfigError
 from agentrt.lab.reports.plots import SUFFIXES, check_matplotlib
-
-
-def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` for a file that could not be written, before anything runs."""
-    if path is None:
-        return
-    where = f"{option} {str(path)!r}"
-    folder = path.absolute().parent
-    if suffixes and path.suffix not in suffixes:
-        raise ConfigError(f"{where}: name a file that ends in {' or '.join(suffixes)}")
-    if path.is_dir():
-        raise ConfigError(f"{where}: that is a folder; name a file")
-    if not folder.is_dir():
-        raise ConfigError(f"{where}: there is no folder {str(path.parent)!r}; make it")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"{where}: no permission to write there")
 
 
 def check_plot(path: Path | None) -> None:

@@ -1,67 +1,53 @@
-"""What runs come to, side by side: measures, their ratios to a baseline, JSON and CSV."""
+"""What runs come to, side by side: measures, their ratios to a baseline, tables, JSON and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
 from agentrt.lab.outcome import Summary
+from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
 from agentrt.lab.runs.grid import RunResult
 from agentrt.lab.runs.settings import Setting
 
-MEASURES = {
-    "mean_s": "mean latency, s",
-    "p50_s": "P50 latency, s",
-    "p95_s": "P95 latency, s",
-    "p99_s": "P99 latency, s",
-    "slowdown": "slowdown (latency / ideal), mean",
-    "token_latency_s": "program-level token latency, s/token",
-    "throughput_per_s": "programs per second",
-    "makespan_s": "makespan, s",
-    "waiting_share": "waiting, share of all time",
-    "service_share": "in the engine, share of all time",
-    "tool_share": "in tools, share of all time",
-    "preemptions": "preemptions",
+_PLAIN = {
+    "mean_s": ("mean", "mean latency, s"),
+    "p50_s": ("P50", "P50 latency, s"),
+    "p95_s": ("P95", "P95 latency, s"),
+    "p99_s": ("P99", "P99 latency, s"),
+    "slowdown": ("slowdown", "slowdown (latency / ideal), mean"),
+    "token_latency_s": ("s/token", "program-level token latency, s/token"),
+    "throughput_per_s": ("programs/s", "programs per second"),
+    "makespan_s": ("makespan", "makespan, s"),
+    "waiting_share": ("waiting", "waiting, share of all time"),
+    "service_share": ("in engine", "in the engine, share of all time"),
+    "tool_share": ("in tools", "in tools, share of all time"),
+    "preemptions": ("preemptions", "preemptions"),
 }
-"""Fields of `Summary` that runs are compared by: name → what it is, with its unit."""
-
-OF_ENGINE = {
-    "token_p95_s": "P95 of token latency, s/token",
-    "token_p99_s": "P99 of token latency, s/token",
-    "mean_steps": "mean latency, engine steps",
-    "p95_steps": "P95 latency, engine steps",
-    "prefix_hit_share": "prefix hits, share of prompt tokens",
-    "recomputed_tokens": "tokens computed again after preemptions",
-    "cpu_us": "the scheduler's CPU per step, us",
+_OF_ENGINE = {
+    "token_p95_s": ("s/token P95", "P95 of token latency, s/token"),
+    "token_p99_s": ("s/token P99", "P99 of token latency, s/token"),
+    "mean_steps": ("mean steps", "mean latency, engine steps"),
+    "p95_steps": ("P95 steps", "P95 latency, engine steps"),
+    "prefix_hit_share": ("prefix hits", "prefix hits, share of prompt tokens"),
+    "recomputed_tokens": ("recomputed", "tokens computed again after preemptions"),
+    "cpu_us": ("CPU us/step", "the scheduler's CPU per step, us"),
 }
-"""Those that are of interest, or known, where an engine with a memory ran."""
-
-SHORT = {
-    "mean_s": "mean",
-    "p50_s": "P50",
-    "p95_s": "P95",
-    "p99_s": "P99",
-    "slowdown": "slowdown",
-    "token_latency_s": "s/token",
-    "token_p95_s": "s/token P95",
-    "token_p99_s": "s/token P99",
-    "makespan_s": "makespan",
-    "steady_per_s": "ended in time",
-    "waiting_share": "waiting",
-    "service_share": "in engine",
-    "tool_share": "in tools",
-    "prefix_hit_share": "prefix hits",
-    "recomputed_tokens": "recomputed",
-    "preemptions": "preemptions",
-    "mean_steps": "mean steps",
-    "p95_steps": "P95 steps",
+_OF_FLEET = {
+    "balance": ("balance", "the busiest engine's time over the mean"),
+    "steady_per_s": ("ended in time", "ended before the last arrival, programs per second"),
 }
-"""Measures by a short name, for a column's head."""
+"""Fields of `Summary` that runs are compared by: a column's head, and what it is with its unit.
+Some are known, or of interest, of an engine with a memory only, some of several engines."""
+SHORT = {name: short for name, (short, _) in (_PLAIN | _OF_ENGINE | _OF_FLEET).items()}
+MEASURES = {name: what for name, (_, what) in _PLAIN.items()}
+ALL = {name: what for name, (_, what) in (_PLAIN | _OF_ENGINE).items()}
 SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
 """Measures that read better as a percentage."""
 
@@ -123,6 +109,60 @@ def cells(
         cell.baseline = base.summaries if base else {}
     asked = ((setting, name) for setting in settings for name in names)
     return [found[key] for key in asked if key in found]
+
+
+# -- tables ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table with a row for each cell."""
+
+    head: str
+    text: Callable[[Cell], object]
+
+
+def table(cells: Sequence[Cell], *columns: Column) -> str:
+    """As Markdown."""
+    rows = [[column.text(cell) for column in columns] for cell in cells]
+    return markdown([column.head for column in columns], rows)
+
+
+WORKLOAD = Column("workload", lambda cell: cell.setting.source.name)
+LOAD = Column("load", lambda cell: cell.setting.label)
+POLICY = Column("policy", lambda cell: cell.name)
+MS_PER_TOKEN = Column("ms/token", lambda cell: f"{1000 * cell.median('token_latency_s'):.1f}")
+
+
+def values(*measures: str) -> list[Column]:
+    """A column with the values of each measure."""
+    return [Column(SHORT[one], partial(value, measure=one)) for one in measures]
+
+
+def ratios(*measures: str, over: str) -> list[Column]:
+    """A column with the ratios of each measure to the baseline's, whose name is ``over``."""
+    return [Column(f"{SHORT[one]} / {over}", partial(ratio, measure=one)) for one in measures]
+
+
+def value(cell: Cell, measure: str) -> str:
+    """A measure's median over the seeds, with the least and the greatest; a dash for unknown."""
+    known = cell.values(measure)
+    if any(map(math.isnan, known)):
+        return "-"
+    factor, unit = (100, "%") if measure in SHARES else (1, "")
+    spread = Spread.of([factor * one for one in known])
+    return in_digits(spread, unit) if len(known) > 1 else f"{digits(spread.median)}{unit}"
+
+
+def ratio(cell: Cell, measure: str) -> str:
+    """A measure over the baseline's in the same seed: the median, the least and the greatest."""
+    found = cell.ratios(measure)
+    if not found:
+        return "-"
+    return str(Spread.of(found)) if len(found) > 1 else f"{found[0]:.2f}"
+
+
+# -- for machines ------------------------------------------------------------------------
 
 
 def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[dict[str, Any]]:

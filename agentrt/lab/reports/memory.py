@@ -1,16 +1,13 @@
-"""What ``agentrt bench memory`` shows: a table per cell, the cells as JSON, and a drawing."""
+"""What ``agentrt bench memory`` shows: a table per cell, and the cells as JSON."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from agentrt.lab.bench.results import SPREAD, Column, Figures, Results
-from agentrt.lab.reports.plots import new_figure
-from agentrt.lab.runs.contenders import STOCK
-from agentrt.lab.runs.rivals import CAP
+from agentrt.lab.runs.contenders import CAP, STOCK
 
 BEST_CAP, ONE_CAP = "best_cap", "one_cap"
 _LOW = ("ms_per_token", "mean_s", "p95_s", "p99_s", "makespan_s", "recomputed", "delay_s")
@@ -25,9 +22,6 @@ RATIOS = {
     "delay_s": "longest delay",
 }
 _PLAIN = "{:.2f}"
-_COLORS = 10
-"""Of matplotlib's cycle."""
-_TICKS = (0.25, 0.5, 1, 2, 4, 8)
 Found = Mapping[str, Figures]
 """A contender's figures on one cell with one seed."""
 
@@ -92,27 +86,3 @@ def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
         some = [one for one in mine if one is not None]
         told[name] = {key: statistics.median(one[key] for one in some) for key in some[0]}
     return {**told, "by_seed": list(seeds)}
-
-
-def draw(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Seconds a token of each contender over stock's: a group of bars per cell."""
-    figure = new_figure(1.5 + 1.6 * len(cells), 3.6)
-    axes, places = figure.subplots(), range(len(cells))
-    beside = {STOCK} | {one for one in cells[0] if one.startswith(f"{CAP}:")}
-    names = [one for one, value in cells[0].items() if isinstance(value, dict)]
-    names = [one for one in names if one not in beside]
-    for number, name in enumerate(names):
-        at = [place + (number + 0.5 - len(names) / 2) * 0.8 / len(names) for place in places]
-        values = [cell[name]["ms_per_token"] / cell[STOCK]["ms_per_token"] for cell in cells]
-        heights, width = [one - 1 for one in values], 0.8 / len(names)
-        hatch = "////" if number >= _COLORS else None  # colours come again
-        axes.bar(at, heights, width, bottom=1.0, label=name, hatch=hatch, edgecolor="white", lw=0)
-    axes.axhline(1.0, color="grey", lw=0.8)
-    labels = [f"{one['workload']}\n{one['memory']:g}\n{one.get('time', '')}" for one in cells]
-    axes.set_xticks(places, labels)
-    axes.set_yscale("log")
-    axes.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
-    axes.minorticks_off()
-    axes.set_ylabel("seconds a token / stock")
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(path)

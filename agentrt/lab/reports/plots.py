@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.reports.compare import MEASURES, OF_ENGINE, Cell
+from agentrt.lab.reports.compare import ALL, Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,20 +28,36 @@ def check_matplotlib() -> None:
 def draw_curves(
     cells: Sequence[Cell], path: Path, measures: Sequence[str] = ("mean_s", "p99_s")
 ) -> None:
-    """Latency against load, a line per policy: a column per workload, a row per measure.
+    """Latency against load, a line per policy, in a column per workload: see `draw_panels`."""
+    sources = dict.fromkeys(cell.setting.source.name for cell in cells)
+    draw_panels(
+        {name: [c for c in cells if c.setting.source.name == name] for name in sources},
+        path,
+        measures,
+    )
+
+
+def draw_panels(
+    panels: Mapping[str, Sequence[Cell]],
+    path: Path,
+    measures: Sequence[str],
+    levels: Mapping[str, Sequence[float]] | None = None,
+) -> None:
+    """A column per panel, under its title; a row per measure, with dotted lines at ``levels``.
 
     A line is the median over the seeds, its band their spread. Bursts (b0.8) stand
     right of the steady loads.
     """
-    sources = list(dict.fromkeys(cell.setting.source.name for cell in cells))
-    figure = new_figure(1 + 4.2 * len(sources), 0.8 + 2.8 * len(measures))
-    axes = figure.subplots(len(measures), len(sources), squeeze=False)
+    figure = new_figure(1 + 4.2 * len(panels), 0.8 + 2.8 * len(measures))
+    axes = figure.subplots(len(measures), len(panels), squeeze=False)
     for row, measure in enumerate(measures):
-        for column, source in enumerate(sources):
+        for column, (title, cells) in enumerate(panels.items()):
             axis = axes[row][column]
-            draw_panel(axis, [c for c in cells if c.setting.source.name == source], measure)
-            axis.set_ylabel((MEASURES | OF_ENGINE)[measure] if column == 0 else "")
-            axis.set_title(source if row == 0 else "")
+            draw_panel(axis, cells, measure)
+            axis.set_ylabel(ALL[measure] if column == 0 else "")
+            axis.set_title(title if row == 0 else "", fontsize=10)
+            for level in (levels or {}).get(title, ()):
+                axis.axhline(level, color="grey", linestyle=":", linewidth=0.8)
     lines = axes[-1][0].get_legend_handles_labels()
     figure.legend(*lines, loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path)

@@ -1,131 +1,182 @@
-"""Who is compared: our scheduler under some settings, or vLLM without us.
-
-What a clever user of vLLM alone can do is to feed its policy ``priority``: see `Stock`.
-"""
+"""Who is compared, by name: ours under some settings, vLLM without us, and rivals' rules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Literal
+from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.engine.virtual import StockPolicy
-from agentrt.lab.program import LiveProgram
-from agentrt.scheduler import SchedulerConfig, policy_names
+from agentrt.lab.backends.gates import Cap, Gate, ThunderAgent
+from agentrt.lab.backends.virtual import Virtual
+from agentrt.lab.driver import drive
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.stock import Stock
+from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.oracles import KNOWING, check_policy, policy_names
+from agentrt.lab.outcome import Ran
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.scheduler.config import ADMISSIONS, RETENTIONS, SchedulerConfig
 
-BASELINE = "fcfs"
-STOCK = "stock"
-_Feed = Literal["none", "service", "path"]
-_FEEDS: dict[str, _Feed] = {STOCK: "none", "priority-service": "service", "priority-path": "path"}
-
-HINTED = "+hints"
-"""What the name of a policy ends in that is told guesses of the programs' sizes."""
+BASELINE, STOCK, DEFAULT = "fcfs", "stock", "default"
+CAP, THUNDER, CONTINUUM = "cap", "thunderagent", "continuum"
+DECAY = f"{THUNDER}-decay"
+_STOCKS = {
+    STOCK: Stock(),
+    "priority-service": Stock("service"),
+    "priority-path": Stock("path"),
+}
+HINTED, AMPLE = "hints", "ample"
+"""What a name may have after a plus: it is told guesses of sizes, it has much more memory."""
 DEFAULT_HINTS = 0.5
 """How well guesses correlate with the truth when nobody says: see `with_hints`."""
-DEFAULT_POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
-"""Beside ``stock``, which always runs."""
+_TIMES_AMPLE = 16
+_OURS = SchedulerConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class Stock:
-    """vLLM's own scheduler class, as it is.
-
-    With feed ``none`` it serves calls first come, first served. With the others it runs its
-    policy ``priority``, and each call's integer priority (lower goes first) is set when the
-    call is emitted: with ``service`` to the tokens that its program's finished calls have
-    generated, with ``path`` to those on the longest path that leads to the call. A client
-    can count both. Prompt tokens are not counted: a step computes many of them at once.
-    """
-
-    feed: _Feed = "none"
-
-    @classmethod
-    def named(cls, name: str) -> Stock:
-        """Of one of `stock_names`. Raises `ConfigError` for any other."""
-        if name not in _FEEDS:
-            raise ConfigError(f"{name!r} is not vLLM's own; known: {', '.join(_FEEDS)}")
-        return cls(_FEEDS[name])
-
-    @property
-    def name(self) -> str:
-        return next(name for name, feed in _FEEDS.items() if feed == self.feed)
-
-    @property
-    def scheduling(self) -> StockPolicy:
-        return "fcfs" if self.feed == "none" else "priority"
-
-    def priority(self, program: LiveProgram, index: int) -> int:
-        """What vLLM is told of a call that is emitted now."""
-        match self.feed:
-            case "service":
-                return program.served_tokens
-            case "path":
-                return program.path_to(index)
-            case _:
-                return 0
-
-
-def stock_names() -> tuple[str, ...]:
-    """The names of all that vLLM can do without us."""
-    return tuple(_FEEDS)
+def how() -> str:
+    """The names that there are, for people."""
+    return (
+        f"{', '.join(policy_names())}, with a plus before what else is on, as in fcfs+cost, "
+        f"adaptive+memory or atlas+{HINTED} (which is told guesses of sizes); {DEFAULT}; of vLLM "
+        f"alone {', '.join(_STOCKS)}, and {CAP}:N (at most N programs at a time); the rivals "
+        f"{THUNDER}, {DECAY}, {CONTINUUM}; or any of these and +{AMPLE}, with {_TIMES_AMPLE} times "
+        "the memory"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Our scheduler under these settings, or ``stock`` in its place.
+    """Who schedules an engine, behind which gate, with how much of the memory.
 
     ``hints`` says how well the guesses of programs' sizes that it is told correlate with the
-    truth; None: it is told no guess.
+    truth; None: it is told no guess. ``gate`` names what stands before the engine, and ``pins``
+    stands for Continuum's scheduler in place of ours.
     """
 
-    scheduler: SchedulerConfig
-    stock: Stock | None = None
+    name: str
+    scheduling: SchedulerConfig | Stock
     hints: float | None = None
+    gate: str = ""
+    memory: int = 1
+    pins: bool = False
 
     @property
-    def name(self) -> str:
-        """What tables call it: what ranks the calls and keeps their blocks, and what it is told."""
-        if self.stock is not None:
-            return self.stock.name
-        kept = "" if self.scheduler.retention == "lru" else f"+{self.scheduler.retention}"
-        let_in = "" if self.scheduler.admission == "off" else f"+{self.scheduler.admission}"
-        told = HINTED if self.hints is not None else ""
-        return f"{self.scheduler.policy}{kept}{let_in}{told}"
+    def stock(self) -> Stock | None:
+        return self.scheduling if isinstance(self.scheduling, Stock) else None
+
+    @property
+    def config(self) -> SchedulerConfig | None:
+        return None if isinstance(self.scheduling, Stock) else self.scheduling
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether the step simulator can run it, which has no vLLM and no memory."""
+        return self.config is not None and not self.pins and self.memory == 1
+
+    @property
+    def on_engines(self) -> bool:
+        """Whether a real engine can run it: none knows sizes, or has Continuum's scheduler."""
+        return self.config is None or not (self.pins or self.config.policy in KNOWING)
+
+    def sized(self, options: VirtualOptions) -> VirtualOptions:
+        """The engine's size for it."""
+        return replace(options, kv_blocks=self.memory * options.kv_blocks)
+
+    def make_gate(self, options: VirtualOptions) -> Gate | None:
+        """What holds calls back before an engine of this size."""
+        if not self.gate:
+            return None
+        kind, _, most = self.gate.partition(":")
+        if kind == CAP:
+            return Cap(int(most))
+        return ThunderAgent(options.kv_blocks * options.block_size, decay=kind == DECAY)
+
+    def run(
+        self,
+        programs: Sequence[ProgramShape],
+        options: VirtualOptions,
+        times: StepTimeModel,
+        **fleet: Any,
+    ) -> Ran:
+        """Its run in virtual time; ``fleet`` are the replicas and the router of `Virtual`."""
+        options = self.sized(options)
+        pinning = _pinning() if self.pins else None
+        engine = Virtual(self.scheduling, options, times, scheduler_cls=pinning, **fleet)
+        return drive(engine, programs, self.make_gate(options))
 
 
-def policies(
-    names: Sequence[str], scheduler: SchedulerConfig, hints: float = DEFAULT_HINTS
-) -> list[Contender]:
-    """Our policies by name; one that ends in ``+hints`` is told guesses as good as ``hints``."""
-    return [
-        Contender(
-            replace(scheduler, policy=name.removesuffix(HINTED)),
-            hints=hints if name.endswith(HINTED) else None,
+def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_HINTS) -> Contender:
+    """The contender of a name; a policy has the settings of ``ours``, and hints as good as
+    ``hints``. Raises `ConfigError` for a name that says nothing.
+    """
+    first, *more = name.split("+")
+    told, ample = (_taken(more, one) for one in (HINTED, AMPLE))
+    found = Contender(
+        name, _STOCKS.get(first) or _OURS, hints if told else None, memory=_TIMES_AMPLE**ample
+    )
+    kind, _, number = first.partition(":")
+    if (kind == CAP and number.isdecimal() and int(number)) or first in (THUNDER, DECAY):
+        found = replace(found, scheduling=Stock(), gate=first)
+    elif first == CONTINUUM:
+        found = replace(found, scheduling=SchedulerConfig(policy="program-fcfs"), pins=True)
+    elif first == DEFAULT:
+        found = replace(found, scheduling=SchedulerConfig.of_policy())
+    elif first in policy_names():
+        check_policy(first)
+        retention, admission = _taken_of(more, RETENTIONS), _taken_of(more, ADMISSIONS)
+        ours = replace(
+            ours, policy=first, retention=retention or "lru", admission=admission or "off"
         )
-        for name in names
-    ]
+        found = replace(found, scheduling=ours)
+    elif first not in _STOCKS:
+        more = [name]
+    if more:
+        raise ConfigError(f"unknown policy {name!r}; known: {how()}")
+    return found
 
 
 def contenders(
-    names: Sequence[str],
-    retentions: Sequence[str],
-    scheduler: SchedulerConfig,
-    admissions: Sequence[str] = ("off",),
+    names: Iterable[str], ours: SchedulerConfig = _OURS, hints: float = DEFAULT_HINTS
 ) -> list[Contender]:
-    """``stock``, and those named; each of our policies under every retention and admission.
+    """Those named, each once."""
+    return [contender(name, ours, hints) for name in dict.fromkeys(names)]
 
-    Raises `ConfigError` for a name that is neither vLLM's own nor a policy of ours.
-    """
-    known = [*stock_names(), *policy_names()]
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown policy {name!r}; known: {', '.join(known)}")
-    found = [Contender(scheduler, Stock.named(name)) for name in names if name in stock_names()]
-    ours = [name for name in names if name not in stock_names()]
-    found += [
-        Contender(replace(scheduler, policy=name, retention=retention, admission=admission))
-        for name, retention, admission in product(ours, retentions, admissions)
-    ]
-    return [Contender(scheduler, Stock()), *(one for one in found if one.name != STOCK)]
+
+def check_in_steps(everyone: Iterable[Contender]) -> None:
+    """Raise `ConfigError` for one that the step simulator cannot run."""
+    for one in everyone:
+        if not one.in_steps:
+            raise ConfigError(
+                f"{one.name!r} needs vLLM's scheduler or its memory, which the step simulator does "
+                f"not have; it runs ours, such as {', '.join(policy_names())}"
+            )
+
+
+def check_on_engines(everyone: Iterable[Contender]) -> None:
+    """Raise `ConfigError` for one that a real engine cannot run."""
+    for one in everyone:
+        if not one.on_engines:
+            raise ConfigError(f"{one.name!r} runs in virtual time only; leave it out")
+
+
+def _taken(words: list[str], word: str) -> bool:
+    """Take a word out of those left, if it is there."""
+    if word not in words:
+        return False
+    words.remove(word)
+    return True
+
+
+def _taken_of(words: list[str], known: Sequence[str]) -> str | None:
+    """Take the first that is known out of those left."""
+    found = next((word for word in words if word in known), None)
+    if found is not None:
+        words.remove(found)
+    return found
+
+
+def _pinning() -> type[Any]:
+    from agentrt.lab.engine.continuum import ContinuumScheduler
+
+    return ContinuumScheduler

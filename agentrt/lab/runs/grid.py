@@ -13,11 +13,9 @@ from itertools import product
 from typing import TypeVar
 
 from agentrt.errors import InvariantError
-from agentrt.lab.backends.base import Backend
 from agentrt.lab.backends.steps import Steps
-from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
-from agentrt.lab.outcome import Summary
+from agentrt.lab.outcome import Ran, Summary
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting
@@ -67,7 +65,7 @@ def turns(everyone: Sequence[One], repeat: int) -> list[One]:
 
 def do(spec: RunSpec) -> RunResult:
     """Do a run, in this process."""
-    ran = drive(_backend(spec), arrivals(spec))
+    ran = _ran(spec, arrivals(spec))
     types = sorted({outcome.type for outcome in ran.outcomes})
     return RunResult(spec, ran.summary(), {name: ran.summary_of(name) for name in types})
 
@@ -79,22 +77,13 @@ def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
     return arranged if hints is None else with_hints(arranged, hints, spec.seed)
 
 
-def _backend(spec: RunSpec) -> Backend:
+def _ran(spec: RunSpec, programs: Sequence[ProgramShape]) -> Ran:
     machine, one = spec.machine, spec.contender
-    if machine.depth == "steps":
-        if one.stock is not None:
-            raise InvariantError("vLLM's own scheduler runs in depth 'virtual' only")
-        return Steps(
-            one.scheduler,
-            machine.batch,
-            machine.step_s,
-            replicas=machine.replicas,
-            router=machine.router,
-        )
-    return Virtual(
-        one.stock or one.scheduler,
-        machine.virtual_options(),
-        machine.step_time(),
-        replicas=machine.replicas,
-        router=machine.router if machine.replicas > 1 else None,
-    )
+    count, router = machine.replicas, machine.router
+    if machine.depth == "virtual":
+        fleet = {"replicas": count, "router": router if count > 1 else None}
+        return one.run(programs, machine.virtual_options(), machine.step_time(), **fleet)
+    if one.config is None:
+        raise InvariantError("vLLM's own scheduler runs in depth 'virtual' only")
+    engines = Steps(one.config, machine.batch, machine.step_s, replicas=count, router=router)
+    return drive(engines, programs)

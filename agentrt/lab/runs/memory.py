@@ -10,13 +10,12 @@ from pathlib import Path
 from random import Random
 
 from agentrt.errors import ConfigError
-from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
+from agentrt.lab.runs.contenders import CAP, Contender
 from agentrt.lab.runs.machine import capacity_per_s
-from agentrt.lab.runs.rivals import CAP, Rival
 from agentrt.lab.runs.working_set import with_ample_memory
 from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import daily, poisson
@@ -107,9 +106,9 @@ class Load:
         """Caps on programs at a time, given in multiples of those that fit."""
         return [f"{CAP}:{n}" for n in sorted({max(1, round(one * self.fit)) for one in shares})]
 
-    def virtual(self, one: Rival) -> Ran:
+    def virtual(self, one: Contender) -> Ran:
         """A contender's run in virtual time."""
-        return drive(one.virtual(self.options, self.times), self.programs)
+        return one.run(self.programs, self.options, self.times)
 
     def figures(self, ran: Ran) -> dict[str, float]:
         """What came of a contender's run."""

@@ -11,7 +11,7 @@ from random import Random
 
 from agentrt.errors import InvariantError
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure
+from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.replay import Scales, rescaled
 from agentrt.lab.workloads.shape import WHOLE, Cut, ProgramShape

@@ -10,10 +10,10 @@ from functools import cached_property
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.runs.contenders import Stock
 from agentrt.lab.runs.machine import cached_tokens, prompt_tokens
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport

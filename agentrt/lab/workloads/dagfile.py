@@ -7,12 +7,13 @@ one. A call extends the longest earlier call that its engine found in the prefix
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from agentrt.lab.workloads.fields import Fields, Notes
+from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
 from agentrt.lab.workloads.replay import Replay, Scales
-from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _BLOCK = 16
 """Tokens in a block of the prefix cache: what is cached may be so much shorter."""
@@ -21,6 +22,34 @@ UNREADABLE = "programs that cannot be read, left out"
 NO_CALLS = "programs without a call that ended, left out"
 NO_OUTPUT = "calls that gave nothing (failed or cancelled), their time taken as a gap"
 NO_END = "calls without the time of their end, the gap after them taken as 0 s"
+
+
+class _Report(Record):
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+    cached_tokens: Number | None = None
+
+
+class _Node(Record):
+    id: Tokens
+    kind: Literal["call", "tool", "human", "event"]
+    name: str | None = None
+    scope: str | None = None
+    parents: list[int]
+    created_at: Number
+    ended_at: Number | None = None
+    report: dict[str, Any] | None = None
+
+
+class _Head(Record):
+    id: str
+    type: str | None = None
+
+
+class _Dag(Record):
+    version: Literal[1]
+    program: _Head
+    nodes: list[_Node]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,124 +69,90 @@ def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> 
     programs: list[ProgramShape] = []
     for entry in entries:
         with notes.leaving_out(UNREADABLE):
-            at_s = _created(entry)
-            program = _program(entry, type, at_s or 0.0, scales, notes)
-            began += [] if at_s is None else [at_s]
-            programs += [] if program is None else [program]
+            dag = entry.read(_Dag)
+            at_s = min((node.created_at for node in dag.nodes), default=0.0)
+            calls = _calls(entry, dag, at_s, scales, notes)
+            began += [at_s] if dag.nodes else []
+            if calls:
+                kind = dag.program.type or type
+                programs.append(ProgramShape(dag.program.id, kind, calls, at_s))
+            else:
+                notes[NO_CALLS] += 1
     first = min(began, default=0.0)
     return [program.arriving(program.arrives_s - first) for program in programs]
 
 
-def _program(
-    entry: Fields, type: str, began_s: float, scales: Scales, notes: Notes
-) -> ProgramShape | None:
-    replay = _calls(entry, began_s, scales, notes)
-    if not replay.calls:
-        notes[NO_CALLS] += 1
-        return None
-    head = entry.object("program")
-    if head is None:
-        raise entry.complain("'program' is missing")
-    return ProgramShape(head.text("id"), head.text("type", type), tuple(replay.calls), began_s)
-
-
-def _created(entry: Fields) -> float | None:
-    if entry.values.get("version") != 1:
-        said = entry.values.get("version", "none")
-        raise entry.complain(f"a DAG of version {said!r}: this agentrt reads version 1")
-    times = (node.number("created_at") for node in entry.objects("nodes"))
-    return min((at_s for at_s in times if at_s is not None), default=None)
-
-
-def _calls(entry: Fields, began_s: float, scales: Scales, notes: Notes) -> Replay:
+def _calls(
+    entry: Fields, dag: _Dag, began_s: float, scales: Scales, notes: Notes
+) -> tuple[CallShape, ...]:
     replay = Replay(scales, notes)
     seen: dict[int, _Seen] = {}
     ends: list[float | None] = []
-    reports: list[Fields] = []
-    for node in entry.objects("nodes"):
-        parents = _parents(node, seen)
+    reports: list[_Report] = []
+    for index, node in enumerate(dag.nodes):
+        where = Fields(f"{entry.where}, nodes[{index}]", {})
+        if node.id in seen:
+            raise where.complain(f"two nodes have the id {node.id}")
+        for parent in node.parents:
+            if parent not in seen:
+                raise where.complain(f"the parent {parent!r} is not a node before this one")
+        parents = [seen[parent] for parent in node.parents]
         before = tuple(sorted({call for parent in parents for call in parent.calls}))
         human = any(parent.human for parent in parents)
-        report = _report(node, notes)
+        report = _report(node, where, notes)
         if report is None:
-            seen[node.tokens("id")] = _Seen(before, human or node.text("kind") == "human")
+            seen[node.id] = _Seen(before, human or node.kind == "human")
             continue
-        index = replay.call(
+        call = replay.call(
             _place(node),
-            report.tokens("prompt_tokens"),
-            report.tokens("output_tokens"),
+            report.prompt_tokens,
+            report.output_tokens,
             after=before,
             extends=_extended(report, before, reports),
             gap_s=_gap(node, before, ends, began_s, notes),
             human=human,
         )
-        seen[node.tokens("id")] = _Seen((index,))
-        ends.append(node.number("ended_at"))
+        seen[node.id] = _Seen((call,))
+        ends.append(node.ended_at)
         reports.append(report)
-    return replay
+    return tuple(replay.calls)
 
 
-def _report(node: Fields, notes: Notes) -> Fields | None:
+def _report(node: _Node, where: Fields, notes: Notes) -> _Report | None:
     """A call's report; None for an interrupt, and for a call that did not run to its end."""
-    kind = node.text("kind")
-    if kind not in ("call", "tool", "human"):
-        raise node.complain(f"'kind' is {kind!r}: it is call, tool or human")
-    if kind != "call":
+    if node.kind != "call":
         return None
-    report = node.object("report")
-    if report is None or not report.number("output_tokens"):
+    if not node.report or not node.report.get("output_tokens"):
         notes[NO_OUTPUT] += 1
         return None
-    return report
-
-
-def _parents(node: Fields, seen: Mapping[int, _Seen]) -> list[_Seen]:
-    own = node.tokens("id")
-    if own in seen:
-        raise node.complain(f"two nodes have the id {own}")
-    parents = node.values.get("parents")
-    if not isinstance(parents, list):
-        raise node.complain("'parents' is not a list of ids")
-    for parent in parents:
-        if not isinstance(parent, int) or parent not in seen:
-            raise node.complain(f"the parent {parent!r} is not a node before this one")
-    return [seen[parent] for parent in parents]
+    return Fields(f"{where.where}, report", node.report).read(_Report)
 
 
 def _gap(
-    node: Fields,
+    node: _Node,
     before: Sequence[int],
     ends: Sequence[float | None],
     began_s: float,
     notes: Notes,
 ) -> float:
-    created = node.number("created_at")
-    if created is None:
-        raise node.complain("'created_at' is missing")
     known = [end for end in (ends[call] for call in before) if end is not None]
     if len(known) < len(before):
         notes[NO_END] += 1
         return 0.0
-    return max(0.0, created - max(known, default=began_s))
+    return max(0.0, node.created_at - max(known, default=began_s))
 
 
-def _extended(report: Fields, before: Sequence[int], reports: Sequence[Fields]) -> int | None:
-    cached = report.number("cached_tokens") or 0.0
-    prompt = report.tokens("prompt_tokens")
-    cached_by = {
-        call: reports[call].tokens("prompt_tokens")
-        for call in before
-        if _was_cached(reports[call], prompt, cached)
-    }
-    return max(cached_by, key=lambda call: cached_by[call], default=None)
+def _extended(report: _Report, before: Sequence[int], reports: Sequence[_Report]) -> int | None:
+    held = [call for call in before if _was_cached(reports[call], report)]
+    return max(held, key=lambda call: reports[call].prompt_tokens, default=None)
 
 
-def _was_cached(earlier: Fields, prompt: int, cached: float) -> bool:
+def _was_cached(earlier: _Report, report: _Report) -> bool:
     """True if that call's prompt was cached, and this one has room for it and its output."""
-    begin = earlier.tokens("prompt_tokens")
+    begin, cached = earlier.prompt_tokens, report.cached_tokens or 0.0
     found = cached > 0 and cached + _BLOCK > begin
-    return found and begin + earlier.tokens("output_tokens") <= prompt
+    return found and begin + earlier.output_tokens <= report.prompt_tokens
 
 
-def _place(node: Fields) -> str:
-    return node.text("scope", "").rsplit("/", 1)[-1] or node.text("name", "call")
+def _place(node: _Node) -> str:
+    return (node.scope or "").rsplit("/", 1)[-1] or node.name or "call"

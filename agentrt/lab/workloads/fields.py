@@ -1,4 +1,4 @@
-"""Reading what others wrote: JSON documents and lines, and fields that are what they should be.
+"""Reading what others wrote: JSON documents and lines, as models that say what they should be.
 
 Every complaint is a `ConfigError` that names the file, the line, and the field. `Notes` counts what
 is left out because of one.
@@ -9,22 +9,37 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrt.errors import ConfigError
-from agentrt.files import read_bytes
+from agentrt.files import parse_json, read_bytes
 
 _MOST = 256 * 1024**2
 """Bytes of a trace, unpacked."""
 _GZIP = b"\x1f\x8b"
 NO_OBJECT = "lines or entries that are no JSON object, left out"
+
+Number = Annotated[float, Field(ge=0, lt=1e18)]
+"""A finite number from 0 up, such as seconds."""
+Tokens = Annotated[int, Field(ge=0, lt=1e18)]
+"""A count of tokens."""
+
+
+class Record(BaseModel):
+    """What an object has to have. Nothing is converted, and other fields are left alone."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+R = TypeVar("R", bound=Record)
 
 
 class Notes(Counter[str]):
@@ -66,82 +81,56 @@ class Fields:
     where: str
     values: dict[str, Any]
 
+    @classmethod
+    def of(cls, where: str, value: Any) -> Fields:
+        """Raises `ConfigError` for a value that is no object."""
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: {_short(value)} where an object should be")
+        return cls(where, value)
+
     def complain(self, what: str) -> ConfigError:
         """The error to raise for something wrong in this object."""
         return ConfigError(f"{self.where}: {what}")
 
-    def number(self, name: str) -> float | None:
-        """A finite number from 0 up, or None where the field is absent or null."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.complain(f"{name!r} is {_short(value)}, not a number")
-        # An int may be too large for a float, and then is no count of anything.
-        if not 0 <= value < 1e18:
-            raise self.complain(f"{name!r} is {_short(value)}: it must be from 0 up, and finite")
-        return float(value)
+    def read(self, model: type[R]) -> R:
+        """The object as a record. Raises `ConfigError` for the first thing that is wrong."""
+        try:
+            return model.model_validate(self.values)
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_context=False)[0]
+        place = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in wrong["loc"])
+        said = "" if wrong["type"] == "missing" else f" {_short(wrong['input'])}:"
+        raise self.complain(f"{place.removeprefix('.')}:{said} {wrong['msg'].lower()}")
 
-    def tokens(self, name: str) -> int:
-        """A count of tokens that must be there."""
-        value = self.number(name)
-        if value is None:
-            raise self.complain(f"{name!r} is missing")
-        if not value.is_integer():
-            raise self.complain(f"{name!r} is {value:g}, not a whole number of tokens")
-        return int(value)
-
-    def text(self, name: str, default: str | None = None) -> str:
-        """A string; ``default`` where the field is absent or null (None: it must be there)."""
-        value = self.values.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, str):
-            problem = "is missing" if value is None else f"is {_short(value)}, not a text"
-            raise self.complain(f"{name!r} {problem}")
-        return value
-
-    def object(self, name: str) -> Fields | None:
-        """An object inside this one, or None where the field is absent or null."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        return Fields(f"{self.where}, {name}", _object(value, f"{self.where}: {name!r}"))
-
-    def objects(self, name: str) -> list[Fields]:
-        """A list of objects that must be there."""
+    def inside(self, name: str) -> list[Fields]:
+        """The objects of a list in this one. Raises `ConfigError`."""
         value = self.values.get(name)
         if not isinstance(value, list):
-            problem = "is missing" if value is None else f"is {_short(value)}, not a list"
-            raise self.complain(f"{name!r} {problem}")
-        places = (f"{self.where}, {name}[{index}]" for index in range(len(value)))
-        return [
-            Fields(place, _object(one, place)) for place, one in zip(places, value, strict=True)
-        ]
+            raise self.complain(f"{name}: {_short(value)} where a list should be")
+        return [Fields.of(f"{self.where}, {name}[{i}]", one) for i, one in enumerate(value)]
 
 
 def read_objects(path: Path, notes: Notes) -> list[Fields]:
     """The JSON objects of a file: one, an array of them, or one a line; gzipped or not."""
     text = _text(path)
     try:
-        whole = _parse(text)
-    except (ValueError, RecursionError) as error:
+        whole = parse_json(text)
+    except ValueError as error:
         return _lines(path, text, error, notes)
     several = isinstance(whole, list)
     found = []
     for index, one in enumerate(whole if several else [whole]):
-        where = f"{path}, [{index}]" if several else f"{path}:1"
         with notes.leaving_out(NO_OBJECT):
-            found.append(Fields(where, _object(one, where)))
+            found.append(Fields.of(f"{path}, [{index}]" if several else f"{path}:1", one))
     return found
 
 
-def _lines(path: Path, text: str, whole: Exception, notes: Notes) -> list[Fields]:
+def _lines(path: Path, text: str, whole: ValueError, notes: Notes) -> list[Fields]:
     """The objects of a file that is not JSON as a ``whole``, which failed with that error."""
     lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     try:
-        _parse(lines[0][1])
-    except (ValueError, RecursionError):
+        parse_json(lines[0][1])
+    except ValueError:
         # If not even the first line is JSON, this is one broken document, not lines.
         at = whole.lineno if isinstance(whole, json.JSONDecodeError) else lines[0][0]
         raise _broken(f"{path}:{at}", whole) from whole
@@ -154,13 +143,13 @@ def _lines(path: Path, text: str, whole: Exception, notes: Notes) -> list[Fields
 
 def _of_line(where: str, line: str) -> Fields:
     try:
-        value = _parse(line)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(line)
+    except ValueError as error:
         raise _broken(where, error) from error
-    return Fields(where, _object(value, where))
+    return Fields.of(where, value)
 
 
-def _broken(where: str, error: Exception) -> ConfigError:
+def _broken(where: str, error: ValueError) -> ConfigError:
     if not isinstance(error, json.JSONDecodeError):
         return ConfigError(f"{where}: not JSON: {error}")
     return ConfigError(f"{where}: not JSON at column {error.colno}: {error.msg}")
@@ -193,22 +182,6 @@ def _unzipped(raw: bytes) -> bytes:
     return found
 
 
-def _parse(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: {_short(value)} where an object should be")
-    return value
-
-
 def _short(value: Any) -> str:
-    if isinstance(value, int) and abs(value) > 10**20:  # str() refuses the largest
-        return f"a number of {math.floor(value.bit_length() * 0.30103) + 1} digits"
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from agentrt.errors import ConfigError
-from agentrt.lab.workloads.fields import Fields, Notes
+from pydantic import Field
+
+from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
 from agentrt.lab.workloads.replay import Replay, Scales
 from agentrt.lab.workloads.shape import ProgramShape
 
@@ -35,6 +36,36 @@ UNKNOWN_GAP = "gaps that the file does not know, taken as 0 s"
 UNKNOWN_STOP = "gaps after an unknown stop, taken as a tool's"
 REWRITTEN = "prompts that do not begin with the previous one (a rewritten context)"
 DETACHED = "subagents that end after the next call began, so that nothing waits for them"
+
+
+class _Call(Record):
+    prompt: Tokens = Field(alias="in")
+    out: Tokens
+    blk: Number | None = None
+    hit_blk: Number | None = None
+    stop: str | None = None
+    gap: Number | None = None
+    api: Number | None = None
+
+
+class _OwnCall(_Call):
+    """One of the agent itself."""
+
+    t: Number
+
+
+class _Subagent(Record):
+    t: Number
+    dur_ms: Number
+    kind: str | None = None
+    calls: list[_Call]
+
+
+class _Head(Record):
+    id: str
+    start: Number | None = None
+    tool_tokens: Number | None = None
+    system_tokens: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +88,23 @@ def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> 
 
 def _program(entry: Fields, type: str, scales: Scales, notes: Notes) -> ProgramShape | None:
     session = _Session(Replay(scales, notes), notes)
-    for call in entry.objects("calls"):
+    for call in entry.inside("calls"):
         if "sub" in call.values:
             with notes.leaving_out(UNREADABLE_SUBAGENT):
-                session.subagent(call)
+                session.subagent(call.read(_Subagent))
         else:
-            session.main_call(call)
+            session.own_call(call.read(_OwnCall))
     replay = session.replay
     if not replay.calls:
         notes[NO_CALLS] += 1
         return None
-    shared = sum(int(entry.number(name) or 0) for name in ("tool_tokens", "system_tokens"))
+    head = entry.read(_Head)
+    shared = int(head.tool_tokens or 0) + int(head.system_tokens or 0)
     return ProgramShape(
-        entry.text("id"),
+        head.id,
         type,
         tuple(replay.calls),
-        entry.number("start") or 0.0,
+        head.start or 0.0,
         system_tokens=replay.system_tokens(shared),
     )
 
@@ -84,90 +116,75 @@ class _Session:
         self.replay = replay
         self._notes = notes
         self._main: int | None = None
-        self._before: Fields | None = None
+        self._before: _OwnCall | None = None
         self._branches: list[_Branch] = []
 
-    def main_call(self, call: Fields) -> None:
+    def own_call(self, call: _OwnCall) -> None:
         """A call of the agent itself: after the last one and the subagents since."""
-        joined = self._joined(_seconds(call, "t"))
+        joined = self._joined(call.t)
         after = [] if self._main is None else [self._main]
         gap_s = self._gap(call, self._before)
         if joined:
-            gap_s = max(0.0, _seconds(call, "t") - max(branch.ended_s for branch in joined))
+            gap_s = max(0.0, call.t - max(branch.ended_s for branch in joined))
         after += [branch.last for branch in joined]
         self._main = self._add(call, "main", self._before, self._main, after, gap_s)
         self._before = call
 
-    def subagent(self, sub: Fields) -> None:
-        """A chain of its own, which begins when the agent's last call has ended.
-
-        Raises `ConfigError` if it cannot be read; then none of its calls stays in the session.
-        """
-        calls = sub.objects("calls")
-        if not calls:
+    def subagent(self, sub: _Subagent) -> None:
+        """A chain of its own, which begins when the agent's last call has ended."""
+        if not sub.calls:
             self._notes[NO_CALLS] += 1
             return
-        before = len(self.replay.calls)
-        try:
-            self._branches.append(self._branch(sub, calls))
-        except ConfigError:
-            del self.replay.calls[before:]
-            raise
-
-    def _branch(self, sub: Fields, calls: Sequence[Fields]) -> _Branch:
-        node = sub.text("kind", "subagent").lower()
-        ended_s = _seconds(sub, "t")
-        started_s = max(0.0, ended_s - _seconds(sub, "dur_ms") / 1000)
+        node = "subagent" if sub.kind is None else sub.kind.lower()
+        started_s = max(0.0, sub.t - sub.dur_ms / 1000)
         after = () if self._main is None else (self._main,)
-        last = self._add(calls[0], node, None, None, after, self._until(started_s))
-        for before, call in pairwise(calls):
+        last = self._add(sub.calls[0], node, None, None, after, self._until(started_s))
+        for before, call in pairwise(sub.calls):
             last = self._add(call, node, before, last, (last,), self._gap(call, before))
-        return _Branch(last, ended_s)
+        self._branches.append(_Branch(last, sub.t))
 
     def _add(
         self,
-        call: Fields,
+        call: _Call,
         node: str,
-        before: Fields | None,
+        before: _Call | None,
         previous: int | None,
         after: Sequence[int],
         gap_s: float,
     ) -> int:
         return self.replay.call(
             node,
-            call.tokens("in"),
-            call.tokens("out"),
+            call.prompt,
+            call.out,
             after=after,
             extends=previous if before is None or self._extends(call, before) else None,
             gap_s=gap_s,
-            human=before is not None and before.text("stop", "") == "end_turn",
+            human=before is not None and before.stop == "end_turn",
         )
 
-    def _extends(self, call: Fields, before: Fields) -> bool:
-        blocks, hit = before.number("blk"), call.number("hit_blk")
+    def _extends(self, call: _Call, before: _Call) -> bool:
+        blocks, hit = before.blk, call.hit_blk
         kept = blocks is None or hit is None or hit >= _KEPT * blocks
-        if kept and call.tokens("in") >= before.tokens("in"):
+        if kept and call.prompt >= before.prompt:
             return True
         self._notes[REWRITTEN] += 1
         return False
 
-    def _gap(self, call: Fields, before: Fields | None) -> float:
-        gap_s = call.number("gap")
-        if gap_s is None and before is not None:
+    def _gap(self, call: _Call, before: _Call | None) -> float:
+        if call.gap is None and before is not None:
             self._notes[UNKNOWN_GAP] += 1
-        elif before is not None and before.text("stop", "") not in ("tool_use", "end_turn"):
+        elif before is not None and before.stop not in ("tool_use", "end_turn"):
             self._notes[UNKNOWN_STOP] += 1
-        return gap_s or 0.0
+        return call.gap or 0.0
 
     def _until(self, started_s: float) -> float:
         """Seconds from the end of the agent's last call, where that is known."""
         if self._before is None:
             return started_s
-        took_s = self._before.number("api")
-        if took_s is None:
+        if self._before.api is None:
             self._notes[UNKNOWN_GAP] += 1
             return 0.0
-        return max(0.0, started_s - _seconds(self._before, "t") - took_s)
+        return max(0.0, started_s - self._before.t - self._before.api)
 
     def _joined(self, now_s: float) -> list[_Branch]:
         """The subagents since the last call that have ended by ``now_s``; the rest detach."""
@@ -176,10 +193,3 @@ class _Session:
             self._notes[DETACHED] += len(self._branches) - len(joined)
         self._branches = []
         return joined
-
-
-def _seconds(entry: Fields, name: str) -> float:
-    value = entry.number(name)
-    if value is None:
-        raise entry.complain(f"{name!r} is missing")
-    return value

@@ -138,19 +138,6 @@ CALLED = {
         "v1.structured_output:StructuredOutputManager._create_grammar": "self request",
         "v1.structured_output:XgrammarBackend": "vllm_config tokenizer vocab_size",
     },
-    "outputs": {
-        "v1.engine.input_processor:InputProcessor.process_inputs": (
-            "self request_id prompt params supported_tasks arrival_time lora_request "
-            "tokenization_kwargs trace_headers priority data_parallel_rank resumable session_id "
-            "kv_hints"
-        ),
-        "v1.engine.output_processor:OutputProcessor.add_request": (
-            "self request prompt parent_req request_index queue"
-        ),
-        "v1.engine.output_processor:OutputProcessor.process_outputs": (
-            "self engine_core_outputs engine_core_timestamp iteration_stats weight_version"
-        ),
-    },
     "complete_calls": {
         "parser.abstract_parser:DelegatingParser.parse_delta": (
             "self delta_text delta_token_ids request prompt_token_ids finished"

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from agentrt.executors.vllm.processes import apart, collections_paused
+import pytest
+
+from agentrt.executors.vllm.processes import apart, collections_paused, keep_heap_frozen
 
 
 def test_collections_go_on_after_a_pause_and_not_where_they_were_off() -> None:
@@ -35,3 +40,35 @@ async def test_work_of_an_engine_needs_no_thread_of_the_pool() -> None:
     waiting = loop.run_in_executor(None, done.wait, 60)
     await apart(done.set)
     assert await waiting
+
+
+SCRIPT = """
+from multiprocessing import get_context
+from agentrt.executors.vllm.processes import script_left_out
+
+class Own:
+    pass
+
+print("runs", flush=True)
+if __name__ == "__main__":
+    with script_left_out(%s):
+        process = get_context("spawn").Process(target=print, args=("works",))
+        process.start()
+    process.join()
+"""
+
+
+@pytest.mark.parametrize(("config", "runs"), [("{}", 1), ("Own()", 2)])
+def test_a_script_is_run_again_only_for_what_is_its_own(
+    tmp_path: Path, config: str, runs: int
+) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT % config)
+    run = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("runs\n" * runs + "works\n", "")
+
+
+def test_nothing_stays_frozen_in_the_parent() -> None:
+    thaw = gc.unfreeze
+    keep_heap_frozen()
+    assert gc.unfreeze is thaw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -14,48 +15,44 @@ from hypothesis import strategies as st
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Notification
 from agentrt.lab.backends.real import run_real
+from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import PrioritizedCall
 from agentrt.lab.outcome import Summary
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.reports.compare import Cell
 from agentrt.lab.reports.equal_latency import at_equal_latency, by_repeats, exactly, times
-from agentrt.lab.runs.contenders import Stock, contenders, stock_names
+from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import grid, turns
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport, Reply
-from agentrt.scheduler import ProgramRow, SchedulerConfig
+from agentrt.scheduler import ProgramRow
 from agentrt.scheduler.table import ProgramTotals
 
 REACT = Source("react")
-OURS = SchedulerConfig()
 
 
 # -- who is compared -------------------------------------------------------------------
 
 
-def test_stock_comes_first_and_each_of_ours_under_every_retention() -> None:
-    found = contenders(["atlas", "stock", "priority-path", "fcfs"], ["lru", "cost"], OURS)
-    names = ["stock", "priority-path", "atlas", "atlas+cost", "fcfs", "fcfs+cost"]
-    assert [one.name for one in found] == names
-    assert [one.scheduler.retention for one in found[2:]] == ["lru", "cost", "lru", "cost"]
-    with pytest.raises(ConfigError, match=r"unknown policy 'priority'; known: stock, priority-s"):
-        contenders(["priority"], ["lru"], OURS)
-    with pytest.raises(ConfigError, match="unknown retention 'mru'"):
-        contenders(["atlas"], ["mru"], OURS)
-
-
-def test_each_of_ours_under_every_admission() -> None:
-    found = contenders(["atlas"], ["lru", "cost"], OURS, ["off", "memory"])
-    names = ["stock", "atlas", "atlas+memory", "atlas+cost", "atlas+cost+memory"]
-    assert [one.name for one in found] == names
-    assert [one.scheduler.admission for one in found[1:]] == ["off", "memory"] * 2
+def test_a_name_says_who_schedules_with_what_else_on() -> None:
+    names = ["stock", "priority-path", "atlas+cost+memory", "plas+hints", "thunderagent+ample"]
+    stock, path, atlas, told, rival = contenders([*names, "stock"], hints=0.7)
+    assert [one.name for one in (stock, path, atlas, told, rival)] == names
+    assert (stock.scheduling, path.scheduling) == (Stock(), Stock("path"))
+    assert atlas.config is not None
+    assert (atlas.config.retention, atlas.config.admission) == ("cost", "memory")
+    assert (atlas.hints, told.hints) == (None, 0.7)
+    assert (rival.gate, rival.memory, rival.scheduling) == ("thunderagent", 16, Stock())
+    for wrong in ("priority", "atlas+mru", "atlas+cost+lru", "stock+cost", "cap:0", "cap"):
+        with pytest.raises(ConfigError, match=f"unknown policy '{re.escape(wrong)}'"):
+            contenders([wrong])
 
 
 def test_all_see_the_same_programs_in_an_order_that_changes_with_the_repeat() -> None:
-    everyone = contenders(["mlfq", "atlas"], ["lru"], OURS)
+    everyone = contenders(["stock", "mlfq", "atlas"])
     loads = [Setting(REACT, Pressure("load", value), 3) for value in (0.5, 1.0)]
     specs = grid(loads, everyone, (7, 8), Machine())
     order = [(str(s.setting.pressure), s.seed, s.contender.name) for s in specs]
@@ -79,26 +76,12 @@ def test_priorities_are_the_programs_tokens_when_the_call_is_emitted() -> None:
         CallShape(1, 30, after=(1, 2)),
     )
     live = LiveProgram(ProgramShape("p", "t", calls), ProgramRow("p", "t"))
-    service, path, none = (
-        Stock.named(name) for name in ("priority-service", "priority-path", "stock")
-    )
+    service, path, none = Stock("service"), Stock("path"), Stock()
     told = []
     for index, before in ((0, ()), (1, (0,)), (2, (0, 1)), (3, (0, 1, 2))):
         live.reports = {i: CallReport() for i in before}
         told.append(tuple(feed.priority(live, index) for feed in (service, path, none)))
     assert told == [(0, 0, 0), (5, 5, 0), (12, 5, 0), (52, 45, 0)]
-
-
-def test_stock_goes_by_its_names() -> None:
-    for name in stock_names():
-        assert Stock.named(name).name == name
-    assert [Stock.named(name).scheduling for name in stock_names()] == [
-        "fcfs",
-        "priority",
-        "priority",
-    ]
-    with pytest.raises(ConfigError, match="'lifo' is not vLLM's own"):
-        Stock.named("lifo")
 
 
 # -- throughput at equal latency -------------------------------------------------------

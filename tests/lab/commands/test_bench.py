@@ -19,7 +19,7 @@ from tests.cli.conftest import check
         (["memory", "--workload", "chart"], ["no workload is named 'chart'", "chat"]),
         (["memory", "--memory", "x"], ["--memory 'x'", "0.25"]),
         (["memory", "--contender", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
-        (["memory", "--contender", "cap:0"], ["no contender is named 'cap:0'", "cap:N"]),
+        (["memory", "--contender", "cap:0"], ["unknown policy 'cap:0'", "cap:N"]),
         (["memory", "--trace", "none.jsonl"], ["'none.jsonl' does not exist"]),
     ],
 )

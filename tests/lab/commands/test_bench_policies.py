@@ -24,7 +24,7 @@ SMALL = (
 @pytest.mark.engine
 def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ("--csv", str(tmp_path / "rows.csv"), "--plot", str(tmp_path / "curves.png"))
-    policies = ("--policies", "fcfs,priority-path,atlas", "--retention", "lru,cost")
+    policies = ("--policies", "priority-path,fcfs,fcfs+cost,atlas,atlas+cost")
     flags = ("--", "--num-gpu-blocks-override", "512")
     assert call(["bench", *SMALL, *policies, *files, "--json", *flags]) == 0
     out, _ = capsys.readouterr()
@@ -62,8 +62,9 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["--virtual", "--policies", "lifo"], ["unknown policy 'lifo'", "priority-path", "atlas"]),
         (["--virtual", "--policies", "priority"], ["'priority'", "priority-service"]),
-        (["--virtual", "--admission", "all"], ["unknown admission 'all'", "off, cap, memory"]),
-        (["--virtual", "--retention", "mru"], ["unknown retention 'mru'", "lru, ttl, cost"]),
+        (["--virtual", "--policies", "atlas+mru"], ["unknown policy 'atlas+mru'", "fcfs+cost"]),
+        (["--policies", "srpt"], ["'srpt' runs in virtual time only"]),
+        (["--policies", "stock+ample"], ["'stock+ample'", "agentrt bench memory"]),
         (["--virtual", "--rate", "fast"], ["--rate 'fast'", "0.5", "0.9x"]),
         (["--virtual", "--rate", "0x"], ["--rate '0x'", "0.9x"]),
         (["--virtual", "--rate", "1,2x"], ["--rate '1,2x'", "programs per second", "shares"]),
@@ -74,8 +75,6 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--step-model", "s.json"], ["--step-model", "--virtual"]),
         (["--virtual", "--step-model", "no.json"], ["no.json", "agentrt calibrate"]),
         (["--virtual", "--workload", "tea"], ["'tea'", "chat"]),
-        (["--virtual", "--slo", "soon"], ["--slo 'soon'", "2x"]),
-        (["--virtual", "--slo", "0x"], ["--slo '0x'", "2x"]),
         (["--virtual", "--repeat", "0"], ["'--repeat'", "x>=1"]),
         (["--virtual", "--scale", "0"], ["'--scale'", "x>0"]),
         (["--virtual", "--csv", "no/such/rows.csv"], ["--csv", "no folder"]),

@@ -40,7 +40,8 @@ def told_json(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
 def test_run_compares_to_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
     args = ("run", "--workload", "react", "--load", "1.2", "--policy", "atlas", "srpt", *TINY)
     text = told(capsys, *args, "--repeat", "2")
-    assert "20 programs (react), arrivals: 1.2. Batch 4, 25 ms per step, seeds 0-1" in text
+    assert "20 programs (react), arrivals: 1.2. 2 seeds (0-1): medians (least-most)." in text
+    assert "4 batch slots; every step takes 25.00 ms" in text
     assert "| ratio to fcfs " in text
     found = told_json(capsys, *args, "--json")
     assert found["complete"]
@@ -143,7 +144,7 @@ def test_a_signal_keeps_what_is_done(
         yield from run_all(*args)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("agentrt.lab.commands.simulate.progress.run_all", interrupted)
+    monkeypatch.setattr("agentrt.lab.commands.progress.run_all", interrupted)
     args = ["sweep", "--workload", "react", "--load", "0.9", "--seeds", "1", *TINY, "--json"]
     assert call(["simulate", *args]) == 130
     out, err = capsys.readouterr()
@@ -198,7 +199,8 @@ def _group(leader: int) -> list[int]:
         (["run", "--repeat", "0"], ["'--repeat'", "x>=1"]),
         (["run", "--step-ms", "0"], ["'--step-ms'", "x>0"]),
         (["run", "--step-ms", "inf"], ["--step-ms inf"]),
-        (["run", "--policy", "lifo+hints"], ["unknown policy 'lifo'"]),
+        (["run", "--policy", "lifo+hints"], ["unknown policy 'lifo+hints'"]),
+        (["run", "--policy", "stock"], ["'stock' needs vLLM's scheduler", "atlas"]),
         (["run", "--policy", "plas", "--hints", "0.5"], ["--hints 0.5", "plas+hints"]),
         (["run", "--policy", "plas+hints", "--hints", "2"], ["'--hints'", "0<=x<=1"]),
         (["run", "--beta", "0"], ["beta", "positive"]),
@@ -265,6 +267,6 @@ def test_what_the_page_shows_is_understood(
 ) -> None:
     """Up to the runs, which would take a while."""
     monkeypatch.chdir(tmp_path)
-    progress = "agentrt.lab.commands.simulate.progress"
+    progress = "agentrt.lab.commands.progress"
     monkeypatch.setattr(f"{progress}.do_runs", lambda specs, jobs: ([], None))
     assert call(shlex.split(line, comments=True)) == 0

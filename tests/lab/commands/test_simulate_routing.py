@@ -25,7 +25,7 @@ def test_routers_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line for line in text.splitlines() if line.startswith("| react")]
     names = ["agentix", "cost", "least-used", "prefix", "round-robin"]
     assert [row.split("|")[4].strip() for row in rows] == names * 2
-    assert "step simulator, batch 4" in text
+    assert "**Step simulator**: 4 batch slots" in text
     assert "over linear" not in text
 
 

@@ -12,8 +12,9 @@ from agentrt.lab.engine import schedulers
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
 from agentrt.lab.engine.probe import Probe, answer
 from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
-from agentrt.lab.runs.contenders import Stock
+from agentrt.lab.runs.contenders import contender
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, Cut, ProgramShape
@@ -67,7 +68,7 @@ def test_a_program_that_was_served_less_passes_by_its_priority(name: str, first:
     """1. One slot; two old programs take turns. 2. A new one comes: stock has it wait each time."""
     one = replace(SMALL, max_num_seqs=1)
     programs = [chain("old", 4, 0.0), chain("other", 4, 0.0), chain("new", 3, 15.0)]
-    run = run_virtual(programs, Stock.named(name), engine=one, step_time=SECOND)
+    run = run_virtual(programs, contender(name).scheduling, engine=one, step_time=SECOND)
     order = [outcome.program_id for outcome in run.outcomes]
     assert order[0] == first
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, InvariantError
+from agentrt.lab.engine.stock import Stock
 from agentrt.lab.outcome import Summary
 from agentrt.lab.reports.compare import Cell, as_dicts, cells
 from agentrt.lab.reports.equal_latency import MEAN, at_equal_latency, times
-from agentrt.lab.runs.contenders import policies
+from agentrt.lab.runs.contenders import Contender, contenders
 from agentrt.lab.runs.grid import RunSpec, arrivals, do, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure, share_in_time
 from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.runs.workers import run_all
+from agentrt.lab.workloads.arrivals import Pressure, share_in_time
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
-from agentrt.scheduler import SchedulerConfig
 
 REACT = Source("react")
 SOME = Summary(
@@ -42,7 +42,7 @@ SOME = Summary(
 
 def small(*names: str, loads: tuple[str, ...] = ("0.9",), seeds: int = 1) -> list[RunSpec]:
     settings = [Setting(REACT, Pressure.parse(load), 20) for load in loads]
-    return grid(settings, policies(names, SchedulerConfig()), range(seeds), Machine(batch=4))
+    return grid(settings, contenders(names), range(seeds), Machine(batch=4))
 
 
 def cell(load: float, policy: str, *latencies: float) -> Cell:
@@ -132,8 +132,8 @@ def test_who_stops_listening_stops_the_processes(tmp_path: Path) -> None:
 
 
 def test_an_error_in_a_process_is_raised_here() -> None:
-    bad = small("lifo", "lifo", loads=("0.8", "0.9"))
-    with pytest.raises(ConfigError, match="unknown policy 'lifo'"):
+    bad = [replace(one, contender=Contender("s", Stock())) for one in small("fcfs", "atlas")]
+    with pytest.raises(InvariantError, match="vLLM's own scheduler"):
         list(run_all(bad, 2, do))
 
 
@@ -196,7 +196,8 @@ def test_only_policies_with_hints_are_told_sizes() -> None:
         "fcfs+hints",
         "srpt+hints",
     ]
-    assert [spec.contender.scheduler.policy for spec in (told, best)] == ["fcfs", "srpt"]
+    configs = [spec.contender.config for spec in (told, best)]
+    assert [config.policy for config in configs if config] == ["fcfs", "srpt"]
     assert {program.hint_tokens for program in arrivals(plain)} == {None}
     assert all(program.hint_tokens for program in arrivals(told))
     assert [replace(p, hint_tokens=None) for p in arrivals(told)] == arrivals(plain)
@@ -207,8 +208,7 @@ def test_hints_are_as_good_as_they_are_said_to_be() -> None:
     settings = [Setting(REACT, Pressure.parse("0.9"), 20)]
     machine = Machine(batch=4)
     spec, other = (
-        grid(settings, policies(["plas+hints"], SchedulerConfig(), 1.0), [seed], machine)[0]
-        for seed in (0, 1)
+        grid(settings, contenders(["plas+hints"], hints=1.0), [seed], machine)[0] for seed in (0, 1)
     )
     for program in arrivals(spec):
         assert program.hint_tokens == pytest.approx(program.output_tokens)

@@ -57,33 +57,57 @@ BAD = {
         '{"results": [], "programs": [], "engine": {}}',
         "--dag FILE.json",
     ),
-    "calls are no list": ('{"id": "s", "calls": 5}', ":1: 'calls' is 5, not a list"),
+    "calls are no list": ('{"id": "s", "calls": 5}', ":1: calls: 5 where a list should be"),
     "a call is no object": ('{"id": "s", "calls": [5]}', r"calls\[0\]: 5 where an object"),
-    "no tokens": (with_call(out=None), r":2, calls\[1\]: 'out' is missing"),
-    "negative tokens": (with_call(out=-1), r":2, calls\[1\]: 'out' is -1: it must be from 0"),
-    "tokens as text": (with_call(**{"in": "10"}), "'in' is '10', not a number"),
-    "half a token": (with_call(out=1.5), "'out' is 1.5, not a whole number"),
-    "a truth as tokens": (with_call(out=True), "'out' is True, not a number"),
-    "endless tokens": (with_call(out=1).replace('"out": 1,', '"out": 1e999,'), "'out' is inf"),
-    "many digits": (with_call(out=10**40), "a number of 41 digits"),
-    "no start": (with_call(t=None), "'t' is missing"),
+    "no tokens": (
+        with_call(out=None),
+        r":2, calls\[1\]: out: None: .*valid int",
+    ),
+    "negative tokens": (
+        with_call(out=-1),
+        r":2, calls\[1\]: out: -1: .*greater",
+    ),
+    "tokens as text": (with_call(**{"in": "10"}), "in: '10': input should be a valid int"),
+    "half a token": (with_call(out=1.5), "out: 1.5: input should be a valid int"),
+    "a truth as tokens": (with_call(out=True), "out: True: input should be a valid int"),
+    "endless tokens": (
+        with_call(out=1).replace('"out": 1,', '"out": 1e999,'),
+        "1e999 is too large",
+    ),
+    "many digits": (with_call(out=10**40), r"out: 1000.*\.\.\.: input should be less than 10"),
+    "no start": (with_call(t=None), "t: None: input should be a valid number"),
     "a stop that is no text": (
         good_then({"id": "s2", "calls": [{**CALL, "stop": 5}, CALL]}),
-        "'stop' is 5, not a text",
+        "stop: 5: input should be a valid string",
     ),
-    "no id": (good_then({"calls": [CALL]}), ":2: 'id' is missing"),
+    "no id": (good_then({"calls": [CALL]}), ":2: id: field required"),
     "twins": (good_then(SESSION), "2 programs have the id 's'"),
     "only empty sessions": ('{"id": "s", "calls": []}', "no program is left to run .*left out: 1"),
-    "another version": (json.dumps({**DAG, "version": 2}), "version 2: .* reads version 1"),
-    "nodes are no list": (json.dumps({**DAG, "nodes": {}}), "'nodes' is {}, not a list"),
-    "an unknown kind": (with_node(kind="dream"), "'kind' is 'dream': it is call, tool or human"),
+    "another version": (json.dumps({**DAG, "version": 2}), "version: 2: input should be 1"),
+    "nodes are no list": (
+        json.dumps({**DAG, "nodes": {}}),
+        "nodes: {}: .*valid list",
+    ),
+    "an unknown kind": (
+        with_node(kind="dream"),
+        r"nodes\[1\].kind: 'dream': .*'call'",
+    ),
     "an unknown parent": (with_node(parents=[7]), r"nodes\[1\]: the parent 7 is not a node"),
-    "a parent of another sort": (with_node(parents=[[0]]), "the parent .* is not a node"),
+    "a parent of another sort": (
+        with_node(parents=[[0]]),
+        r"parents\[0\]: \[0\]: .* int",
+    ),
     "its own parent": (with_node(parents=[1]), "the parent 1 is not a node before"),
-    "no parents": (with_node(parents=None), "'parents' is not a list"),
+    "no parents": (with_node(parents=None), "parents: None: input should be a valid list"),
     "two of an id": (with_node(id=0), "two nodes have the id 0"),
-    "a report without tokens": (with_node(report={"output_tokens": 3}), "'prompt_tokens' is miss"),
-    "no program": (json.dumps({"version": 1, "nodes": json.loads(with_node())["nodes"]}), "'prog"),
+    "a report without tokens": (
+        with_node(report={"output_tokens": 3}),
+        "prompt_tokens: field required",
+    ),
+    "no program": (
+        json.dumps({"version": 1, "nodes": json.loads(with_node())["nodes"]}),
+        "program: field",
+    ),
 }
 
 
@@ -125,8 +149,8 @@ def test_a_bad_subagent_costs_its_session_nothing_else(tmp_path: Path) -> None:
     assert mended.programs == clean.programs
     assert clean.notes == {}
     _, line = mended.report().splitlines()
-    where = f"{path}:1, calls[1], calls[1]"
-    assert line.startswith(f"  subagents that cannot be read, left out (first: {where}: 'in' is -1")
+    where = f"{path}:1, calls[1]: calls[1].in: -1: input should be greater"
+    assert line.startswith(f"  subagents that cannot be read, left out (first: {where}")
     assert line.endswith("): 2")
 
 
@@ -136,10 +160,10 @@ def test_a_session_that_is_left_out_leaves_no_other_note(tmp_path: Path) -> None
     path.write_text("\n".join(map(json.dumps, (odd, SESSION, {"calls": 5}))))
     assert read_programs(path).notes == {
         f"sessions that cannot be read, left out (first: {path}:1, calls[2]: "
-        "'in' is 'x', not a number)": 2
+        "in: 'x': input should be a valid integer)": 2
     }
     path.write_text(json.dumps(odd))
-    with pytest.raises(ConfigError, match=r"two.jsonl:1, calls\[2\]: 'in' is 'x'"):
+    with pytest.raises(ConfigError, match=r"two.jsonl:1, calls\[2\]: in: 'x'"):
         read_programs(path)
 
 
@@ -148,7 +172,7 @@ def test_bad_dags_are_left_out(tmp_path: Path) -> None:
     dags = tmp_path / "dags.json"
     dags.write_text(json.dumps([{**DAG, "version": 2}, good]))
     ((note, count),) = read_programs(dags).notes.items()
-    assert re.match(r"programs .*left out \(first: .*, \[0\]: a DAG of version 2", note)
+    assert re.match(r"programs .*left out \(first: .*, \[0\]: version: 2: input", note)
     assert count == 1
 
 
@@ -161,7 +185,10 @@ def test_where_nothing_is_good_the_file_is_refused(
     out, err = capsys.readouterr()
     assert out == ""
     assert f"{path}: no program is left to run (sessions that cannot be read" in err
-    assert f"first: {path}:1: 'calls' is 5, not a list): 2; sessions or subagents without" in err
+    assert (
+        f"first: {path}:1: calls: 5 where a list should be): 2; sessions or subagents without"
+        in err
+    )
 
 
 def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:

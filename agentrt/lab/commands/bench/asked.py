@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrt.cli.values import check_output
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import listed
-from agentrt.lab.commands.outputs import check_output, check_plot
-from agentrt.lab.reports.equal_latency import Level, times
-from agentrt.lab.runs.contenders import DEFAULT_POLICIES, Contender, contenders
+from agentrt.lab.commands.outputs import check_plot
+from agentrt.lab.runs.contenders import STOCK, Contender, check_on_engines, contenders
 from agentrt.lab.runs.grid import RunResult
-from agentrt.lab.runs.pressure import Pressure
 from agentrt.lab.runs.settings import Source
+from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import Cut
-from agentrt.scheduler import SchedulerConfig
 
 if TYPE_CHECKING:
     from agentrt.cli.faults import StoppedError
@@ -39,7 +38,6 @@ class Asked:
     programs: int
     everyone: Sequence[Contender]
     seeds: Sequence[int]
-    level: Level
     options: Mapping[str, Any]
     flags: Sequence[str]
 
@@ -53,26 +51,16 @@ def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
     _check_kind(options)
     check_output("--csv", options["csv"])
     check_plot(options["plot"])
-    names = listed(options["policies"] or "") or DEFAULT_POLICIES
-    kept, let_in = listed(options["retention"]), listed(options["admission"])
-    everyone = contenders(names, kept, SchedulerConfig(), let_in)
+    everyone = contenders([STOCK, *listed(options["policies"])])
+    if not options["virtual"]:
+        check_on_engines(everyone)
+        if ample := next((one.name for one in everyone if one.memory > 1), None):
+            raise ConfigError(f"{ample!r}: all share an engine here; see agentrt bench memory")
     pressures = _pressures(options)
     programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
     repeats = options["repeat"] or (3 if options["virtual"] else 2)
     seeds = range(options["seed"], options["seed"] + repeats)
-    return Asked(
-        _source(options), pressures, programs, everyone, seeds, _slo(options), options, tuple(flags)
-    )
-
-
-def _slo(options: Mapping[str, Any]) -> Level:
-    try:
-        return times(Pressure.parse_rate(options["slo"].removesuffix("x")).value)
-    except ConfigError as error:
-        raise ConfigError(
-            f"--slo {options['slo']!r}: give a multiple of stock's latency per token at the lowest "
-            "rate, such as 2x"
-        ) from error
+    return Asked(_source(options), pressures, programs, everyone, seeds, options, tuple(flags))
 
 
 def _check_kind(options: Mapping[str, Any]) -> None:

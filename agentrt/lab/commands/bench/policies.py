@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
-from agentrt.cli.options import grouped, together
+from agentrt.cli.options import Options, together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import Asked, Measured, read
 from agentrt.lab.commands.outputs import silence_vllm, write
-from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.reports.compare import as_csv, as_dicts, cells
+from agentrt.lab.commands.progress import do_runs
+from agentrt.lab.reports.compare import ALL, as_csv, as_dicts, cells
 from agentrt.lab.reports.equal_latency import (
     MEASURES,
     at_equal_latency,
     by_repeats,
     repeats_as_dicts,
+    times,
 )
 from agentrt.lab.reports.plots import draw_curves
 from agentrt.lab.reports.policies import (
-    ALL,
     about_engine,
     about_workload,
     latencies,
@@ -48,81 +47,55 @@ not depend on the machine. Without it: real engines in real time, one after the 
 Ctrl-C keeps what is done. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
 """
 
-_work, _engine, _output = (grouped(name) for name in ("Workload", "Engine", "Output"))
-_one = click.IntRange(min=1)
-_factor = click.FloatRange(min=0, min_open=True)
-_path = click.Path(path_type=Path)
+POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
+_work, _engine, _output = Options("Workload"), Options("Engine"), Options("Output")
 policies_options = together(
-    _work(
+    _work.text(
         "--workload",
+        "NAME|FILE",
+        "sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or a file with a trace.",
         default="mixed",
-        show_default=True,
-        metavar="NAME|FILE",
-        help="sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or a file with a trace.",
     ),
-    _work(
+    _work.text(
         "--rate",
-        metavar="R,R,…",
-        help="Poisson arrivals, in programs per second, or with an x in shares of what the "
-        "engine can do.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
+        "R,R,…",
+        "Poisson arrivals, in programs per second, or with an x in shares of what the engine can "
+        "do.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
     ),
-    _work("--burst", type=_one, metavar="N", help="N programs at once.  [default in real time: 9]"),
-    _work(
-        "--programs", type=_one, metavar="N", help="How many arrive.  [default: 150; real time 9]"
-    ),
-    _work(
+    _work.count("--burst", "N programs at once.  [default in real time: 9]"),
+    _work.count("--programs", "How many arrive.  [default: 150; real time 9]"),
+    _work.text(
         "--scale",
-        type=_factor,
-        metavar="X",
-        help="Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
+        "X",
+        "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
+        type=click.FloatRange(min=0, min_open=True),
     ),
-    _work("--calls", type=_one, metavar="N", help="Cut programs after N calls."),
-    _work(
+    _work.count("--calls", "Cut programs after N calls."),
+    _work.text(
         "--policies",
-        metavar="NAME,…",
-        help="Beside stock.  [default: priority-service,priority-path,mlfq,plas,atlas,adaptive]",
+        "NAME,…",
+        "Beside stock; retention and admission after a plus, as in atlas+cost+memory.",
+        default=",".join(POLICIES),
     ),
-    _work(
-        "--retention",
-        default="lru",
-        show_default=True,
-        metavar="NAME,…",
-        help="Each of our policies under lru, ttl, cost.",
-    ),
-    _work(
-        "--admission",
-        default="off",
-        show_default=True,
-        metavar="NAME,…",
-        help="And under off, cap, memory.",
-    ),
-    _work("--repeat", type=_one, metavar="R", help="With so many seeds.  [default: 3; real 2]"),
-    _work("--seed", type=int, default=0, show_default=True, metavar="N", help="The first."),
-    _engine("--virtual", is_flag=True, help="In virtual time, without a model."),
-    _engine(
+    _work.count("--repeat", "With so many seeds.  [default: 3; real 2]", metavar="R"),
+    _work.text("--seed", "N", "The first.", type=int, default=0),
+    _engine.flag("--virtual", "In virtual time, without a model."),
+    _engine.file(
         "--step-model",
-        type=_path,
-        metavar="FILE",
-        help="With --virtual: how long steps take, from agentrt calibrate.  [default: made up]",
+        "With --virtual: how long steps take, from agentrt calibrate.  [default: made up]",
+        dir_okay=True,
     ),
-    _engine("--jobs", type=_one, metavar="J", help="With --virtual.  [default: one per core]"),
-    _engine("--max-num-seqs", type=_one, metavar="B", help="Batch slots.  [default: 16; real 4]"),
-    _engine("--model", metavar="MODEL", help="A folder or a Hugging Face name."),
-    _engine(
+    _engine.count("--jobs", "With --virtual.  [default: one per core]", metavar="J"),
+    _engine.count("--max-num-seqs", "Batch slots.  [default: 16; real 4]", metavar="B"),
+    _engine.text("--model", "MODEL", "A folder or a Hugging Face name."),
+    _engine.text(
         "--model-shape",
-        metavar="NAME",
-        help="A model of this shape with made-up weights: llama-8b, small, tiny.",
+        "NAME",
+        "A model of this shape with made-up weights: llama-8b, small, tiny.",
     ),
-    _output(
-        "--slo",
-        default="1.5x",
-        show_default=True,
-        metavar="Xx",
-        help="The level of throughput at equal latency, over stock's at the lowest rate.",
-    ),
-    _output("--json", "as_json", is_flag=True, help="Print all of it as one JSON line, too."),
-    _output("--csv", type=_path, metavar="FILE", help="Write a line per rate, policy, measure."),
-    _output("--plot", type=_path, metavar="FILE", help="Draw latency against rate."),
+    _output.flag("--json", "Print all of it as one JSON line, too.", "as_json"),
+    _output.file("--csv", "Write a line per rate, policy, measure.", dir_okay=True),
+    _output.file("--plot", "Draw latency against rate.", dir_okay=True),
 )
 
 
@@ -147,7 +120,7 @@ def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[Run
     found = cells(results, settings, [one.name for one in asked.everyone], STOCK)
     if not found:
         return
-    carried = at_equal_latency(found, STOCK, asked.level)
+    carried = at_equal_latency(found, STOCK, times(_LEVEL))
     parts = [head, latencies(found, STOCK), where_it_went(found, STOCK)]
     parts += [_EQUAL, by_repeats(carried, STOCK)] if carried else []
     click.echo("\n\n".join(parts))
@@ -159,8 +132,10 @@ def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[Run
         draw_curves(found, asked.options["plot"], tuple(MEASURES))
 
 
-_EQUAL = """Throughput at equal latency: the highest load, interpolated, at which the programs'
-token latency stays below a level. ≥ and ≤: the sweep bounds it only; ~: repeats differ in how."""
+_LEVEL = 1.5
+_EQUAL = f"""Throughput at equal latency: the highest load, interpolated, at which the programs'
+token latency stays below {_LEVEL:g} times stock's at the lowest load. ≥ and ≤:
+the sweep bounds it only; ~: repeats differ in how."""
 
 
 # -- in virtual time -----------------------------------------------------------------------

@@ -18,11 +18,11 @@ STUDIES = {
         "Compare routers over several simulated engines.",
     ),
     "run": (
-        "agentrt.lab.commands.simulate.run:run",
+        "agentrt.lab.commands.simulate.policies:run",
         "Simulate policies under one setting, on the same programs.",
     ),
     "sweep": (
-        "agentrt.lab.commands.simulate.sweep:sweep",
+        "agentrt.lab.commands.simulate.policies:sweep",
         "Simulate every policy under every load on every workload.",
     ),
 }

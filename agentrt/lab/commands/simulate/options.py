@@ -13,13 +13,17 @@ from agentrt.cli.options import together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import Option, count_option, file, many
 from agentrt.lab.commands.outputs import silence_vllm
-from agentrt.lab.oracles import check_policy
-from agentrt.lab.runs import contenders
-from agentrt.lab.runs.contenders import BASELINE, DEFAULT_HINTS, HINTED
+from agentrt.lab.runs.contenders import (
+    BASELINE,
+    DEFAULT_HINTS,
+    HINTED,
+    check_in_steps,
+    contenders,
+)
 from agentrt.lab.runs.grid import RunSpec, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.pressure import Pressure, share_in_time
 from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.workloads.arrivals import Pressure, share_in_time
 from agentrt.scheduler import SchedulerConfig
 
 
@@ -28,7 +32,10 @@ def _scale(name: str, about: str, *, zero: bool = False) -> Option:
     return click.option(name, type=kind, default=1.0, metavar="X", help=f"Multiplies the {about}.")
 
 
-POLICIES = ("mlfq", "plas", "atlas", "adaptive")
+_POLICIES = ("mlfq", "plas", "atlas", "adaptive")
+policy_option: Option = many(
+    "--policy", metavar="NAME…", help=f"Which to compare.  [default: {','.join(_POLICIES)}]"
+)
 seeds_option: Option = count_option("--seeds", default=3, about="How many seeds, from 0 up.")
 jobs_option: Option = count_option(
     "--jobs", metavar="J", about="Processes.  [default: one per core]"
@@ -71,7 +78,6 @@ _MACHINE: Option = together(
     ),
     file(
         "--step-model",
-        metavar="FILE.json",
         about="virtual: how long steps take, from agentrt calibrate.  [default: made up]",
     ),
 )
@@ -112,48 +118,24 @@ engine_options: Option = together(
 # -- what they ask for -----------------------------------------------------------------
 
 
-def read_policies(names: Sequence[str], baseline: str) -> list[str]:
-    """The policies to run, the baseline first. Raises `ConfigError` for an unknown one.
-
-    Each may end in ``+hints``: the policy with guesses of the programs' sizes.
-    """
-    policies = list(dict.fromkeys([baseline, *names]))
-    for name in policies:
-        check_policy(name.removesuffix(HINTED))
-    return policies
-
-
-def read_hints(given: float | None, policies: Sequence[str]) -> float:
-    """How good the guesses of sizes are. Raises `ConfigError` if no policy would get them."""
-    if given is None:
-        return DEFAULT_HINTS
-    if not any(policy.endswith(HINTED) for policy in policies):
-        raise ConfigError(
-            f"--hints {given:g}: no policy gets them; name one with {HINTED}, such as "
-            f"--policy {policies[-1]} {policies[-1]}{HINTED}"
-        )
-    return given
-
-
-def read_scheduler(options: Mapping[str, Any]) -> SchedulerConfig:
-    """The scheduler's settings, but for the policy. Raises `ConfigError` for a bad one."""
-    return SchedulerConfig(
-        **{name: options[name] for name in ("beta", "lane") if options[name] is not None}
-    )
-
-
 def read_grid(
-    options: Mapping[str, Any],
-    settings: Sequence[Setting],
-    seeds: Sequence[int],
-    policies: Sequence[str],
-) -> tuple[list[RunSpec], list[str]]:
-    """The runs that are asked for, and their policies by name. Raises `ConfigError`."""
-    names = read_policies(options["policy"] or policies, BASELINE)
-    machine, scheduler = read_machine(options), read_scheduler(options)
-    everyone = contenders.policies(names, scheduler, read_hints(options["hints"], names))
+    options: Mapping[str, Any], settings: Sequence[Setting], seeds: Sequence[int]
+) -> list[RunSpec]:
+    """The runs that are asked for, each policy after `BASELINE`. Raises `ConfigError`."""
+    given = {name: options[name] for name in ("beta", "lane") if options[name] is not None}
+    names, hints = options["policy"] or _POLICIES, options["hints"]
+    if hints is not None and not any(HINTED in name.split("+") for name in names):
+        raise ConfigError(
+            f"--hints {hints:g}: no policy gets them; name one with +{HINTED}, such as "
+            f"--policy {names[-1]} {names[-1]}+{HINTED}"
+        )
+    how_good = DEFAULT_HINTS if hints is None else hints
+    everyone = contenders([BASELINE, *names], SchedulerConfig(**given), how_good)
+    machine = read_machine(options)
+    if machine.depth == "steps":
+        check_in_steps(everyone)
     warn_of_sleepers(settings, machine)
-    return grid(settings, everyone, seeds, machine), names
+    return grid(settings, everyone, seeds, machine)
 
 
 _OF_DEPTH = {

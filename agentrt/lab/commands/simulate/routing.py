@@ -6,7 +6,7 @@ All run the same programs on the same replicas.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import isnan
@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from agentrt.lab.commands.options import ManyCommand, count_option, counts, json_flag, many
+from agentrt.lab.commands.progress import do_runs
 from agentrt.lab.commands.simulate.options import (
     machine_options,
     read_loads,
@@ -24,17 +25,14 @@ from agentrt.lab.commands.simulate.options import (
     seeds_option,
     workloads_option,
 )
-from agentrt.lab.commands.simulate.progress import do_runs
-from agentrt.lab.oracles import check_policy
-from agentrt.lab.reports.compare import Cell, by_seed
-from agentrt.lab.reports.policies import value
-from agentrt.lab.reports.tables import Spread, digits, markdown
-from agentrt.lab.runs.contenders import Contender
+from agentrt.lab.reports.compare import SHORT, WORKLOAD, Cell, Column, as_dicts, table, values
+from agentrt.lab.reports.policies import about_engine, about_seeds
+from agentrt.lab.reports.tables import Spread, digits
+from agentrt.lab.runs.contenders import Contender, check_in_steps, contender
 from agentrt.lab.runs.grid import RunResult, RunSpec
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting
 from agentrt.router import make_router, router_names
-from agentrt.scheduler import SchedulerConfig
 
 _EPILOG = """\b
 Examples:
@@ -47,18 +45,6 @@ All routers of a seed see the same programs at the same times. A load is the sha
 replicas together can do. Depth steps knows no prompts, so there routers differ by balance
 alone. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
-MEASURES = {
-    "mean_s": "mean, s",
-    "p50_s": "P50, s",
-    "p95_s": "P95, s",
-    "p99_s": "P99, s",
-    "slowdown": "slowdown",
-    "prefix_hit_share": "hit rate",
-    "balance": "balance",
-    "throughput_per_s": "programs/s",
-}
-"""Fields of `Summary` that routers are compared by, with the heads of their columns."""
-_KEY = ("workload", "load", "replicas", "router")
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
@@ -83,8 +69,10 @@ def routing(**options: Any) -> None:
     routers = options["router"] or router_names()
     replicas = counts("--replicas", options["replicas"] or ("4",))
     machine = read_machine(options)
-    check_policy(options["policy"])
-    runs = _specs(options, replicas, routers, machine)
+    one = contender(options["policy"])
+    if machine.depth == "steps":
+        check_in_steps([one])
+    runs = _specs(options, replicas, routers, one, machine)
     results, stop = do_runs(runs, options["jobs"])
     found = gather(sorted(results, key=lambda result: runs.index(result.spec)))
     if found:
@@ -103,6 +91,7 @@ def _specs(
     options: Mapping[str, Any],
     replicas: Sequence[int],
     routers: Sequence[str],
+    one: Contender,
     machine: Machine,
 ) -> list[RunSpec]:
     """The runs, those with the same programs side by side.
@@ -113,7 +102,7 @@ def _specs(
         RunSpec(
             replace(setting, programs=setting.count * count),
             seed,
-            Contender(SchedulerConfig(policy=options["policy"])),
+            one,
             replace(machine, replicas=count, router=router),
         )
         for setting, count, seed, router in product(
@@ -132,87 +121,86 @@ def gather(results: Iterable[RunResult]) -> list[Cell]:
     return list(found.values())
 
 
-def groups(found: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Those that ran the same programs on as many replicas, together."""
-    for key in dict.fromkeys((one.setting, one.replicas) for one in found):
-        yield [one for one in found if (one.setting, one.replicas) == key]
-
-
-def _what(one: Cell) -> tuple[str, str, str]:
-    return one.setting.source.name, str(one.setting.pressure), one.name
-
-
 # -- the output ------------------------------------------------------------------------
+
+_MEASURES = (
+    *("mean_s", "p50_s", "p95_s", "p99_s", "slowdown"),
+    *("prefix_hit_share", "balance", "throughput_per_s"),
+)
+_KEY = (
+    *(WORKLOAD, Column("load", lambda cell: str(cell.setting.pressure))),
+    *(Column("replicas", lambda cell: cell.replicas), Column("router", lambda cell: cell.name)),
+)
 
 
 def _as_json(found: Sequence[Cell], options: Mapping[str, Any]) -> str:
     settings = {name: options[name] for name in ("policy", "programs", "seeds", "batch", "depth")}
     cells = [
-        {
-            "workload": one.setting.source.name,
-            "arrivals": str(one.setting.pressure),
-            "replicas": one.replicas,
-            "router": one.name,
-            "by_seed": {name: by_seed(one, name) for name in MEASURES},
-        }
-        for one in found
+        {"router": cell.name, "replicas": cell.replicas, **values}
+        for cell, values in zip(found, as_dicts(found, _MEASURES), strict=True)
     ]
     return json.dumps({"settings": settings, "cells": cells})
 
 
 def _as_text(found: Sequence[Cell], machine: Machine) -> str:
-    rows = [[*_key(one), *(value(one, name, shares=()) for name in MEASURES)] for one in found]
-    depth = "the step simulator" if machine.depth == "steps" else "virtual engines"
-    seeds = len(found[0].summaries)
-    head = f"Medians over {seeds} seeds (least-most), {depth}, batch {machine.batch}."
-    parts = [head, markdown([*_KEY, *MEASURES.values()], rows)]
-    if any(len(group) > 1 for group in groups(found)):
-        parts.append(_against(found))
+    head = f"{about_seeds(found[0].seeds)}.\n{about_engine(machine)}"
+    parts = [head, table(found, *_KEY, *values(*_MEASURES))]
+    several = [one for one in found if _others(one, found)]
+    if several:
+        parts.append(table(several, *_KEY, *_to_best("mean_s", found), *_to_best("p95_s", found)))
     if len({one.replicas for one in found}) > 1:
-        parts.append(_scaling(found))
+        parts.append(table(found, *_KEY, *_to_fewest(found)))
     return "\n\n".join(parts)
 
 
-def _key(one: Cell) -> list[str]:
-    return [one.setting.source.name, str(one.setting.pressure), str(one.replicas), one.name]
-
-
-def _against(found: Sequence[Cell]) -> str:
-    """Each router over whichever of the others is best in the median."""
-    rows = [
-        [*_key(one), *_to_best(one, group, "mean_s"), *_to_best(one, group, "p95_s")]
-        for group in groups(found)
-        if len(group) > 1
-        for one in group
+def _others(one: Cell, found: Sequence[Cell]) -> list[Cell]:
+    """Other routers that had the same programs on as many replicas."""
+    same = (one.setting, one.replicas)
+    return [
+        other for other in found if other is not one and (other.setting, other.replicas) == same
     ]
-    head = ["best other, mean", "mean / its", "best other, P95", "P95 / its"]
-    return markdown([*_KEY, *head], rows)
 
 
-def _to_best(one: Cell, group: Sequence[Cell], measure: str) -> list[str]:
-    best = min(
-        (other for other in group if other is not one), key=lambda other: other.median(measure)
-    )
-    ratios = one.ratios(measure, best)
-    return [best.name, str(Spread.of(ratios)) if ratios else "-"]
+def _to_best(measure: str, found: Sequence[Cell]) -> list[Column]:
+    """Each router over whichever of the others is best in the median."""
+
+    def best(one: Cell) -> Cell:
+        return min(_others(one, found), key=lambda other: other.median(measure))
+
+    head = SHORT[measure]
+    return [
+        Column(f"best other, {head}", lambda one: best(one).name),
+        Column(f"{head} / its", lambda one: _spread(one.ratios(measure, best(one)))),
+    ]
 
 
-def _scaling(found: Sequence[Cell]) -> str:
-    """More replicas against the fewest, for each router: medians over seeds.
+def _spread(ratios: Sequence[float]) -> str:
+    return str(Spread.of(ratios)) if ratios else "-"
+
+
+def _to_fewest(found: Sequence[Cell]) -> list[Column]:
+    """More replicas against the fewest of the same router: medians over seeds.
 
     Over linear: the share of arriving programs that end while others arrive, over the same share
     with the fewest replicas.
     """
-    rows = []
-    for one in found:
-        same = [other for other in found if _what(other) == _what(one)]
-        fewest = min(same, key=lambda other: other.replicas)
-        steady, offered, mean, p95 = (
-            one.median_ratio(measure, fewest)
-            for measure in ("steady_per_s", "offered_per_s", "mean_s", "p95_s")
-        )
-        linear = "-" if isnan(steady / offered) else f"{steady / offered:.3f}"
-        per_s = digits(one.median("steady_per_s"))
-        rows.append([*_what(one), one.replicas, per_s, linear, f"{mean:.2f}", f"{p95:.2f}"])
-    head = ["workload", "load", "router", "replicas", "programs/s", "over linear"]
-    return markdown([*head, "mean / fewest's", "P95 / fewest's"], rows)
+
+    def over(one: Cell, measure: str) -> float:
+        key = (one.setting.source, one.setting.pressure, one.name)
+        same = [
+            other
+            for other in found
+            if (other.setting.source, other.setting.pressure, other.name) == key
+        ]
+        return one.median_ratio(measure, min(same, key=lambda other: other.replicas))
+
+    def over_linear(one: Cell) -> str:
+        share = over(one, "steady_per_s") / over(one, "offered_per_s")
+        return "-" if isnan(share) else f"{share:.3f}"
+
+    return [
+        Column("ended in time/s", lambda one: digits(one.median("steady_per_s"))),
+        Column("over linear", over_linear),
+        Column("mean / fewest's", lambda one: f"{over(one, 'mean_s'):.2f}"),
+        Column("P95 / fewest's", lambda one: f"{over(one, 'p95_s'):.2f}"),
+    ]

@@ -1,10 +1,7 @@
-"""A process that imports vLLM while its parent does, and is the parent's engine core from then on.
+"""Engine cores of tests that have vLLM imported before their engine is made.
 
 vLLM starts its core when the parent has imported vLLM and read the model's configuration, and the
-core imports vLLM once more: seconds, one after the other. An `EarlyCore` imports beside the
-parent, and is handed what it should run. It is a new program, and no fork: there is nothing of
-the parent's in it. Nor does it run the parent's script again, as multiprocessing would have it:
-that may start engines as it goes, since users of a chat model write no ``if __name__``.
+core imports vLLM once more: seconds for each engine. An `EarlyCore` is handed what it should run.
 """
 
 from __future__ import annotations
@@ -13,12 +10,16 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context, spawn
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -131,3 +132,86 @@ def _wait_for_work(reader: Connection, modules: Sequence[str]) -> None:
         return
     reader.close()
     target(**kwargs)
+
+
+# -- how vLLM comes to take it -----------------------------------------------------------
+
+_STARTING = threading.local()
+
+
+def needs_of_core(*, on_gpu: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The modules that an engine core imports, and variables that it must find at its start.
+
+    On a CPU vLLM sets these when it is configured; they are read only once, by the loader and
+    by libraries, so that a process that starts earlier needs them, too.
+    """
+    worker = "gpu_worker" if on_gpu else "cpu_worker"
+    modules = (
+        "vllm.v1.engine.core",
+        "vllm.v1.executor.uniproc_executor",
+        f"vllm.v1.worker.{worker}",
+        "agentrt.executors.vllm.scheduler",
+    )
+    if on_gpu:
+        return modules, {}
+    preload = os.environ.get("LD_PRELOAD", "")
+    if not any(name in preload for name in ("libomp", "libgomp", "libiomp")):
+        preload = ":".join(filter(None, (preload, _library("torch", "lib", "libgomp*.so*"))))
+    if "libtcmalloc" not in preload:
+        allocator = _library("vllm", "libs", "libtcmalloc*.so*")
+        preload = ":".join(filter(None, (allocator, preload)))
+    once = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"}
+    return modules, {**once, "LD_PRELOAD": preload} if preload else once
+
+
+def _library(package: str, folder: str, pattern: str) -> str:
+    """A library inside a package that is not imported yet; "" where it has none."""
+    spec = find_spec(package)
+    places = (spec.submodule_search_locations or ()) if spec is not None else ()
+    return next((str(f) for place in places for f in Path(place, folder).glob(pattern)), "")
+
+
+@contextmanager
+def core_in(core: EarlyCore | None) -> Iterator[None]:
+    """Within, an engine that this thread makes has its core in this process, if it fits.
+
+    Not where vLLM would start it by another program, fork it, or share a queue of tensors with it.
+    """
+    from vllm.v1.engine import utils
+
+    if not hasattr(utils.get_mp_context, "ordinary"):
+        ordinary = utils.get_mp_context
+
+        def get_mp_context() -> Any:
+            core = getattr(_STARTING, "core", None)
+            return ordinary() if core is None else _Context(ordinary(), core)
+
+        get_mp_context.ordinary = ordinary  # type: ignore[attr-defined]  # marks ours
+        utils.get_mp_context = get_mp_context
+    _STARTING.core = core
+    try:
+        yield
+    finally:
+        _STARTING.core = None
+
+
+class _Context:
+    """A multiprocessing context whose process there is already."""
+
+    def __init__(self, ordinary: Any, core: EarlyCore) -> None:
+        self._ordinary, self._core = ordinary, core
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ordinary, name)
+
+    def Process(self, **given: Any) -> Any:  # noqa: N802  # vLLM calls it so
+        work = given["kwargs"]
+        parallel = work["vllm_config"].parallel_config
+        ours = (
+            self._ordinary.get_start_method() == "spawn"
+            and not parallel.numa_bind
+            and work.get("tensor_queue") is None
+        )
+        if ours and self._core.fits():
+            return self._core.give(given["target"], work)
+        return self._ordinary.Process(**given)

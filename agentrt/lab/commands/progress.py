@@ -1,4 +1,4 @@
-"""Does runs with a progress bar on stderr; a signal keeps what is done."""
+"""Does runs, and says now and then how many are done; a signal keeps what is done."""
 
 from __future__ import annotations
 
@@ -17,39 +17,30 @@ from agentrt.lab.reports.compare import Cell, cells
 from agentrt.lab.runs.grid import RunResult, RunSpec, do
 from agentrt.lab.runs.workers import Result, Spec, run_all
 
-_PLAIN_EVERY_S = 10.0
+_SAID_EVERY_S = 10.0
 
 
 def do_runs(
-    specs: Sequence[RunSpec],
-    jobs: int | None,
-    keep: Callable[[RunResult], None] = lambda result: None,
+    specs: Sequence[RunSpec], jobs: int | None
 ) -> tuple[list[RunResult], StoppedError | None]:
     """Do the runs of a grid as `do_all` does."""
-    return do_all(specs, jobs, do, keep)
+    return do_all(specs, jobs, do)
 
 
 def do_all(
-    specs: Sequence[Spec],
-    jobs: int | None,
-    do: Callable[[Spec], Result],
-    keep: Callable[[Result], None] = lambda result: None,
+    specs: Sequence[Spec], jobs: int | None, do: Callable[[Spec], Result]
 ) -> tuple[list[Result], StoppedError | None]:
     """Do the runs, in one process per core by default. A signal ends them early: it comes with
-    the results so far. Each of them is given to ``keep`` at once.
+    the results so far.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
     done: list[Result] = []
+    meter = Meter(len(specs))
     try:
-        with (
-            taken(_Raise()),
-            _meter(len(specs)) as meter,
-            closing(run_all(specs, jobs, do)) as results,
-        ):
+        with taken(_Raise()), closing(run_all(specs, jobs, do)) as results:
             for result in results:
                 done.append(result)
-                keep(result)
-                meter()
+                meter.now(len(done))
     except StoppedError as stop:
         text = f"{stop}: {len(done)} of {len(specs)} runs were done"
         return done, StoppedError(stop.code - 128, text)
@@ -57,12 +48,11 @@ def do_all(
 
 
 @contextmanager
-def compared(
-    specs: Sequence[RunSpec], jobs: int | None, names: Sequence[str], baseline: str
-) -> Iterator[list[Cell]]:
+def compared(specs: Sequence[RunSpec], jobs: int | None, baseline: str) -> Iterator[list[Cell]]:
     """The runs as cells of a comparison, for the body to print; then a signal is raised."""
     results, stop = do_runs(specs, jobs)
     settings = list(dict.fromkeys(spec.setting for spec in specs))
+    names = list(dict.fromkeys(spec.contender.name for spec in specs))
     yield cells(results, settings, names, baseline)
     if stop:
         raise stop
@@ -84,46 +74,19 @@ class _Raise:
         raise StoppedError(number, name)
 
 
-@contextmanager
-def _meter(runs: int) -> Iterator[Callable[[], None]]:
-    """A function to call as each run ends."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Lines(runs)
-        return
-    columns = (
-        *(MofNCompleteColumn(), TextColumn("runs"), BarColumn(), TimeElapsedColumn()),
-        *(TextColumn("left:"), TimeRemainingColumn()),
-    )
-    # A long memory for speed: runs of several workloads differ in it.
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=120) as bar:
-        task = bar.add_task("", total=runs)
-        yield lambda: bar.advance(task)
-
-
-class _Lines:
-    """A line now and then, where there is no terminal for a bar."""
+class Meter:
+    """Says on stderr how many runs are done, and the time left, judging by those."""
 
     def __init__(self, runs: int) -> None:
         self._runs = runs
-        self._ended = 0
         self._began = self._said = time.monotonic()
 
-    def __call__(self) -> None:
-        self._ended += 1
+    def now(self, done: int, what: str = "") -> None:
+        """So many are done. Said at once with ``what`` comes now, else every ten seconds."""
         now = time.monotonic()
-        if now - self._said < _PLAIN_EVERY_S:
+        if not what and now - self._said < _SAID_EVERY_S:
             return
         self._said = now
-        left = (now - self._began) * (self._runs / self._ended - 1)
-        say(f"{self._ended} of {self._runs} runs, about {left:.0f} s left")
+        each = (now - self._began) / max(1, done)
+        left = f", about {each * (self._runs - done):.0f} s left" if done else ""
+        say(f"{done} of {self._runs} runs{left}{': ' if what else ''}{what}")
