@@ -1,16 +1,12 @@
-"""What docs/humans.md shows works: its program asks, and its commands are understood."""
+"""What docs/humans.md shows works: its program asks."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import shlex
 from pathlib import Path
 
-import pytest
-
 from agentrt import Runtime
-from agentrt.cli.app import COMMANDS, app
 from agentrt.cli.load import load_program
 from agentrt.program import Program
 from tests.doubles.scripted import ScriptedExecutor
@@ -32,12 +28,3 @@ async def test_the_program_asks_twice(tmp_path: Path) -> None:
             [question] = runtime.questions.open
             runtime.questions.answer(question, answer)
         assert await run.wait() == "4 tea"
-
-
-@pytest.mark.parametrize("line", re.findall(r"^agentrt (.+)$", PAGE, re.MULTILINE))
-def test_a_command_is_understood(line: str) -> None:
-    name, *args = shlex.split(line, comments=True)
-    assert name in COMMANDS
-    command = app.get_command(app.make_context("agentrt", [name]), name)
-    assert command is not None
-    command.make_context(name, args)

@@ -1,4 +1,4 @@
-"""The product runs where the laboratory is left out, and the tests with it."""
+"""The product runs where the laboratory is left out. That no module imports it, lint decides."""
 
 from __future__ import annotations
 
@@ -34,22 +34,6 @@ from agentrt import program
 @program
 async def one(ctx):
     return (await ctx.llm("well?")).text
-"""
-IMPORT_ALL = """
-import gc, importlib, pkgutil
-gc.disable()  # a quarter of the time
-import agentrt
-
-def failed(name):
-    raise
-
-for found in pkgutil.walk_packages(agentrt.__path__, "agentrt.", failed):
-    try:
-        importlib.import_module(found.name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("agentrt"):
-            raise  # of another package: that of an extra which is not installed
-print(sum(name.startswith("agentrt.") for name in sys.modules))
 """
 
 
@@ -92,9 +76,3 @@ def test_a_program_runs(product: Path) -> None:
     (product / "prog.py").write_text(PROGRAM, encoding="utf-8")
     done = run(product, RUN + CALL, "run", "prog.py")
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-
-
-def test_every_module_is_imported(product: Path) -> None:
-    done = run(product, IMPORT_ALL)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 150

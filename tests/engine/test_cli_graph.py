@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agentrt.cli.app import call
+from tests.doubles.tinymodel import tiny_model
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
@@ -66,7 +67,8 @@ def test_a_graph_asks_and_goes_on_in_another_command(
 ) -> None:
     """1. Two instances draft, and ask. 2. The printed command answers one: no draft again."""
     (tmp_path / "g.py").write_text(SOURCE)
-    flags = ["--checkpointer", "sqlite:t.db", "--thread", "t", "--json"]
+    model = str(tiny_model(tmp_path / "tiny"))
+    flags = ["--model", model, "--checkpointer", "sqlite:t.db", "--thread", "t", "--json"]
     value = agentrt("run", "g.py", "--input", "Say hello.", "--n", "2", *flags, code=3)
     assert [one["state"] for one in value["programs"]] == ["interrupted"] * 2
     assert [one["calls"] for one in value["programs"]] == [1, 1]

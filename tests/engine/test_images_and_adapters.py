@@ -103,17 +103,14 @@ async def test_an_image_from_a_tool_is_seen(alone: Runtime) -> None:
     assert said_of[0] == said_of[2] != said_of[1]
 
 
-@pytest.mark.parametrize("router", ["round-robin", "cost"])
-async def test_replicas_say_what_one_engine_says(
-    alone: Runtime, engines: list[Executor], router: str
-) -> None:
+async def test_replicas_say_what_one_engine_says(alone: Runtime, engines: list[Executor]) -> None:
     """The adapter's calls come apart from the model's own: on a CPU, vLLM adds the adapter to
     both where they share a batch.
     """
     seen, by = [image(seed) for seed in range(6)], (None, "tuned")
     expected = [[await said(alone, one, model=name) for one in seen] for name in by]
     lent = [Lent(engine) for engine in engines]
-    replicas = ReplicaSet(lambda index: lent[index], 2, make_router(router))
+    replicas = ReplicaSet(lambda index: lent[index], 2, make_router("cost"))
     async with Runtime(replicas) as runtime:
         told = [
             await asyncio.gather(*(said(runtime, one, model=name) for one in seen)) for name in by

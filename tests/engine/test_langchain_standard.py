@@ -1,4 +1,6 @@
-"""LangChain's own standard tests on the real engine with a real model of 135M parameters.
+"""Those of LangChain's standard tests that need a real model to write in a form, or to end.
+
+All of them run on a stub in `tests/integrations/langchain/test_standard.py`.
 
 One engine for the module, greedy, in float32 as in `test_engine`. After the standard tests
 come those of what LangChain does not test: what is given up leaves nothing in the engine.
@@ -13,11 +15,9 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
-from langchain_tests.unit_tests import ChatModelUnitTests
 
 from agentrt import Runtime
 from agentrt.errors import CallTimeoutError, ConfigError
-from agentrt.executors.info import display_name
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient
@@ -26,6 +26,11 @@ from tests.integrations.langchain.suite import OnAgentRT
 
 pytestmark = pytest.mark.engine
 
+REAL = {
+    *("test_agent_loop", "test_stop_sequence", "test_structured_few_shot_examples"),
+    *("test_tool_calling", "test_tool_choice", "test_usage_metadata"),
+    "test_usage_metadata_streaming",
+}
 FLAGS = ("--dtype", "float32", "--max-model-len", "2048")
 ENGINE = VLLMEngine(EngineOptions(max_num_seqs=4, flags=FLAGS))
 PORTAL = RuntimeClient(lambda: Runtime(ENGINE))
@@ -38,18 +43,8 @@ def client() -> Iterator[None]:
     PORTAL.close()
 
 
-class TestUnit(OnAgentRT, ChatModelUnitTests):
-    """Skipped: serialisation. LangChain loads only the classes on its own list of partners."""
-
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {"runtime": PORTAL}
-
-
 class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
-    """Skipped: images, audio and PDFs, in questions and in tools' results (the model reads
-    text only), and the timing of a stream against a recording of HTTP (there is no HTTP to
-    record)."""
+    """Those in `REAL`."""
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
@@ -57,10 +52,6 @@ class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
         # suite's own 100 tokens and 60 seconds are few for a joke on a busy machine.
         loops = {"frequency_penalty": 1.0}
         return {"runtime": PORTAL, "max_tokens": 400, "timeout": 300, **loops}
-
-    @property
-    def model_override_value(self) -> str:
-        return display_name(PORTAL.info.model)
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         model = self.chat_model_class(**self.chat_model_params)
@@ -73,6 +64,10 @@ class TestIntegration(OnAgentRT, ChatModelIntegrationTests):
         assert message.usage_metadata is not None
         assert message.usage_metadata["input_token_details"]["cache_read"] > 0
         return message
+
+
+for _name in {name for name in dir(TestIntegration) if name.startswith("test_")} - REAL:
+    setattr(TestIntegration, _name, None)
 
 
 # -- what LangChain does not test ------------------------------------------------------------

@@ -22,13 +22,14 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import SecretStr
+from tokenizers import Tokenizer
 
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.integrations.langchain import ChatAgentRT, shared
 from agentrt.integrations.langgraph import instrument, uninstrument
 from tests.doubles.ports import reserved_port
+from tests.doubles.tinymodel import tiny_model
 from tests.engine.forked import forked_python
 
 pytestmark = pytest.mark.engine
@@ -40,7 +41,7 @@ FLAGS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--kv-cache-memory-bytes", str(1 << 28)),
     *("--scheduler-cls", "agentrt.executors.vllm.ProgramScheduler"),
-    *("--additional-config", json.dumps({"agentrt": {"policy": "plas", "quanta": [0.02, 0.04]}})),
+    *("--additional-config", json.dumps({"agentrt": {"policy": "plas", "quanta": [0.002, 0.004]}})),
 )
 LAST = 2
 """The lowest queue level with these quanta."""
@@ -56,11 +57,10 @@ def is_healthy(url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    prepare_environment(EngineOptions())
-    model, port = embedded_model(lambda message: None), reserved_port()
+    folder, port = tmp_path_factory.mktemp("server"), reserved_port()
     module = "vllm.entrypoints.openai.api_server"
-    at = ("--host", "127.0.0.1", "--port", str(port), "--model", str(model))
-    folder = tmp_path_factory.mktemp("server")
+    model = str(tiny_model(folder / "tiny"))
+    at = ("--host", "127.0.0.1", "--port", str(port), "--model", model)
     log = folder / "log"
     with log.open("w") as output, forked_python(folder):
         server = subprocess.Popen(
@@ -107,8 +107,12 @@ def test_text_whole_and_in_pieces(model: ChatAgentRT) -> None:
 
 
 def test_a_tool_that_must_be_called_is(model: ChatAgentRT) -> None:
-    # vLLM's own default lets arguments be no object at all, unless a tool is strict.
-    bound = model.bind_tools([magic], tool_choice="magic", strict=True).bind(max_tokens=200)
+    # vLLM's own default lets arguments be no object at all, unless a tool is strict. Made-up
+    # weights would write white space for ever.
+    words = Tokenizer.from_file(f"{embedded_model(lambda message: None)}/tokenizer.json")
+    blank = {n: -100.0 for n in range(words.get_vocab_size()) if not words.decode([n]).strip()}
+    bound = model.bind_tools([magic], tool_choice="magic", strict=True)
+    bound = bound.bind(max_tokens=200, logit_bias=blank)
     message = bound.invoke("Do magic with 3.")
     [call] = message.tool_calls
     assert call["name"] == "magic"

@@ -25,7 +25,7 @@ from tests.engine.lent import Lent, knows_what_they_hold
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-PROGRAMS = ChaosPrograms(40, 12)
+PROGRAMS = ChaosPrograms(24, 12)
 LEFT_OUT = Backoff(first_s=0.0, tries=1)
 
 
@@ -53,12 +53,13 @@ async def expected(engines: list[VLLMEngine]) -> list[list[str]]:
     """What one engine alone answers."""
     async with Runtime(Lent(engines[0])) as runtime:
         told = await PROGRAMS.run(runtime)
-    assert len({text for texts in told for text in texts}) > 100, "the texts hang on the prompts"
+    assert len({text for texts in told for text in texts}) > 60, "the texts hang on the prompts"
     return told
 
 
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("router", sorted(ROUTERS))
+@pytest.mark.parametrize(
+    ("router", "count"), [*((name, 2) for name in sorted(ROUTERS)), ("least-used", 4)]
+)
 async def test_the_texts_are_those_of_one_engine(
     engines: list[VLLMEngine], expected: list[list[str]], router: str, count: int
 ) -> None:
@@ -137,14 +138,14 @@ async def _reply(executor: Executor, call: Call) -> str:
 
 
 async def test_chaos(options: EngineOptions, expected: list[list[str]]) -> None:
-    """Forty programs, rounds of them, while two engines are killed and stopped in turn."""
+    """Two dozen programs, rounds of them, while two engines are killed and stopped in turn."""
     for seconds in (8.0, 60.0):  # in which a busy machine does more than start engines
         config = ChaosConfig(seconds, every=(0.5, 2.0), hang_in=2)
         notes: list[str] = []
         chaos = Chaos(lambda index: VLLMEngine(options), PROGRAMS, config, notes.append)
         report = await chaos.run(expected)
         assert report.wrong() == [], notes
-        assert report.programs >= 40
+        assert report.programs >= PROGRAMS.count
         if min(report.kills, report.hangs, report.reruns) > 0:
             break
     assert min(report.kills, report.hangs, report.reruns) > 0, notes

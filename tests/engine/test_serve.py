@@ -1,4 +1,4 @@
-"""`agentrt serve` as a user starts it, on the real engine, and clients that do not know it."""
+"""`agentrt serve` on a real engine, with made-up weights, and clients that do not know it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -20,9 +20,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, SecretStr
 
-from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.serving.tenants import new_key
+from tests.doubles.tinymodel import tiny_model
 from tests.engine.collector import Collector, collecting
+from tests.engine.forked import forked_python
 from tests.engine.served import WAIT_S, Serving, operators_key, url_of
 
 pytestmark = pytest.mark.engine
@@ -36,7 +37,7 @@ async def greet(ctx: Context, name: str) -> str:
 """
 SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 """Milliseconds from a span's end to the collector."""
-FLAGS = ("--dtype", "float32", "--max-model-len", "1024", "--block-size", "32")
+FLAGS = ("--dtype", "float32", "--max-model-len", "2048", "--block-size", "32")
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +50,14 @@ def traces() -> Iterator[Collector]:
 def serving(tmp_path_factory: pytest.TempPathFactory, traces: Collector) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("serve")
     (folder / "greet.py").write_text(PROGRAM, encoding="utf-8")
-    prepare_environment(EngineOptions())
-    embedded_model(lambda message: None)
-    agentrt = (sys.executable, "-m", "agentrt.cli")
-    make = [*agentrt, "keys", "new", "acme", "--file", "keys.json"]
-    made = subprocess.run(make, cwd=folder, capture_output=True, text=True, check=True)
-    keys = made.stdout.strip(), operators_key(folder / "keys.json")
+    model = str(tiny_model(folder / "tiny"))
+    keys = new_key(folder / "keys.json", "acme"), operators_key(folder / "keys.json")
     at = ("--port", "0", "--api-key-file", "keys.json", "--isolate-cache", "--max-num-seqs", "4")
     more = ("--served-model-name", "tiny", "--otlp-traces-endpoint", traces.url)
-    command = [*agentrt, "serve", "greet.py", *at, *more, "--", *FLAGS]
+    serve = ("-m", "agentrt.cli", "serve", "greet.py", "--model", model, *at, *more, "--", *FLAGS)
     log, over_http = folder / "log", {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
-    with log.open("wb") as output:
+    with log.open("wb") as output, forked_python(folder):
+        command = [sys.executable, *serve]
         process = subprocess.Popen(
             command, cwd=folder, stdout=output, stderr=output, env=os.environ | over_http | SOON
         )
@@ -88,7 +86,7 @@ MAGIC: Any = {
         "description": "Do magic with a number.",
         "parameters": {
             "type": "object",
-            "properties": {"number": {"type": "integer"}},
+            "properties": {"number": {"enum": [1, 2, 3]}},
             "required": ["number"],
         },
     },
@@ -198,12 +196,10 @@ def test_a_schema_is_held_to(client: openai.OpenAI) -> None:
         model="tiny",
         messages=[{"role": "user", "content": "JSON with one name."}],
         response_format={"type": "json_object"},
-        max_tokens=200,
+        max_tokens=9,
         temperature=0,
-        frequency_penalty=1,
     )
-    if loose.choices[0].finish_reason == "stop":
-        assert isinstance(json.loads(loose.choices[0].message.content or ""), dict)
+    assert (loose.choices[0].message.content or "").startswith("{")
 
 
 def test_completions(client: openai.OpenAI) -> None:
@@ -250,7 +246,7 @@ def test_a_wrong_key_is_refused(serving: Serving) -> None:
 
 
 @tool
-def magic(number: int) -> int:
+def magic(number: Literal[1, 2, 3]) -> int:
     """Do magic with a number."""
     return number
 
@@ -357,9 +353,9 @@ def test_vllms_own_metrics_count_what_was_asked_and_are_no_tenants(serving: Serv
 def test_a_client_that_goes_frees_its_call(
     serving: Serving, client: openai.OpenAI, stream: bool
 ) -> None:
-    """The engine works for one call of a thousand tokens; when its client goes, for none."""
+    """The engine works for one call of 1,900 tokens; when its client goes, for none."""
     name = serving.http.post("/v1/sessions", json={}).json()["id"]
-    body = {"model": "tiny", "messages": HELLO, "max_tokens": 900, "ignore_eos": True}
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 1900, "ignore_eos": True}
     said = json.dumps({**body, "stream": stream})
     leaving = HTTPConnection(serving.url.removeprefix("http://"), timeout=WAIT_S)
     headers = {"x-agentrt-program": name, "authorization": f"Bearer {serving.key}"}
@@ -373,12 +369,12 @@ def test_a_client_that_goes_frees_its_call(
     serving.wait_until(lambda: serving.session(name)["open_calls"] == 0)
     ended = serving.http.delete(f"/v1/sessions/{name}").json()
     assert ended["calls"] == 1
-    assert ended["output_tokens"] < 900
+    assert ended["output_tokens"] < 1900
 
 
 def test_sigterm_finishes_what_runs_and_leaves_nothing(serving: Serving) -> None:
     """The last test: the server is gone after it."""
-    body = {"model": "tiny", "messages": HELLO, "max_tokens": 60, "stream": True}
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 1000, "stream": True}
     body["ignore_eos"] = True
     with serving.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         lines = answer.iter_lines()

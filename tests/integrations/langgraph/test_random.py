@@ -268,9 +268,9 @@ def config_of(index: int) -> dict[str, Any]:
 
 
 async def test_random_graphs_have_exactly_the_true_parents(model: Probe, runs: list[Run]) -> None:
-    """240 programs, 40 at a time."""
+    """120 programs, 40 at a time."""
     sizes = []
-    for batch in range(6):
+    for batch in range(3):
         shapes = [draw_shape(random.Random(f"{batch}/{index}")) for index in range(40)]
         before = len(runs)
         players = [
@@ -285,5 +285,5 @@ async def test_random_graphs_have_exactly_the_true_parents(model: Probe, runs: l
             truth.graph(shape, "g", frozenset())
             assert edges(found[index]) == truth.parents(), (batch, index)
             sizes.append(len(truth.before))
-    assert sum(sizes) > 3000
+    assert sum(sizes) > 1500
     assert max(sizes) > 50

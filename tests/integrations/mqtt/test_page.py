@@ -1,11 +1,10 @@
-"""What docs/mqtt.md says: schemas, a worker, rules for Mosquitto, commands."""
+"""What docs/mqtt.md says: schemas, a worker, rules for Mosquitto."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from agentrt.cli.app import COMMANDS, app
 from agentrt.errors import ToolFailedError, ToolUnavailableError
 from agentrt.integrations.mqtt import Broker, read_broker
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request, ToolAnswer
@@ -65,15 +63,6 @@ def schema(model: type[BaseModel]) -> Any:
 def test_the_schemas_are_those_of_the_messages(name: str, model: type[BaseModel]) -> None:
     shown = dict(zip(MESSAGES, blocks("json"), strict=True))[name]
     assert json.loads(shown) == schema(model)
-
-
-@pytest.mark.parametrize("line", re.findall(r"^agentrt (.+)$", PAGE, re.MULTILINE))
-def test_a_command_is_understood(line: str) -> None:
-    name, *args = shlex.split(line, comments=True)
-    assert name in COMMANDS
-    command = app.get_command(app.make_context("agentrt", [name]), name)
-    assert command is not None
-    command.make_context(name, args)
 
 
 @pytest.fixture

@@ -221,6 +221,15 @@ def _group(leader: int) -> list[int]:
         (["sweep", "--seeds", "0"], ["'--seeds'", "x>=1"]),
         (["sweep", "--plot", "x"], ["--plot 'x'", ".svg"]),
         (["sweep", "--plot", "nowhere/x.png"], ["no folder 'nowhere'"]),
+        (["routing", "--router", "x"], ["no router 'x'", "cost"]),
+        (["routing", "--router", "cost:margin"], ["'margin'", "NAME:option=number"]),
+        (["routing", "--router", "cost:colour=1"], ["'cost'", "colour"]),
+        (["routing", "--replicas", "0"], ["--replicas '0'"]),
+        (["routing", "--policy", "x"], ["unknown policy 'x'"]),
+        (["routing", "--workload", "x"], ["no workload is named 'x'"]),
+        (["routing", "--kv-blocks", "9"], ["--kv-blocks is for --depth virtual"]),
+        (["run", "--router", "cost"], ["--replicas N"]),
+        (["sweep", "--replicas", "2", "--router", "x"], ["no router 'x'"]),
     ],
 )
 def test_bad_input(
@@ -242,7 +251,7 @@ def test_a_drawing_without_matplotlib(
     check(capsys, code, 'pip install "agentrt[plot]"')
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["sweep"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["sweep"], ["routing"]])
 def test_help_teaches_with_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "Examples:\n    agentrt simulate" in told(capsys, *command, "--help")
 

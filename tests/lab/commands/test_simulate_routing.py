@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
-from tests.cli.conftest import check
+from tests.lab.commands.test_simulate import told
 
 TINY = ("--workload", "react", "--programs", "4", "--batch", "4", "--seeds", "2", "--jobs", "1")
-
-
-def told(capsys: pytest.CaptureFixture[str], *args: object) -> str:
-    assert call(["simulate", *map(str, args)]) == 0
-    return capsys.readouterr().out
 
 
 def test_routers_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,32 +57,3 @@ def test_policies_on_several_engines(capsys: pytest.CaptureFixture[str]) -> None
     assert (four["settings"]["replicas"], four["settings"]["router"]) == (4, "least-used")
     means = [found["cells"][0]["measures"]["mean_s"]["median"] for found in (one, four)]
     assert means[1] < 1.1 * means[0]
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["routing", "--router", "x"], ["no router 'x'", "cost"]),
-        (["routing", "--router", "cost:margin"], ["'margin'", "NAME:option=number"]),
-        (["routing", "--router", "cost:colour=1"], ["'cost'", "colour"]),
-        (["routing", "--replicas", "0"], ["--replicas '0'"]),
-        (["routing", "--policy", "x"], ["unknown policy 'x'"]),
-        (["routing", "--workload", "x"], ["no workload is named 'x'"]),
-        (["routing", "--kv-blocks", "9"], ["--kv-blocks is for --depth virtual"]),
-        (["run", "--router", "cost"], ["--replicas N"]),
-        (["sweep", "--replicas", "2", "--router", "x"], ["no router 'x'"]),
-    ],
-)
-def test_bad_input(
-    args: list[str],
-    words: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    check(capsys, call(["simulate", *args]), *words)
-
-
-def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Examples:\n    agentrt simulate" in told(capsys, "routing", "--help")

@@ -17,11 +17,11 @@ from tests.serving.langgraph.serve import serving
 from tests.serving.tenants.plain_keys import PlainKeys
 
 
-@pytest.mark.parametrize("key", [None, "ann", "root"], ids=["without", "tenant", "operator"])
+@pytest.mark.parametrize("key", [None, "ann"], ids=["without", "tenant"])
 async def test_answers_differ_from_the_references_where_they_are_meant_to(
     key: str | None, tmp_path: Path
 ) -> None:
-    """Without keys, as a tenant, and as an operator."""
+    """Without keys, and as a tenant."""
     keys = None if key is None else PlainKeys()
     with serving(all_graphs(), tmp_path / "agentrt.db", keys=keys) as it:
         found = await play(it.url, key) | await play_javascript(it.url, tmp_path, key)

@@ -29,8 +29,14 @@ from tests.serving.langgraph.test_runs import a_thread
 pytestmark = pytest.mark.filterwarnings("ignore:Request failed, attempting reconnect")
 on_both = pytest.mark.parametrize("process", ["sqlite", "postgresql"], indirect=True)
 """For what depends on the database's tables; each restart takes seconds."""
+both_ways = pytest.mark.parametrize(
+    ("process", "kill"), [("sqlite", False), ("postgresql", True)], indirect=["process"]
+)
+"""The server ends in another way on each."""
 PAIRS = [f"pair-{kind}" for kind in KINDS]
 TWICE = [f"twice-{kind}" for kind in (*KINDS, "bare")]
+SOME = ["pair-deep", "pair-lasting", "twice-lasting", "twice-bare"]
+"""Where the server ends more than once, or it is no matter how a graph holds its subgraph."""
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +124,7 @@ async def over_a_restart(
         yield held
 
 
-@on_both
-@pytest.mark.parametrize("kill", [True, False])
+@both_ways
 async def test_an_answer_that_a_subgraph_took_is_used_once(
     process: Process, folder: Path, gate: Path, kill: bool
 ) -> None:
@@ -148,7 +153,7 @@ async def test_it_is_used_once_however_often_the_server_is_killed(
     process: Process, folder: Path, gate: Path
 ) -> None:
     async with get_client(url=process.url) as client:
-        held = [await Asked.held(client, graph, gate, folder) for graph in PAIRS + TWICE]
+        held = [await Asked.held(client, graph, gate, folder) for graph in SOME]
         for n in range(1, 3):
             process.kill()
             await process.start()
@@ -171,8 +176,9 @@ async def test_an_answer_that_says_where_the_thread_stands_is_used_once(
             assert told == wrapped(one.graph, ["ready", "1", "pause", "2"]), one.graph
 
 
-@on_both
-@pytest.mark.parametrize("graph", ["both", "both-bare"])
+@pytest.mark.parametrize(
+    ("process", "graph"), [("sqlite", "both"), ("postgresql", "both-bare")], indirect=["process"]
+)
 async def test_of_several_answers_those_that_were_taken_are_used_once(
     process: Process, folder: Path, gate: Path, graph: str
 ) -> None:
@@ -213,8 +219,7 @@ async def test_an_answer_without_an_id_is_used_once(
         assert sorted(done["told"]) == ["1", "2", "pause"]
 
 
-@on_both
-@pytest.mark.parametrize("kill", [True, False])
+@both_ways
 async def test_what_comes_with_an_answer_is_done_once(
     process: Process, folder: Path, gate: Path, kill: bool
 ) -> None:
@@ -231,9 +236,8 @@ async def test_what_comes_with_an_answer_is_done_once(
         assert done["steps"] == ["by hand", "1", "2"]
 
 
-@pytest.mark.parametrize("kill", [True, False])
 async def test_a_node_that_an_answer_goes_to_runs_once(
-    process: Process, folder: Path, gate: Path, kill: bool
+    process: Process, folder: Path, gate: Path
 ) -> None:
     """It runs beside the subgraph that was answered, and has ended."""
     command = {"goto": "after"}
@@ -244,7 +248,7 @@ async def test_a_node_that_an_answer_goes_to_runs_once(
         ]
         for one in held:
             await until_left(client, one.thread, ["sub"])
-        await restart(process, gate, kill=kill)
+        await restart(process, gate)
         for one in held:
             assert questions(await one.joined()) == ["two"], one.graph
             assert starts_of(folder, one.run)["after"] == 1, one.graph
@@ -254,7 +258,7 @@ async def test_a_run_that_keeps_nothing_before_its_end_starts_over(
     process: Process, folder: Path, gate: Path
 ) -> None:
     """With ``durability: exit`` a stateful subgraph writes at its own end nevertheless."""
-    async with over_a_restart(process, folder, gate, PAIRS + TWICE, durability="exit") as held:
+    async with over_a_restart(process, folder, gate, SOME, durability="exit") as held:
         for one in held:
             told = await one.told("2")
             assert set(told) >= {"ready", "1", "2"}, one.graph

@@ -33,6 +33,19 @@ STARTS: dict[str, Counter[str]] = defaultdict(Counter)
 GRAPHS = [f"{name}-{kind}" for name in ("pair", "twice") for kind in KINDS] + ["twice-bare"]
 
 
+def on_both(*graphs: str) -> pytest.MarkDecorator:
+    """Of PostgreSQL what it stores in its own way: a namespace in another, or one that lasts."""
+    cases = [("sqlite", graph) for graph in graphs]
+    cases += [("postgresql", graph) for graph in ("pair-deep", "twice-lasting")]
+    return pytest.mark.parametrize(("it", "graph"), cases, indirect=["it"])
+
+
+def one_on_each(graph: str) -> pytest.MarkDecorator:
+    """A graph whose nodes are subgraphs on PostgreSQL, and the same without these in SQLite."""
+    cases = [("sqlite", f"{graph}-bare"), ("postgresql", graph)]
+    return pytest.mark.parametrize(("it", "graph"), cases, indirect=["it"])
+
+
 def note(name: str, config: RunnableConfig) -> None:
     STARTS[config["configurable"]["thread_id"]][name] += 1
 
@@ -41,7 +54,7 @@ async def hold(state: Told, config: RunnableConfig) -> None:
     await GATES.passing(state["go"])
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module")
 def it(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Serving]:
@@ -94,7 +107,7 @@ async def finished(client: LangGraphClient, graph: str, thread: str, answers: st
     assert STARTS[thread]["ready"] == 1
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
+@on_both(*GRAPHS)
 async def test_an_answer_that_is_rolled_back_never_was(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
@@ -112,7 +125,7 @@ async def test_an_answer_that_is_rolled_back_never_was(
     await finished(client, graph, thread, "xy")
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
+@on_both(*GRAPHS)
 async def test_another_answer_rolls_the_first_back(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
@@ -132,7 +145,7 @@ async def test_another_answer_rolls_the_first_back(
     assert STARTS[thread]["ready"] == 1
 
 
-@pytest.mark.parametrize("graph", ["both", "both-bare"])
+@one_on_each("both")
 async def test_of_several_answers_none_ever_was(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
@@ -151,7 +164,7 @@ async def test_of_several_answers_none_ever_was(
     assert sorted(done["told"]) == ["ax", "ay", "bx", "by"]
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
+@on_both(*GRAPHS[:4], "twice-bare")
 async def test_a_copy_goes_on_where_its_original_asked(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
@@ -163,7 +176,7 @@ async def test_a_copy_goes_on_where_its_original_asked(
     await finished(client, graph, thread, "pq")
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
+@on_both(*GRAPHS[:4], "twice-bare")
 async def test_a_pruned_thread_goes_on_where_it_asked(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
@@ -173,7 +186,7 @@ async def test_a_pruned_thread_goes_on_where_it_asked(
     await finished(client, graph, thread, "xy")
 
 
-@pytest.mark.parametrize("graph", ["beside", "beside-bare"])
+@one_on_each("beside")
 async def test_an_input_that_is_rolled_back_leaves_the_question(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:

@@ -25,9 +25,11 @@ PAGE = Path(__file__).parents[3] / "docs/langgraph-reference.md"
 
 async def _names(http: httpx.AsyncClient, text: str) -> dict[str, str]:
     """What a request names: made for it alone."""
-    about = {"metadata": {"graph_id": "steps"}, "supersteps": PAST}
-    thread = (await http.post("/threads", json=about)).json()["thread_id"]
-    names = {"{thread}": thread}
+    names = {}
+    if "{thread}" in text:
+        about = {"metadata": {"graph_id": "steps"}, "supersteps": PAST}
+        thread = (await http.post("/threads", json=about)).json()["thread_id"]
+        names["{thread}"] = thread
     if "{checkpoint}" in text:
         state = (await http.get(f"/threads/{thread}/state")).json()
         names["{checkpoint}"] = state["checkpoint"]["checkpoint_id"]
