@@ -24,9 +24,6 @@ from langchain.agents.middleware import (
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.pregel.remote import RemoteGraph
-from langgraph.types import interrupt
 from langgraph.warnings import LangGraphDeprecatedSinceV10
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
@@ -58,29 +55,11 @@ def question(text: str = "What is 3 + 4?") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
-def writer() -> Any:
-    """Drafts, asks a human, and says it again."""
-    model = ChatAgentRT(max_tokens=12)
-
-    async def draft(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await model.ainvoke(state["messages"])]}
-
-    async def approve(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [{"role": "user", "content": interrupt("good?")}]}
-
-    builder = StateGraph(MessagesState)
-    builder.add_node("draft", draft).add_node("approve", approve).add_node("again", draft)
-    return (
-        builder.add_edge(START, "draft").add_edge("draft", "approve").add_edge("approve", "again")
-    )
-
-
 def graphs() -> dict[str, Any]:
     limit = ModelCallLimitMiddleware(run_limit=TURNS, exit_behavior="end")
     return {
         "agent": create_agent(ChatAgentRT(max_tokens=32), TOOLS, middleware=[limit]),
         "judge": create_agent(ChatAgentRT(max_tokens=48), [], response_format=Verdict),
-        "writer": writer(),
         "long": create_agent(ChatAgentRT(max_tokens=900), []),
     }
 
@@ -209,24 +188,6 @@ async def test_structured_output(client: LangGraphClient) -> None:
     assert isinstance(result["structured_response"]["good"], bool)
 
 
-async def test_a_question_an_answer_and_the_past(client: LangGraphClient) -> None:
-    thread = (await client.threads.create())["thread_id"]
-    asked: Any = await client.runs.wait(thread, "writer", input=question("An ode to tea."))
-    assert asked["__interrupt__"][0]["value"] == "good?"
-    done: Any = await client.runs.wait(thread, "writer", command={"resume": "Shorter."})
-    assert [one["type"] for one in done["messages"]] == ["human", "ai", "human", "ai"]
-    states: list[Any] = list(await client.threads.get_history(thread))
-    (asking,) = [one for one in states if one["next"] == ["approve"]]
-    again: Any = await client.runs.wait(
-        thread, "writer", input=None, checkpoint=asking["checkpoint"]
-    )
-    assert again["__interrupt__"][0]["value"] == "good?"
-    forked: Any = await client.runs.wait(thread, "writer", command={"resume": "Longer."})
-    texts = [one["content"] for one in forked["messages"]]
-    assert texts[:2] == [one["content"] for one in done["messages"][:2]]
-    assert texts[2] == "Longer."
-
-
 async def test_a_stopped_run_frees_the_engine(client: LangGraphClient, runtime: Runtime) -> None:
     thread = (await client.threads.create())["thread_id"]
     run = await client.runs.create(
@@ -241,9 +202,3 @@ async def test_a_stopped_run_frees_the_engine(client: LangGraphClient, runtime: 
         while (await runtime.executor.snapshot())["programs"]:
             await asyncio.sleep(0)
     assert len(runtime.table) == 0
-
-
-async def test_a_remote_graph(client: LangGraphClient) -> None:
-    graph = RemoteGraph("agent", client=client)
-    results = await asyncio.gather(*(graph.ainvoke(question()) for _ in range(4)))
-    assert all(result["messages"][1]["content"] is not None for result in results)

@@ -17,7 +17,6 @@ from agentrt.executors.base import Executor
 from agentrt.executors.frontend import Frontend, calling
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
-from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
@@ -77,11 +76,23 @@ async def replicas(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def expected(replicas: ReplicaSet) -> list[list[str]]:
-    """What one engine alone answers."""
-
+async def alone(replicas: ReplicaSet) -> AsyncIterator[Runtime]:
+    """On the first engine. Each front end of a model that sees takes seconds to open."""
     async with Runtime(Lent(replicas.replicas[0].executor)) as runtime:
-        return await PROGRAMS.run(runtime)
+        yield runtime
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def together(replicas: ReplicaSet) -> AsyncIterator[Runtime]:
+    """On both."""
+    async with Runtime(Lent(replicas)) as runtime:
+        yield runtime
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(alone: Runtime) -> list[list[str]]:
+    """What one engine alone answers."""
+    return await PROGRAMS.run(alone)
 
 
 def _pids(replicas: ReplicaSet) -> list[int]:
@@ -103,18 +114,17 @@ def _call(number: int, **options: object) -> Call:
 
 
 async def test_the_texts_are_those_of_one_engine(
-    replicas: ReplicaSet, expected: list[list[str]]
+    replicas: ReplicaSet, together: Runtime, expected: list[list[str]]
 ) -> None:
     """Each node has an engine, and both have worked."""
     before = [(await r.executor.snapshot())["steps"] for r in replicas.replicas]
-    async with Runtime(Lent(replicas)) as runtime:
-        assert await PROGRAMS.run(runtime) == expected
+    assert await PROGRAMS.run(together) == expected
     after = [(await r.executor.snapshot())["steps"] for r in replicas.replicas]
     assert all(later > earlier for earlier, later in zip(before, after, strict=True))
     assert len(replicas.info.models) == 1
 
 
-async def test_contexts_are_those_of_one_engine(replicas: ReplicaSet) -> None:
+async def test_contexts_are_those_of_one_engine(alone: Runtime, together: Runtime) -> None:
     """Forks that go on beside each other, and what a score says of what was generated."""
 
     @program
@@ -129,10 +139,7 @@ async def test_contexts_are_those_of_one_engine(replicas: ReplicaSet) -> None:
         scores = await judge.score(first, top=1)
         return [first, *others], [score.top[0][0] for score in scores]
 
-    found = []
-    for executor in (replicas, replicas.replicas[0].executor):
-        async with Runtime(Lent(executor)) as runtime:
-            found.append(await runtime.start(forks).wait())
+    found = [await runtime.start(forks).wait() for runtime in (together, alone)]
     assert found[0] == found[1]
     wrote, likeliest = found[0]
     assert likeliest == list(wrote[0])
@@ -180,12 +187,14 @@ async def hostile_calls_fail_alone(frontend: Frontend, engine: Executor) -> None
     assert [chunk async for chunk in slow][-1].reply is not None
 
 
-async def test_a_front_end_here_makes_its_calls_there(replicas: ReplicaSet) -> None:
+async def test_a_front_end_here_makes_its_calls_there(
+    replicas: ReplicaSet, together: Runtime
+) -> None:
     """Rendered in this process, from what an actor says of its engine, and run on either node:
     text, token ids and log probabilities are the same, and so are whole answers. Hostile calls
     are refused there, and hold up no others.
     """
-    frontend = await open_frontend(replicas)
+    frontend = await together.frontend()
     request = {
         "messages": [{"role": "user", "content": "Tell a story about a cat. " * 20}],
         "max_tokens": 60,
@@ -209,14 +218,15 @@ async def test_a_front_end_here_makes_its_calls_there(replicas: ReplicaSet) -> N
     await hostile_calls_fail_alone(frontend, engines[0])
     for engine in engines:
         await engine.end_program("p")  # the set does not know that it ran there
-    await frontend.close()
 
 
-async def test_images_and_an_adapter_reach_other_nodes(replicas: ReplicaSet) -> None:
+async def test_images_and_an_adapter_reach_other_nodes(
+    replicas: ReplicaSet, alone: Runtime
+) -> None:
     """Images go there as they were prepared here; an engine loads the adapter from its folder."""
     told = []
-    for replica in replicas.replicas:
-        async with Runtime(Lent(replica.executor)) as runtime:
+    async with Runtime(Lent(replicas.replicas[1].executor)) as other:
+        for runtime in (alone, other):
             one = [await said(runtime, *map(image, seen)) for seen in ((), (1,), (1, 2), (1,))]
             told.append([*one, await said(runtime, image(1), model="tuned")])
     assert told[0] == told[1]

@@ -10,21 +10,11 @@ from typing import Any
 import pytest
 
 from agentrt import tracking
-from agentrt.graph import ExecutionDAG, Node
 from agentrt.tracking import current_scope
 from agentrt.tracking.scope import Scope
 from tests.graph.integrity import check_integrity
+from tests.graph.test_frontier import Counting
 from tests.tracking.toy import Program, installed, run, ticks
-
-
-class Counting(ExecutionDAG):
-    """Counts how often a node is looked at."""
-
-    looked = 0
-
-    def node(self, node_id: int) -> Node:
-        self.looked += 1
-        return super().node(node_id)
 
 
 async def test_ten_thousand_calls_cost_the_same_each() -> None:

@@ -1,4 +1,4 @@
-"""The JavaScript client, which asks for some things in other words than Python's."""
+"""The streaming protocol by the JavaScript client; `test_corpus` has all else that it asks."""
 
 from __future__ import annotations
 
@@ -31,11 +31,6 @@ async def node(it: Serving, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
 @pytest.mark.parametrize(
     ("scenario", "result"),
     [
-        ("batch", [["updates"], DONE]),
-        ("join_stream", ["updates", "updates", "updates"]),
-        ("cancel", ["interrupted", {}]),
-        ("store", [None, {"n": 1}, True]),
-        ("search", {"last": "last", "n": 1}),
         ("protocol", DONE),
         ("protocol_socket", DONE),
         ("protocol_reconnect", [2, "ask", "input.answered"]),

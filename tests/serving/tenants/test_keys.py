@@ -12,13 +12,7 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.serving.tenants import KeyRing, Limits, new_key
 from tests.serving.local import MODEL, open_server
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.serving.tenants.test_limits import Clock
 
 
 @pytest.fixture

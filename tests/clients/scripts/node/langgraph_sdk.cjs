@@ -1,16 +1,10 @@
-// LangGraph's JavaScript SDK, as its documentation uses it.
+// The streaming protocol of LangGraph's JavaScript SDK. All else of it is in langgraph_corpus.cjs.
 "use strict";
 const { Client } = require("@langchain/langgraph-sdk");
 const { url, serve } = require("./scenarios.cjs");
 
 const client = new Client({ apiUrl: url, apiKey: null });
 const input = { steps: ["in"] };
-
-const all = async (stream) => {
-  const events = [];
-  for await (const part of stream) events.push(part.event);
-  return events;
-};
 
 const protocol = async (transport) => {
   const thread = client.threads.stream({ assistantId: "steps", transport });
@@ -21,40 +15,6 @@ const protocol = async (transport) => {
 };
 
 serve({
-  batch: async () => {
-    const [run] = await client.runs.createBatch([{ assistantId: "steps", input, streamMode: "updates" }]);
-    return [run.kwargs.stream_mode, await client.runs.join(run.thread_id, run.run_id)];
-  },
-
-  join_stream: async () => {
-    const { thread_id } = await client.threads.create();
-    const run = await client.runs.create(thread_id, "steps", {
-      input,
-      streamMode: ["updates", "values"],
-      streamResumable: true,
-    });
-    await client.runs.join(thread_id, run.run_id);
-    const options = { streamMode: ["updates", "custom"], lastEventId: "-1" };
-    return all(client.runs.joinStream(thread_id, run.run_id, options));
-  },
-
-  cancel: async () => {
-    const { thread_id } = await client.threads.create();
-    const run = await client.runs.create(thread_id, "steps", { input, afterSeconds: 3600 });
-    await client.runs.cancel(thread_id, run.run_id);
-    const { status } = await client.runs.get(thread_id, run.run_id);
-    return [status, await client.runs.join(thread_id, run.run_id)];
-  },
-
-  store: async (word) => {
-    const nothing = await client.store.getItem(["notes"], word);
-    const before = Date.now();
-    await client.store.putItem(["notes"], word, { n: 1 });
-    const item = await client.store.getItem(["notes"], word);
-    const age = new Date(item.updatedAt ?? item.updated_at).getTime() - before;
-    return [nothing, item.value, age >= -1 && age < 60000];
-  },
-
   protocol: () => protocol("sse"),
   protocol_socket: () => protocol("websocket"),
 
@@ -93,13 +53,5 @@ serve({
     await thread.close();
     const [run] = await client.runs.list(thread.threadId, { limit: 1 });
     return [question.payload, await client.runs.join(thread.threadId, run.run_id)];
-  },
-
-  search: async () => {
-    const { thread_id } = await client.threads.create({ metadata: { n: 1 } });
-    await client.runs.wait(thread_id, "steps", { input });
-    const extract = { last: "values.steps[-1]", n: "metadata.n" };
-    const [found] = await client.threads.search({ ids: [thread_id], extract });
-    return found.extracted;
   },
 });
