@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler import LevelQueues, Policy, ProgramRow, QueuedCall, SchedulerConfig
+from agentrt.scheduler import (
+    LevelQueues,
+    Policy,
+    ProcessTable,
+    ProgramRow,
+    QueuedCall,
+    SchedulerConfig,
+)
 from agentrt.scheduler.admission import Admission, Capacity
 from agentrt.scheduler.policies.adaptive import Adaptive
 from agentrt.scheduler.promotion import Priority
@@ -259,3 +267,35 @@ def test_queues_that_know_of_no_slots_have_a_lane_of_none() -> None:
     queues = LevelQueues(SchedulerConfig("adaptive"))
     queues.put(queues.call_arrived(a_call(), 0.0))
     assert queues.promote(1e6) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "learned"),
+    [
+        ({}, False),
+        ({"retention": "cost"}, True),
+        ({"retention": "ttl"}, False),
+        ({"admission": "memory"}, True),
+        ({"admission": "cap"}, False),
+        ({"retention": "cost", "admission": "memory"}, True),
+    ],
+)
+def test_gaps_are_learned_where_something_asks_for_them(
+    settings: dict[str, Any], learned: bool
+) -> None:
+    capacity = Capacity(10, 16, 4)
+    queues = LevelQueues(SchedulerConfig(policy="fcfs", **settings), capacity=capacity)
+    row = ProcessTable().start_program("p", "t", 0.0)
+    for n, now in enumerate((0.0, 3.0)):
+        call = queues.call_arrived(QueuedCall(f"p/{n}", row, None, None, now), now)
+        queues.remove(call, now)
+        queues.call_ended(call, now)
+    assert bool(len(queues.learned.gaps)) is queues.learns is learned
+    assert LevelQueues(SchedulerConfig(policy="adaptive", **settings), capacity=capacity).learns
+
+
+def test_an_engine_without_a_cache_keeps_nothing_of_programs() -> None:
+    queues = LevelQueues(SchedulerConfig(policy="fcfs"))
+    row = ProcessTable().start_program("p", "t", 0.0)
+    queues.call_arrived(QueuedCall("p/0", row, None, None, 0.0), 0.0)
+    assert row.cached is None
