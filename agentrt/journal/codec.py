@@ -18,9 +18,10 @@ import math
 import pathlib
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 from agentrt.errors import AgentrtError
 
@@ -42,8 +43,9 @@ _TEXTS: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = 
     pathlib.PosixPath: ("path", str, pathlib.Path),
     float: ("float", repr, float),  # those that are no JSON: nan and inf
     tuple: ("tuple", list, tuple),
-    set: ("set", list, set),
-    frozenset: ("frozenset", list, frozenset),
+    # In an order that is the same in each process, so that two of them can be compared.
+    set: ("set", lambda value: sorted(value, key=repr), set),
+    frozenset: ("frozenset", lambda value: sorted(value, key=repr), frozenset),
 }
 _READERS = {name: read for name, _, read in _TEXTS.values()}
 
@@ -66,11 +68,13 @@ def loads(text: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """As `dumps`, for what is only compared: of a part that cannot be kept, its type stands."""
+    """A value as JSON that is only compared, and read by people: a tuple is a list there, and of
+    a part that cannot be kept its type stands.
+    """
     try:
-        return dumps(value)
-    except UnkeptError:
-        return json.dumps(_sketched(value, 0), separators=(",", ":"))
+        return json.dumps(value, separators=(",", ":"), default=_sketched)
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps({_KIND: "?", "value": type(value).__qualname__})
 
 
 def digest_of(*texts: str) -> str:
@@ -110,20 +114,20 @@ def _object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
 def _instance(value: Any, depth: int) -> dict[str, Any]:
     """An instance of a class that can be found again."""
     kind = type(value)
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    if _class_of(name) is not kind:
+    name, fields = _known(cast(Hashable, kind))
+    if name is None:
         raise UnkeptError(f"a {kind.__qualname__!r} object, whose class has no place of its own")
+    if fields is not None:
+        made: dict[str, Any] = {_KIND: name}
+        for field, default in fields:
+            # Most fields of a reply are as they were: left out, a row is half as long.
+            if (given := getattr(value, field)) is not default:
+                made[field] = _encoded(given, depth + 1)
+        return made
     if isinstance(value, enum.Enum):
         return {_KIND: name, "value": _encoded(value.value, depth + 1)}
     if isinstance(value, BaseException):
         return {_KIND: name, **_error(value, depth)}
-    if dataclasses.is_dataclass(value):
-        fields = {
-            one.name: _encoded(getattr(value, one.name), depth + 1)
-            for one in dataclasses.fields(value)
-            if one.init and not _is_default(one, getattr(value, one.name))
-        }
-        return {_KIND: name, **fields}
     if hasattr(kind, "model_validate"):
         return {_KIND: name, "value": _encoded(value.model_dump(mode="json"), depth + 1)}
     if isinstance(value, tuple) and hasattr(kind, "_make"):
@@ -131,9 +135,16 @@ def _instance(value: Any, depth: int) -> dict[str, Any]:
     raise UnkeptError(f"a {kind.__qualname__!r} object")
 
 
-def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Most fields of a reply are as they were: left out, a row is half as long."""
-    return type(value) in (*_PLAIN, float, tuple) and value == field.default and value == value
+@lru_cache(maxsize=256)
+def _known(kind: Any) -> tuple[str | None, tuple[tuple[str, Any], ...] | None]:
+    """The name by which a class is found again, and a dataclass's fields with their defaults."""
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    found = _class_of(name)
+    if found is None or found is not kind:
+        return None, None
+    if issubclass(found, BaseException | enum.Enum) or not dataclasses.is_dataclass(found):
+        return name, None
+    return name, tuple((one.name, one.default) for one in dataclasses.fields(found) if one.init)
 
 
 def _error(error: BaseException, depth: int) -> dict[str, Any]:
@@ -151,14 +162,15 @@ def _error(error: BaseException, depth: int) -> dict[str, Any]:
     return {"value": args, "state": state, "text": str(error)}
 
 
-def _sketched(value: Any, depth: int) -> Any:
-    """What can be said of a value of which some part cannot be kept."""
-    if depth < _DEEPEST and isinstance(value, Mapping):
-        return {str(key): _sketched(item, depth + 1) for key, item in value.items()}
-    if depth < _DEEPEST and isinstance(value, list | tuple):
-        return [_sketched(each, depth + 1) for each in value]
+def _sketched(value: Any) -> Any:
+    """For `json.dumps`: what can be said of a value that JSON does not know."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [(one, getattr(value, one.name)) for one in dataclasses.fields(value)]
+        return {one.name: given for one, given in fields if given is not one.default}
     try:
-        return _encoded(value, depth)
+        return _encoded(value, 0)
     except UnkeptError:
         return {_KIND: "?", "value": type(value).__qualname__}
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from agentrt.errors import JournalError
-from agentrt.journal.codec import dumps, loads, shown
+from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.difference import difference
-from agentrt.journal.past import Past, nodes_of
+from agentrt.journal.past import Past, PastNode, nodes_of
 from agentrt.journal.record import ProgramRecord
-from agentrt.journal.schema import ROOT, Change, EndRow, ProgramRow, StartRow, Statement
+from agentrt.journal.schema import CANCELLED, ROOT, Change, EndRow, ProgramRow, StartRow, Statement
 from agentrt.journal.store import Store
 from agentrt.journal.writer import Writer
 
@@ -101,7 +101,7 @@ class Journal:
         without what they need to go on.
         """
         for row in await self.programs("type = ?", (name,)):
-            self._check(row, shown(given))
+            self._check(row, self._text(given))
 
     async def programs(self, where: str, values: Sequence[Any] = ()) -> list[ProgramRow]:
         """Recorded programs, by their start."""
@@ -111,15 +111,32 @@ class Journal:
         return [ProgramRow(*row) for row in rows]
 
     async def open_programs(self) -> list[ProgramRow]:
-        """Those that have begun, and were not told to have ended."""
+        """Those that have begun, and whose last attempt was not told to have ended."""
         return await self.programs(
-            "NOT EXISTS (SELECT 1 FROM agentrt_ends e WHERE e.program = id AND e.node = '0')"
+            "NOT EXISTS (SELECT 1 FROM agentrt_ends e WHERE e.program = id AND e.node = '0' "
+            "AND e.attempt = (SELECT MAX(s.attempt) FROM agentrt_starts s "
+            "WHERE s.program = id AND s.node = '0'))"
         )
 
-    async def last_numbers(self) -> dict[str, int]:
-        """By the types of programs, the highest number."""
-        query = "SELECT type, MAX(number) FROM agentrt_programs GROUP BY type"
-        return dict(await asyncio.to_thread(self._store.query, query))
+    async def last_number(self) -> int:
+        """The highest number of a program."""
+        query = "SELECT COALESCE(MAX(number), 0) FROM agentrt_programs"
+        return int((await asyncio.to_thread(self._store.query, query))[0][0])
+
+    async def ended_program(self, program_id: str) -> tuple[ProgramRow, PastNode] | None:
+        """A program that has ended, and its end; None for any other."""
+        known = await self.programs("id = ?", (program_id,))
+        root = (await self._past(program_id)).root if known else None
+        return None if root is None or root.end is None else (known[0], root)
+
+    async def abandon(self, program_id: str) -> None:
+        """A program that was left open will not go on."""
+        if (root := (await self._past(program_id)).root) is not None:
+            end = EndRow(
+                program_id, ROOT, root.start.attempt, CANCELLED, 0, "", "", "", time.time()
+            )
+            self.put(end.marked())
+            await self.written()
 
     async def program(self, program_id: str, terms: Terms) -> ProgramRecord:
         """The record of a program that begins, or goes on. Raises `JournalError`."""
@@ -127,7 +144,7 @@ class Journal:
         if not known:
             self.put(self._row(program_id, terms))
             return ProgramRecord(program_id, self, Past({}))
-        self._check(known[0], shown(terms.input))
+        self._check(known[0], self._text(terms.input))
         changed = "" if known[0].code == terms.code else "; its file has changed since"
         return ProgramRecord(program_id, self, await self._past(program_id), changed)
 
@@ -158,7 +175,7 @@ class Journal:
             terms.seed,
             terms.code,
             self.content,
-            dumps(terms.input) if full else "",
+            self._text(terms.input) if full else "",
             json.dumps(terms.options),
             time.time(),
         )
@@ -174,6 +191,14 @@ class Journal:
                 f"journal {self.name} has program {row.id} with another input: "
                 f"{difference(row.input, given)}; give the same, or name another file"
             )
+
+    def _text(self, given: Any) -> str:
+        try:
+            return dumps(given)
+        except UnkeptError as error:
+            raise JournalError(
+                f"journal {self.name}: the input of a program cannot be kept: {error}"
+            ) from error
 
     def input_of(self, row: ProgramRow) -> Any:
         """What a recorded program was given."""

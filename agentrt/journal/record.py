@@ -33,6 +33,7 @@ from agentrt.journal.schema import (
 
 _NEVER = (UsageError, JournalWriteError, DivergenceError)
 """What is no answer, but a mistake to be mended: the node is asked again."""
+_LONGEST_NAME = 200
 _FAULTS = (EngineError, ToolLostError)
 """What ends a program without its doing: recorded only once the program has gone on."""
 
@@ -112,6 +113,7 @@ class ProgramRecord:
         if past is not None and past.start.digest != digest:
             self._diverge(at, number, past, f"{kind} {name}", text)
             past = None
+        name = _plain(name)
         full, kept = self._sink.content == "full", self._sink.content != "none"
         start = StartRow(
             self.id,
@@ -279,19 +281,24 @@ class ProgramRecord:
             ) from error
 
 
+def _plain(text: str) -> str:
+    """A name as all databases take it."""
+    return text[:_LONGEST_NAME].encode("utf-8", "replace").decode().replace("\0", "")
+
+
 class NodeRecord:
     """One node of a program that runs: its ``start``, and its ``past`` if it has one. ``first`` is
-    when its first attempt began (time of day, seconds). One that is not ``kept`` is what a program
-    does while it is stopped.
+    when its first attempt began (time of day, seconds), ``label`` its name in the DAG. One that is
+    not ``kept`` is what a program does while it is stopped.
     """
 
-    __slots__ = ("first", "kept", "key", "past", "place", "program", "start")
+    __slots__ = ("first", "kept", "key", "label", "past", "place", "program", "start")
 
     def __init__(
         self, program: ProgramRecord, start: StartRow, past: PastNode | None, *, kept: bool = True
     ) -> None:
         self.program, self.start, self.past, self.kept = program, start, past, kept
-        self.place = start.node
+        self.place, self.label = start.node, start.name
         self.key = program.key_of(self.place)
         self.first = start.started if past is None else past.first
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+from agentrt.errors import JournalWriteError
 from agentrt.journal.schema import Change
 from agentrt.journal.store import Store
 
@@ -72,8 +73,10 @@ class Writer:
             return
         try:
             self._store.write(rows)
-        except Exception as error:
+        except JournalWriteError as error:
             self._error = error
+        except Exception as error:
+            self._error = JournalWriteError(f"journal {self._store.name}: {error!r}")
 
 
 def _tell(waiting: Waiting, error: Exception | None) -> None:

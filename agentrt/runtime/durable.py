@@ -29,7 +29,9 @@ class Durable:
 async def begin(
     journal: Journal, run: Run, program: Program, input: Any, seed: int, durable: Durable
 ) -> None:
-    """Give ``run`` its record. To be called in its task. Raises `JournalError`."""
+    """Give ``run`` its record: its beginning is on the disk when this returns. To be called in its
+    task. Raises `JournalError` and `JournalWriteError`.
+    """
     task, scope = run.task, tracking.current_scope()
     assert task is not None
     assert scope is not None
@@ -48,6 +50,7 @@ async def begin(
     record.stopping = lambda: task.cancelling() > 0
     record.begin(run.type)
     run.record, scope.place = record, Place()
+    await record.written()
 
 
 def code_of(program: Program) -> str:

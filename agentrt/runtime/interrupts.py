@@ -100,7 +100,7 @@ class InterruptEmitter:
         after: Iterable[Reply],
     ) -> Any:
         """Ask a human. Raises as `Questions.ask` does."""
-        return await self._ask(self.own_scope(text), text, form, timeout, after)
+        return await self.ask(self.own_scope(text), text, form, timeout, after)
 
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
         """The next event. Raises as `Feed.next` does."""
@@ -134,16 +134,19 @@ class InterruptEmitter:
         """A coroutine that does ``work``, the node function ``name`` with what it was given."""
         return work
 
-    async def _ask(
+    async def ask(
         self,
         scope: Scope,
         text: str,
         form: AnswerForm,
         timeout: float | None = None,
         after: Iterable[Reply] = (),
+        key: str | None = None,
     ) -> Any:
+        """Ask in ``scope``; ``key`` is the question's id. Raises as `Questions.ask` does."""
         run = self._run
         question = Question(text, run.id, run.type, run.row.tenant, form)
+        question.id = key or question.id
         deadline = None if timeout is None else self._registry.clock() + timeout
         interrupt = Interrupt("human", deadline=deadline, key=question.id, attempt=1)
         with self._interrupted(NodeKind.HUMAN, text, scope, after, interrupt), tracking.outside():
@@ -217,7 +220,7 @@ class _Observer:
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
         fork = self._scope.fork()
         try:
-            return await self._emitter._ask(fork, question, answer_form(schema))
+            return await self._emitter.ask(fork, question, answer_form(schema))
         finally:
             self._scope.join(fork)
 

@@ -136,11 +136,17 @@ class JournaledEmitter(NodeEmitter):
     async def human(
         self, text: str, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
     ) -> Any:
-        node = self.enter_node("human", text, {"question": text, "schema": form.schema})
+        # Its text is content, and no name that a journal without content may have.
+        node = self.enter_node("human", "human", {"question": text, "schema": form.schema})
         if node is None:
             return await super().human(text, form, timeout, after)
-        ask = super().human
-        return await self._in_time(node, after, lambda left: ask(text, form, left, after), timeout)
+
+        def ask(left: float | None) -> Awaitable[Any]:
+            # Who has seen the question before a restart can answer it after that.
+            return self.ask(self.own_scope(text), text, form, left, after, node.key)
+
+        node.label = text
+        return await self._in_time(node, after, ask, timeout)
 
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
         node = self.enter_node("event", feed.topic, {"topic": feed.topic})

@@ -176,7 +176,7 @@ class NodeEmitter(RunEmitter):
             report = dataclasses.replace(given, steps=0, arrived_step=0, finished_step=0)
         text = None if error is None else f"{type(error).__name__}: {error}"
         scope, before = self.own_scope(node.start.name), [node_of(reply) for reply in after]
-        made = self._registry.recall(self._run, scope, kind, node.start.name, before, report, text)
+        made = self._registry.recall(self._run, scope, kind, node.label, before, report, text)
         node.program.places[made.id] = node.place
         if isinstance(value, Reply):
             return dataclasses.replace(value, node=made.id, program_id=self._run.id)

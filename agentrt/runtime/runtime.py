@@ -239,6 +239,7 @@ class Runtime:
         try:
             if self.journal is not None and durable is not None:
                 await begin(self.journal, run, program, input, self._services.seed, durable)
+            run.begun.set()
             run.result = await self._result(run, program, input)
         except asyncio.CancelledError:
             state = RunState.CANCELLED
@@ -268,7 +269,9 @@ class Runtime:
             await tracking.cancel_tasks(run, spare=run.task)
         await self._services.end_feeds(run.id)
         await self._cancel_client_calls(run.id)
-        if run.record is not None and (state is not RunState.CANCELLED or self._open):
+        if run.record is not None and (
+            state is not RunState.CANCELLED or (self._open and not run.left)
+        ):
             # One that is cancelled since its runtime ends goes on in the next one.
             assert self.journal is not None
             try:

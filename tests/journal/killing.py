@@ -19,7 +19,7 @@ from agentrt.executors.base import Chunk
 from agentrt.executors.frontend import RequestFrontend
 from agentrt.interrupts.questions import Question
 from agentrt.journal import Journal, JournalOptions
-from agentrt.journal.schema import Change
+from agentrt.journal.schema import Change, EndRow, StartRow
 from agentrt.journal.store import SQLiteStore, Store
 from agentrt.program import Program
 from agentrt.request import Call, CallSpec, Reply
@@ -95,7 +95,7 @@ def recorded_in(path: Path) -> tuple[set[str], set[str]]:
         elif "messages" in asked:
             calls.add(asked["messages"][-1]["content"])
         else:
-            calls.add(f"tokens {len(asked['prompt_token_ids']['value'])}")
+            calls.add(f"tokens {len(asked['prompt_token_ids'])}")
     return calls, tools
 
 
@@ -179,6 +179,16 @@ class QuickStore(SQLiteStore):
 
 At = int | Callable[[Change], bool]
 """A write by its number, from 1, or the first that has such a row; -1 is none."""
+
+
+def begins(kind: str) -> Callable[[Change], bool]:
+    """The write that has the beginning of such a node."""
+    return lambda row: isinstance(row, StartRow) and row.kind == kind
+
+
+def ends(node: str) -> Callable[[Change], bool]:
+    """The write that has the end of this node."""
+    return lambda row: isinstance(row, EndRow) and row.node == node
 
 
 class MortalStore(Store):

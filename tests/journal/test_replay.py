@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from agentrt.errors import (
     ToolLostError,
 )
 from agentrt.executors.base import Chunk
-from agentrt.journal.schema import Change, EndRow, StartRow
+from agentrt.journal.schema import EndRow
 from agentrt.request import Call, ToolCall
 from tests.doubles.choices import Output
 from tests.doubles.scripted import ScriptedExecutor
-from tests.journal.killing import Code, World, killed, lived, recorded_in
+from tests.journal.killing import Code, World, begins, ends, killed, lived, recorded_in
 
 # -- tools that were under way --------------------------------------------------------------
 
@@ -47,7 +46,7 @@ async def test_a_tool_that_was_under_way(tmp_path: Path, idempotent: bool) -> No
             return str(await ctx.human(f"unknown: {'unknown' in str(error)}"))
 
     path = tmp_path / "j"
-    await killed(path, code, at=3)  # 1: the journal's own, 2: the tool begins, 3: it has ended
+    await killed(path, code, at=ends("0#0"))
     assert keys == ["3"]
     run = await lived(path, code, world=(world := World()))
     assert run.result == ("paid" if idempotent else "yes")
@@ -69,7 +68,7 @@ async def test_an_unknown_outcome_that_ends_a_program_is_no_answer(tmp_path: Pat
         return lambda ctx: ctx.tool(pay, amount=3)
 
     path = tmp_path / "j"
-    await killed(path, code(False), at=3)
+    await killed(path, code(False), at=ends("0#0"))
     for _ in range(2):
         run = await lived(path, code(False))
         assert isinstance(run.error, ToolLostError)
@@ -94,7 +93,7 @@ async def test_all_attempts_have_one_key(tmp_path: Path) -> None:
         emitter.run_tool = seen  # type: ignore[attr-defined]
         return await ctx.tool(look)
 
-    await killed(tmp_path / "j", code, at=3)
+    await killed(tmp_path / "j", code, at=ends("0#0"))
     await lived(tmp_path / "j", code)
     await lived(tmp_path / "other", code)
     assert len(keys) == 2
@@ -114,7 +113,7 @@ async def test_a_tool_that_waits_for_its_turn_has_not_begun(tmp_path: Path) -> N
         each = (ctx.tool(print_, page=one) for one in "ab")
         return [repr(one) for one in await asyncio.gather(*each, return_exceptions=True)]
 
-    await killed(tmp_path / "j", code, at=3)
+    await killed(tmp_path / "j", code, at=ends("0.0#0"))
     run = await lived(tmp_path / "j", code)
     assert ["ToolLostError" in one for one in run.result] == [True, False]
     assert ran == ["a", "b"]
@@ -215,7 +214,7 @@ async def test_a_seed_is_drawn_by_the_place(tmp_path: Path) -> None:
         return await asyncio.gather(*(ctx.llm(one, temperature=1.0) for one in "abcd"))
 
     path = tmp_path / "j"
-    await killed(path, code, at=2, engine=engine())
+    await killed(path, code, at=ends("0.0#0"), engine=engine())
     await lived(path, code, engine=engine())
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0].values())) == 4
@@ -349,12 +348,8 @@ async def test_a_sleep_and_a_question_end_when_they_were_to(tmp_path: Path) -> N
 
     path = tmp_path / "j"
     for kind in ("sleep", "human"):  # in the middle of each
-        await killed(path, code, at=partial(begins, kind), after=True, answers=False)
+        await killed(path, code, at=begins(kind), after=True, answers=False)
         with closing(sqlite3.connect(path)) as writer:
             writer.execute("UPDATE agentrt_starts SET started = started - 4000")
             writer.commit()
     assert (await lived(path, code, answers=False)).result == "late"
-
-
-def begins(kind: str, row: Change) -> bool:
-    return isinstance(row, StartRow) and row.kind == kind

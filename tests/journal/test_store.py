@@ -208,3 +208,24 @@ async def test_the_oldest_programs_go(tmp_path: Path, drops: bool) -> None:
     assert again is not None
     assert again.result == "said tea"
     assert world.calls == ({"tea": 1} if drops else {})
+
+
+def test_the_queries_of_the_page_for_users(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "durability.md").read_text("utf-8")
+    queries = page.split("```sql\n")[1].split("```")[0].strip().split(";\n")
+    asyncio.run(made(tmp_path / "j", calls=2))
+    with closing(sqlite3.connect(tmp_path / "j")) as reader:
+        found = [
+            reader.execute(query.replace("mine-1", "main-1").rstrip(";")).fetchall()
+            for query in queries
+        ]
+    nodes, texts, seconds, programs = found
+    assert [row[:4] for row in nodes] == [
+        ("0", "program", "main", "done"),
+        ("0#0", "call", "llm", "done"),
+        ("0#1", "call", "llm", "done"),
+    ]
+    assert [name for name, _ in texts] == ["llm", "llm"]
+    assert all(text.startswith("said call") for _, text in texts)
+    assert seconds[0][1] > 0
+    assert programs == [("main-1", "main", "default", "null")]
