@@ -13,11 +13,13 @@ from starlette.responses import JSONResponse, Response
 
 from agentrt.errors import ConfigError
 from agentrt.serving.middleware import tenant_of
+from agentrt.serving.programs.bodies import Label, Strict
 from agentrt.serving.programs.client_programs import ClientProgram
 from agentrt.serving.programs.errors import OpenAIRoute
 from agentrt.serving.programs.identity import Claim
+from agentrt.serving.programs.left import left_runs, programs_of
 from agentrt.serving.programs.run_routes import add_runs
-from agentrt.serving.programs.runs import Label, ProgramRuns, Strict
+from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import Server
 
 _LONGEST_PAUSE_S = 1.0
@@ -41,12 +43,24 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
     async with AsyncExitStack() as stack:
         if server.submit:
             await stack.enter_async_context(_submissions()(router, server, runs, answer))
+        await _go_on(server, runs)
         try:
             async with server.background.doing("sweep of programs", sweep, pause_s):
                 yield router
         finally:
             await runs.close()
             server.programs.end_all()
+
+
+async def _go_on(server: Server, runs: ProgramRuns) -> None:
+    """Go on with the runs that the last server left in the journal."""
+    journal, native = server.runtime.journal, server.native
+    if journal is None:
+        return
+    registry = server.runtime.registry
+    registry.opened = max(registry.opened, await journal.last_number())
+    for program, left in programs_of(native, await left_runs(journal, native)):
+        runs.go_on(program, left)
 
 
 def _submissions() -> Any:

@@ -20,10 +20,12 @@ from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, P
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.records import ProgramState
 from agentrt.serving.middleware import tenant_of
+from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.errors import ApiError, client_gone
-from agentrt.serving.programs.runs import ProgramRuns, RunRequest, ServedRun
+from agentrt.serving.programs.left import ended_run
+from agentrt.serving.programs.runs import ProgramRuns, ServedRun
 from agentrt.serving.questions.asked import Asked
-from agentrt.serving.server import ServedProgram, Server
+from agentrt.serving.server import Server
 from agentrt.serving.submit.limits import SubmittedProgramError
 
 RunAnswer = Callable[[Request, ServedRun, RunRequest], Awaitable[Response]]
@@ -37,6 +39,7 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
         if body.stream:
             return EventSourceResponse(_events(one, one.watch()), sep="\n")
         if not body.wait:
+            await _begun(one.run)  # what a client was told outlives this server
             return JSONResponse(describe_run(one), 202)
         if await _is_gone_before(request, one.run):
             one.run.cancel()
@@ -46,7 +49,7 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
     @router.get("/programs", response_model=None)
     async def list_programs() -> Response:
         """The programs that are served."""
-        served = [_describe(name, one.program) for name, one in _programs(server).items()]
+        served = [_describe(name, one) for name, one in server.native.items()]
         return JSONResponse({"object": "list", "data": served})
 
     @router.post("/programs/{name}/runs", response_model=None)
@@ -66,7 +69,7 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
     @router.get("/programs/{name}/runs/{run_id}", response_model=None)
     async def retrieve_run(request: Request, name: str, run_id: str) -> Response:
         """How a run stands, or its result."""
-        return JSONResponse(describe_run(runs.get(tenant_of(request), name, run_id)))
+        return JSONResponse(await _found(server, runs, tenant_of(request), name, run_id))
 
     @router.post("/programs/{name}/runs/{run_id}/cancel", response_model=None)
     async def cancel_run(request: Request, name: str, run_id: str) -> Response:
@@ -79,16 +82,23 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
     return answer
 
 
-def _programs(server: Server) -> dict[str, ServedProgram]:
-    return {name: one for name, one in server.served.items() if isinstance(one, ServedProgram)}
+async def _found(
+    server: Server, runs: ProgramRuns, tenant: str, name: str, run_id: str
+) -> dict[str, Any]:
+    """A run of this server, or of an earlier one. Raises `ApiError` if there is none."""
+    if not runs.has(run_id):
+        ended = await ended_run(server.runtime.journal, tenant, name, run_id)
+        if ended is not None:
+            return {**ended, "result": _plain(ended["result"])}
+    return describe_run(runs.get(tenant, name, run_id))
 
 
 def _program(server: Server, name: str) -> Program:
-    found = _programs(server)
+    found = server.native
     if name not in found:
         known = ", ".join(found) or "there is none"
         raise ApiError(404, f"no program {name!r} is served ({known})", code="program_not_found")
-    return found[name].program
+    return found[name]
 
 
 def _check_input(program: Program, given: Any) -> None:
@@ -106,6 +116,14 @@ def _describe(name: str, program: Program) -> dict[str, Any]:
         "needs_input": program.needs_input,
         "description": (program.__doc__ or "").strip() or None,
     }
+
+
+async def _begun(run: Run) -> None:
+    """Wait until the run is recorded, or has ended before that."""
+    assert run.task is not None
+    begun = asyncio.create_task(run.begun.wait())
+    await asyncio.wait([run.task, begun], return_when=asyncio.FIRST_COMPLETED)
+    begun.cancel()
 
 
 async def _end_of(run: Run) -> None:

@@ -14,9 +14,10 @@ from starlette.responses import Response
 
 from agentrt.program import Context, Program
 from agentrt.serving.middleware import tenant_of
+from agentrt.serving.programs.bodies import Label, RunRequest
 from agentrt.serving.programs.errors import ApiError
 from agentrt.serving.programs.run_routes import RunAnswer
-from agentrt.serving.programs.runs import Label, ProgramRuns, RunRequest
+from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import Server
 from agentrt.serving.submit.sandbox import Sandbox
 from agentrt.serving.tenants import BusyError, Limits

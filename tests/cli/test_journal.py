@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from agentrt import Context, program
+from agentrt.journal import JournalOptions
 from tests.cli.conftest import Invoke, Refused, Run, Write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,3 +161,36 @@ def test_a_graph_has_no_journal(tmp_path: Path, refused: Refused) -> None:
     )
     target = f"{tmp_path / 'g.py'}:graph"
     refused("run", target, "--journal", tmp_path / "j", says=["--checkpointer", "leave it out"])
+
+
+@pytest.mark.parametrize(
+    ("given", "database", "where"),
+    [
+        (None, "sqlite:agentrt.db", "agentrt.journal.db"),
+        ("mine.db", "postgresql://me@here/name", "mine.db"),
+        (None, "postgresql://me@here/name", "postgresql://me@here/name"),
+        ("off", "sqlite:agentrt.db", None),
+    ],
+)
+def test_where_a_server_keeps_its_journal(
+    given: str | None, database: str, where: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside its database, or in it if that is PostgreSQL; and none if it serves no programs."""
+    pytest.importorskip("sqlalchemy")
+    from agentrt.cli import server_journal
+    from agentrt.serving.server import ServedGraph, ServedProgram
+
+    @program
+    async def made(ctx: Context) -> None: ...
+
+    monkeypatch.setattr(server_journal, "SQLiteStore", str)
+    monkeypatch.setattr(server_journal, "_postgres", str)
+    options = {"journal": given, "database": database, "journal_content": "full"}
+    options |= {"journal_keep": 7, "on_divergence": "rerun"}
+    plan = server_journal.server_journal(options, [ServedProgram(made, "p.py")])
+    assert server_journal.server_journal(options, [ServedGraph(None, "g.py")]) is None
+    if plan is None:
+        assert where is None
+        return
+    assert str(plan.opened()) == where
+    assert plan.options == JournalOptions("full", 7, drops=True, reruns=True)
