@@ -93,7 +93,8 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
     if error is None:
         late = run.id in job.timed_out
         why = f"took longer than {job.timeout:g} s (--timeout)" if late else "was cancelled"
-        return f"error: program {run.id} {why}"
+        kept = job.journal is not None and job.journal.options.content == "full"
+        return f"error: program {run.id} {why}{'; the same command goes on' if kept else ''}"
     if isinstance(error, UnansweredError | JournalError | JournalWriteError):
         return f"error: {error}"
     if isinstance(error, NotServedError):

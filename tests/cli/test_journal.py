@@ -114,6 +114,12 @@ def test_a_question_that_nobody_answered_is_asked_again(
     assert (ran.code, ran.json["results"]) == (0, [["tea", "yes"]])
 
 
+def test_a_program_over_its_time_can_go_on(run_program: Run, tmp_path: Path) -> None:
+    hangs = GOOD.replace("'tea'", "'hang'")
+    ran = run_program(hangs, "--journal", tmp_path / "j", "--timeout", 0.1)
+    assert (ran.code, ran.said[-26:]) == (1, "; the same command goes on")
+
+
 def test_instances_of_one_command(run_program: Run, tmp_path: Path) -> None:
     ran = run_program(GOOD, "--journal", tmp_path / "j", "--n", 3, "--json")
     assert ran.json["results"] == ["tea"] * 3
@@ -185,7 +191,7 @@ def test_where_a_server_keeps_its_journal(
 
     monkeypatch.setattr(server_journal, "SQLiteStore", str)
     monkeypatch.setattr(server_journal, "_postgres", str)
-    options = {"journal": given, "database": database, "journal_content": "full"}
+    options: dict[str, Any] = {"journal": given, "database": database, "journal_content": "full"}
     options |= {"journal_keep": 7, "on_divergence": "rerun"}
     plan = server_journal.server_journal(options, [ServedProgram(made, "p.py")])
     assert server_journal.server_journal(options, [ServedGraph(None, "g.py")]) is None
