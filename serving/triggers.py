@@ -122,6 +122,8 @@ class Firing:
         run = one.run
         if run.state is RunState.FAILED:
             self._refuse(event, f"program {run.id} failed: {type(run.error).__name__}: {run.error}")
+        elif run.record is not None and run.left:
+            pass  # the next server goes on with it
         elif run.state is not RunState.DONE:
             self._refuse(event, f"program {run.id} was {run.state}")
 

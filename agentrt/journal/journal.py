@@ -94,6 +94,10 @@ class Journal:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    def fault(self) -> str | None:
+        """What is wrong, where nothing can be recorded any more."""
+        return None if self._writer.error is None else str(self._writer.error)
+
     # -- programs ----------------------------------------------------------------------
 
     async def check(self, name: str, given: Any) -> None:

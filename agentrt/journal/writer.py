@@ -44,6 +44,11 @@ class Writer:
             self._wake.notify()
         await done
 
+    @property
+    def error(self) -> Exception | None:
+        """Why nothing is written any more."""
+        return self._error
+
     async def close(self) -> None:
         """Write what is left, end the thread, and close the store. Idempotent."""
         with self._wake:

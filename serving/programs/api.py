@@ -57,6 +57,7 @@ async def _go_on(server: Server, runs: ProgramRuns) -> None:
     journal, native = server.runtime.journal, server.native
     if journal is None:
         return
+    server.checks["journal"] = journal.fault
     registry = server.runtime.registry
     registry.opened = max(registry.opened, await journal.last_number())
     for program, left in programs_of(native, await left_runs(journal, native)):

@@ -49,7 +49,11 @@ async def left_runs(journal: Journal, native: Mapping[str, Program]) -> list[Lef
         elif row.type not in types:
             _log.warning("run %s waits in the journal: no program %r is served", row.id, row.type)
         else:
-            found.append(_left(journal, row, options))
+            try:
+                found.append(_left(journal, row, options))
+            except UnkeptError as error:
+                _log.warning("run %s does not go on: its input: %s", row.id, error)
+                await journal.abandon(row.id)
     return found
 
 
