@@ -5,6 +5,7 @@ AgentrtError
 │   ├── ConfigError         an option or setting that cannot be
 │   │   ├── NotServedError    a call names a model that its engine does not serve
 │   │   ├── UnknownContextError  no context was saved under that name
+│   │   ├── JournalError      a journal that cannot be used, or not by this command
 │   │   └── AmbiguousOptionError  an option that is a tool's argument, too. Also a TypeError
 │   ├── ProgramLoadError    a file without the program or graph that was asked for
 │   └── ModelLoadError      a model that cannot be found or loaded
@@ -23,6 +24,8 @@ AgentrtError
 │   ├── ToolLostError         who did the work died; whether the tool ran is unknown
 │   ├── InterruptExpiredError it was not over by its deadline. Also a TimeoutError
 │   └── QuestionClosedError   a question was answered, expired or withdrawn already
+├── DivergenceError       a program's code asks for another thing than its journal has there
+├── JournalWriteError     a journal takes no more: its disk is full, or away
 ├── CallTimeoutError      a call took longer than it may; it was aborted. Also a TimeoutError
 └── InvariantError        our own bug: state that must not be was seen
 
@@ -50,6 +53,10 @@ class NotServedError(ConfigError):
 
 class AmbiguousOptionError(ConfigError, TypeError):
     """An option of `Context.tool` that may be meant as an argument of the tool."""
+
+
+class JournalError(ConfigError):
+    """A journal that is damaged, foreign, in use, of another version or another command."""
 
 
 class UnknownContextError(ConfigError):
@@ -142,6 +149,14 @@ class InterruptExpiredError(ToolError, TimeoutError):
 
 class QuestionClosedError(ToolError):
     """A question to a human was answered, expired or withdrawn already."""
+
+
+class DivergenceError(AgentrtError):
+    """A program's code asks for another thing than what is recorded at that node."""
+
+
+class JournalWriteError(AgentrtError):
+    """A journal takes no more. What was recorded is kept, and programs can go on from it."""
 
 
 class CallTimeoutError(AgentrtError, TimeoutError):

@@ -112,6 +112,13 @@ class Server:
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 
+    @property
+    def native(self) -> dict[str, Program]:
+        """The programs that are served, by their names."""
+        return {
+            name: one.program for name, one in self.served.items() if isinstance(one, ServedProgram)
+        }
+
     def __post_init__(self) -> None:
         self.questions = ServerQuestions(self.runtime)
         self.programs = ClientPrograms(

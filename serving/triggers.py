@@ -16,7 +16,8 @@ from agentrt.errors import ConfigError, ToolUnavailableError
 from agentrt.interrupts.events import Event, Subscription
 from agentrt.program import Program
 from agentrt.runtime.run import RunState
-from agentrt.serving.programs.runs import ProgramRuns, RunRequest, ServedRun
+from agentrt.serving.programs.bodies import RunRequest
+from agentrt.serving.programs.runs import ProgramRuns, ServedRun
 from agentrt.serving.server import Api, Served, ServedProgram, Server
 from agentrt.serving.tenants import BusyError
 
@@ -104,7 +105,8 @@ class Firing:
         elif len(self._live) >= trigger.most:
             self._refuse(event, f"{trigger.most} programs of this trigger run already")
         else:
-            body = RunRequest(input={"topic": event.topic, "payload": event.payload}, deadline=None)
+            given = {"topic": event.topic, "payload": event.payload}
+            body = RunRequest(input=given, deadline=None, wait=False)
             try:
                 one = self._runs.start(self._program, trigger.tenant, body)
             except BusyError as error:
@@ -120,6 +122,8 @@ class Firing:
         run = one.run
         if run.state is RunState.FAILED:
             self._refuse(event, f"program {run.id} failed: {type(run.error).__name__}: {run.error}")
+        elif run.record is not None and run.left:
+            pass  # the next server goes on with it
         elif run.state is not RunState.DONE:
             self._refuse(event, f"program {run.id} was {run.state}")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrt.cli.engine_log import EngineLog, start_engine
 from agentrt.cli.human import Human
+from agentrt.cli.journals import JournalPlan, opened_journal
 from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.cli.screen import Screen
 from agentrt.cli.signals import Drain
@@ -23,6 +24,7 @@ from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind
 from agentrt.runtime import Runtime
+from agentrt.runtime.durable import Durable
 from agentrt.runtime.events import Event, NodeStarted
 from agentrt.runtime.run import Run, RunReport
 from agentrt.serving.questions.asked import ServerQuestions
@@ -89,7 +91,8 @@ _THREADS = 32
 class Job:
     """What `agentrt run` was asked for. ``timeout`` is seconds for each program, of which at most
     ``max_live`` run at once; ``dashboard`` is the port of its page (0: any), ``tools`` where
-    programs find tools beside their own, ``traces`` where their traces go.
+    programs find tools beside their own, ``traces`` where their traces go, ``journal`` where they
+    are recorded.
     """
 
     plan: Plan
@@ -102,6 +105,7 @@ class Job:
     dashboard: int | None = None
     tools: ToolSources = NO_TOOLS
     traces: str | None = None
+    journal: JournalPlan | None = None
     timed_out: set[str] = field(default_factory=set)
 
 
@@ -136,10 +140,17 @@ async def execute(
     human = Human(job.answers, screen, elsewhere=_elsewhere(job))
     tools = job.tools.transports(screen.announce)
     events = job.tools.events()
-    with opened_runtime(
-        executor, job.traces, ask_human=human, tools=tools, events=events, seed=job.seed
-    ) as runtime:
-        return await _execute(job, runtime, human, screen, log, drain)
+    async with opened_journal(job.journal) as journal:
+        with opened_runtime(
+            executor,
+            job.traces,
+            ask_human=human,
+            tools=tools,
+            events=events,
+            seed=job.seed,
+            journal=journal,
+        ) as runtime:
+            return await _execute(job, runtime, human, screen, log, drain)
 
 
 async def _execute(
@@ -151,6 +162,8 @@ async def _execute(
         first = await _take(starts, job.max_live)
         if not first:
             return Outcome([], {}, policy, job.plan.questions)
+        if runtime.journal is not None:
+            await runtime.journal.check(first[0].program.name, first[0].input)
         make_room(len(first))
         with watching(runtime, screen) as watch:
             await start_engine(runtime, screen.progress, log)
@@ -219,7 +232,11 @@ async def _play(
         while following is not None:
             terms = following.terms
             run = runtime.start(
-                following.program, following.input, session=following.session, **terms
+                following.program,
+                following.input,
+                session=following.session,
+                durable=Durable(),
+                **terms,
             )
             watch.add(run)
             await _finish(run, job)

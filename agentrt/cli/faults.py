@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from agentrt.cli.streams import drop_unwritten, reader_left, say
-from agentrt.errors import AgentrtError, EngineError, ProgramError, UsageError
+from agentrt.errors import AgentrtError, EngineError, JournalWriteError, ProgramError, UsageError
 
 FAILED = 1
 USAGE = 2
@@ -83,7 +83,7 @@ def _own_fault(error: AgentrtError) -> int:
         case UsageError():
             _say(str(error))
             return USAGE
-        case EngineError() | RefusedError():
+        case EngineError() | RefusedError() | JournalWriteError():
             _say(str(error))
             return FAILED
         case ProgramError():

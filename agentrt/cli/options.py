@@ -295,6 +295,26 @@ graph_options = together(
 )
 
 
+_journal = Options("Journal")
+journal_options = together(
+    _journal.text(
+        "--journal-content",
+        "[none|digest|full]",
+        "What is kept of each node: a program goes on from full only.",
+        type=click.Choice(["none", "digest", "full"]),
+        default="full",
+    ),
+    _journal.text(
+        "--on-divergence",
+        "[fail|rerun]",
+        "Where a program's code asks for another thing than is recorded: fail, or run all from "
+        "there anew.",
+        type=click.Choice(["fail", "rerun"]),
+        default="fail",
+    ),
+)
+
+
 def _port(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
     """The port. Its value may be left out: then the option takes what comes after it."""
     if value is None:

@@ -17,7 +17,14 @@ from agentrt.cli.human import UnansweredError, as_line
 from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.streams import reader_left, say, show
 from agentrt.cli.tables import print_report
-from agentrt.errors import ConfigError, EngineDiedError, NotServedError, ProgramError
+from agentrt.errors import (
+    ConfigError,
+    EngineDiedError,
+    JournalError,
+    JournalWriteError,
+    NotServedError,
+    ProgramError,
+)
 from agentrt.graph import write
 from agentrt.runtime.run import Run, RunState
 
@@ -86,8 +93,9 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
     if error is None:
         late = run.id in job.timed_out
         why = f"took longer than {job.timeout:g} s (--timeout)" if late else "was cancelled"
-        return f"error: program {run.id} {why}"
-    if isinstance(error, UnansweredError):
+        kept = job.journal is not None and job.journal.options.content == "full"
+        return f"error: program {run.id} {why}{'; the same command goes on' if kept else ''}"
+    if isinstance(error, UnansweredError | JournalError | JournalWriteError):
         return f"error: {error}"
     if isinstance(error, NotServedError):
         return f"error: program {run.id}: {error}, or start it with --model"
@@ -108,7 +116,9 @@ def _write_dag(job: Job, runs: Sequence[Run]) -> None:
 
 
 def _code(losers: Sequence[Run]) -> int:
-    if any(isinstance(run.error, UnansweredError | NotServedError) for run in losers):
+    if any(
+        isinstance(run.error, UnansweredError | NotServedError | JournalError) for run in losers
+    ):
         return USAGE
     return FAILED if losers else 0
 

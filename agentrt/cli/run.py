@@ -14,6 +14,7 @@ from agentrt.cli.options import (
     dashboard_option,
     fleet_options,
     graph_options,
+    journal_options,
     kind_option,
     model_option,
     output,
@@ -37,6 +38,7 @@ Examples:
   agentrt run demos/react.py --input "Who wrote Faust?" --n 8 --max-num-seqs 2
   agentrt run mine.py:planner --input '{"goal": "tea"}' --dag plan.mmd
   agentrt run mine.py --policy fcfs --json | tail -n 1 | jq .programs
+  agentrt run mine.py --journal mine.journal
   agentrt run mine.py -- --max-model-len 2048 --dtype float32
   agentrt run graph.py --input "Plan a tea" --checkpointer sqlite:t.db --thread tea
   agentrt run graph.py --checkpointer sqlite:t.db --thread tea --interrupt-reply yes
@@ -82,6 +84,17 @@ _GRAPH_FLAGS = {
 @tool_options
 @scheduling_options
 @graph_options
+@Options("Journal").file(
+    "--journal",
+    "Record each call, tool and answer of the programs in this file. Killed at any moment, the "
+    "same command goes on: what is recorded is not done again.",
+)
+@journal_options
+@Options("Journal").count(
+    "--journal-keep",
+    "Of programs that have ended, keep all nodes of the last N, and of others the result.  "
+    "[default: of all]",
+)
 @kind_option
 @model_option
 @batch_option
@@ -109,6 +122,7 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     # Here and not above, so that --help does not pay for it.
     from agentrt.cli.engines import check_transformers, engine_options, read_fleet
     from agentrt.cli.execute import Job
+    from agentrt.cli.journals import read_journal
     from agentrt.cli.load import load_program
     from agentrt.cli.tools import read_tools
     from agentrt.cli.traces import read_traces
@@ -130,6 +144,7 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
         dashboard=options["dashboard"],
         tools=tools,
         traces=read_traces(options["traces"], engine_flags),
+        journal=read_journal(options),
     )
     return _run(job, fleet, as_json=options["as_json"])
 
@@ -143,6 +158,13 @@ def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
         _check_program(found, given, options)
         return Plan(Start(found, given), options["n"])
     from agentrt.cli.graph_plan import GraphPlan, Invocation, graph_terms
+    from agentrt.errors import UsageError
+
+    if options["journal"] is not None:
+        raise UsageError(
+            f"--journal is for agentrt programs, and {found.name!r} is a LangGraph graph, which "
+            "goes on from --checkpointer; leave it out"
+        )
 
     arguments = click.get_current_context().meta[ARGUMENTS]
     return GraphPlan(found, graph_terms(options, given), Invocation(arguments))

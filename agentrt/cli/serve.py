@@ -12,6 +12,7 @@ from agentrt.cli.options import (
     RunCommand,
     batch_option,
     fleet_options,
+    journal_options,
     model_option,
     output,
     scheduling_options,
@@ -140,6 +141,16 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     default=16,
 )
 @_events.text("--on-tenant", "NAME", "Whose they are.", default="default")
+@Options("Journal").text(
+    "--journal",
+    "FILE|off",
+    "Where each call, tool and answer of programs is recorded: after a restart those go on whose "
+    "client did not wait.  [default: beside the database, or in it if that is PostgreSQL]",
+)
+@journal_options
+@Options("Journal").count(
+    "--journal-keep", "How many programs that have ended are kept.", default=1000
+)
 @tool_options
 @scheduling_options
 @model_option

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.cli.engines import engine_options
+from agentrt.cli.journals import JournalPlan
 from agentrt.cli.load import Found, GraphTarget, load_all, project_of
+from agentrt.cli.server_journal import server_journal
 from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools, read_triggers
 from agentrt.cli.traces import read_traces
 from agentrt.errors import ProgramLoadError
@@ -45,6 +47,7 @@ class ServeJob:
     drain_s: float = 30.0
     tools: ToolSources = NO_TOOLS
     triggers: Sequence[Trigger] = ()
+    journal: JournalPlan | None = None
 
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
@@ -89,6 +92,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         drain_s=options["drain_timeout"],
         tools=read_tools(options),
         triggers=triggers,
+        journal=server_journal(options, served.values()),
     )
 
 

@@ -17,6 +17,7 @@ from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
 from agentrt.cli.engines import Fleet, make_executor
 from agentrt.cli.execute import lent, make_room
 from agentrt.cli.faults import StoppedError
+from agentrt.cli.journals import opened_journal
 from agentrt.cli.screen import Screen
 from agentrt.cli.serve_job import ServeJob
 from agentrt.cli.signals import SIGNALS, Drain, Interrupts
@@ -102,6 +103,7 @@ class Serving:
         apis = [*load_apis(job.projects), triggers_api(job.triggers, self.tell)]
         async with AsyncExitStack() as stack:
             served = await self._prepared(stack)
+            journal = await stack.enter_async_context(opened_journal(job.journal))
             opened = opened_runtime(
                 admission,
                 job.traces,
@@ -110,6 +112,7 @@ class Serving:
                 events=job.tools.events(),
                 seed=job.seed,
                 model_names=() if job.name is None else (job.name,),
+                journal=journal,
             )
             await self._run(stack.enter_context(opened), tenants, apis, served)
 

@@ -60,6 +60,10 @@ class SavedContexts:
             raise UnknownContextError(f"there is no saved context {name!r}; saved are: {names}")
         return own[name]
 
+    def has(self, tenant: str, name: str) -> bool:
+        """Whether the tenant has saved one."""
+        return name in self._kept.get(tenant, {})
+
     def forget(self, tenant: str, name: str) -> None:
         """Keep it no longer. Raises `UnknownContextError`."""
         self.open(tenant, name)

@@ -106,6 +106,8 @@ async def _attempt(
     if slots:
         async with _held(slots, observer):
             return await _attempt(request, transport, observer, (), number)
+    if request.before is not None:
+        await request.before()
     observer.starts(number)
     if number > 1:
         request = request._replace(attempt=number)

@@ -10,7 +10,7 @@ import copy
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, overload
 
@@ -156,6 +156,7 @@ class ToolRequest(NamedTuple):
     ``arguments`` go by name, and were checked against the tool's schema if it has one.
     ``positional`` is for plain functions alone. ``key`` is the same for all attempts of one call:
     whoever gets it twice does the work once. ``timeout`` is in seconds, for this attempt.
+    ``before`` is awaited when it has its turn, before anything is run.
     """
 
     tool: Tool
@@ -166,6 +167,7 @@ class ToolRequest(NamedTuple):
     program_id: str = ""
     tenant: str = "default"
     timeout: float | None = None
+    before: Callable[[], Awaitable[None]] | None = None
 
 
 class ToolTransport(ABC):

@@ -51,6 +51,14 @@ class Toolbox:
         """Who runs this tool."""
         return tool.transport or self._local[tool.isolation]
 
+    def transport(self, name: str) -> ToolTransport:
+        """The transport of this name, of those that reach elsewhere. Raises `UnknownToolError`."""
+        if name not in self._remote:
+            known = ", ".join(self._remote) or "there is none"
+            message = f"no transport of tools is named {name!r} ({known})"
+            raise UnknownToolError(message, name=name)
+        return self._remote[name]
+
     def slots_of(self, tool: Tool) -> list[Slots]:
         """What an attempt at this tool needs one of: none, where any number may run at once."""
         transport = self.transport_of(tool)
@@ -77,10 +85,7 @@ class Toolbox:
         reached, and `UnknownToolError` if there is none of that name.
         """
         for name in transports:
-            if name not in self._remote:
-                known = ", ".join(self._remote) or "there is none"
-                message = f"no transport of tools is named {name!r} ({known})"
-                raise UnknownToolError(message, name=name)
+            self.transport(name)
         found, unreached = await self._offers(transports or tuple(self._remote), tenant)
         if transports and unreached:
             raise unreached[0]

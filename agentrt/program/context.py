@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import random
+import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -63,6 +66,14 @@ class Emitter(Protocol):
     ) -> Any: ...
 
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event: ...
+
+    async def sleep(self, seconds: float, after: Iterable[Reply]) -> None: ...
+
+    def value(self, name: str, make: Callable[[], T]) -> T: ...
+
+    def patched(self, name: str) -> bool: ...
+
+    def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any: ...
 
 
 class Context:
@@ -267,6 +278,30 @@ class Context:
         """
         return Events(topic, lambda feed: self._emitter.event(feed, timeout, after))
 
+    async def sleep(self, seconds: float, *, after: Iterable[Reply] = ()) -> None:
+        """Do nothing for so long. A program that goes on after a restart sleeps for the rest."""
+        if not 0 <= seconds < math.inf:
+            raise ConfigError(f"sleep() takes 0 seconds or more, got {seconds}")
+        await self._emitter.sleep(seconds, after)
+
+    def now(self) -> float:
+        """The time of day, in seconds since 1970; of a program that goes on, what it was then."""
+        return self._emitter.value("now", time.time)
+
+    def random(self) -> float:
+        """A random number from 0 up to 1; of a program that goes on, what it was then."""
+        return self._emitter.value("random", random.random)
+
+    def uuid(self) -> uuid.UUID:
+        """A random UUID; of a program that goes on, what it was then."""
+        return self._emitter.value("uuid", uuid.uuid4)
+
+    def patched(self, name: str) -> bool:
+        """Whether this is the code after the change ``name``: False for a program that had come
+        further, before the change was made. Its old code must stay, in the other branch.
+        """
+        return self._emitter.patched(name)
+
     def spawn(
         self,
         function: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]],
@@ -281,4 +316,6 @@ class Context:
                 result: T = await inspect.unwrap(function)(self, *args, **kwargs)
                 return result
 
-        return asyncio.create_task(run(), name=f"{self.program_id}/{name_of(function)}")
+        name = name_of(function)
+        work = self._emitter.spawned(name, [args, kwargs], run())
+        return asyncio.create_task(work, name=f"{self.program_id}/{name}")

@@ -252,12 +252,15 @@ class RunEmitter(InterruptEmitter):
     def _identify(self, node: Node, scope: Scope, spec: CallSpec) -> Call:
         run = self._run
         if spec.seed is None and spec.temperature > 0:
-            spec = dataclasses.replace(spec, seed=self._draw_seed(node))
+            spec = dataclasses.replace(spec, seed=self._draw_seed(node, scope))
         return Call(identity_of(run, scope, node), spec)
 
-    def _draw_seed(self, node: Node) -> int:
+    def _draw_seed(self, node: Node, scope: Scope) -> int:
         """A seed that depends on the runtime's seed, the program and the node only."""
-        of = f"{self.services.seed}/{self._run.id}/{node.id}".encode()
+        place, where = scope.place, str(node.id)
+        if place is not None:  # the same when the call is made again, whatever came between
+            where, place.nodes = f"{place.path}#{place.nodes}", place.nodes + 1
+        of = f"{self.services.seed}/{self._run.id}/{where}".encode()
         # To seed a generator of random numbers for one takes ten times as long.
         return int.from_bytes(blake2b(of, digest_size=4).digest()) >> 1
 

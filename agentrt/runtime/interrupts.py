@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, ConfigError
@@ -22,6 +23,7 @@ from agentrt.runtime.run import Run
 from agentrt.runtime.services import Services
 from agentrt.tracking.scope import Scope
 
+T = TypeVar("T")
 _MARK = uuid.uuid4().hex
 _KEYS = itertools.count()
 
@@ -42,10 +44,21 @@ class InterruptEmitter:
         after: Iterable[Reply],
     ) -> Any:
         """Run a tool and return its result. Raises as `Attempts.run` does."""
+        # Whoever gets the key elsewhere may know those of other runtimes.
+        return await self.run_tool(tool, positional, arguments, after, f"{_MARK}-{next(_KEYS)}")
+
+    async def run_tool(
+        self,
+        tool: Tool,
+        positional: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+        after: Iterable[Reply],
+        key: str,
+        before: Callable[[], Awaitable[None]] | None = None,
+    ) -> Any:
+        """The same under this ``key``; ``before`` is awaited ahead of each attempt."""
         run, services = self._run, self.services
         transport, slots = services.toolbox.transport_of(tool), services.toolbox.slots_of(tool)
-        # Whoever gets the key elsewhere may know those of other runtimes.
-        key = f"{_MARK}-{next(_KEYS)}"
         known = arguments if tool.spec is not None else None
         interrupt = Interrupt(transport.name, known, key=key, attempt=1)
         request = ToolRequest(
@@ -56,6 +69,7 @@ class InterruptEmitter:
             program_id=run.id,
             tenant=run.row.tenant,
             timeout=tool.options.timeout,
+            before=before,
         )
         scope = self.own_scope(tool.name)
         with self._interrupted(NodeKind.TOOL, tool.name, scope, after, interrupt) as node:
@@ -86,7 +100,7 @@ class InterruptEmitter:
         after: Iterable[Reply],
     ) -> Any:
         """Ask a human. Raises as `Questions.ask` does."""
-        return await self._ask(self.own_scope(text), text, form, timeout, after)
+        return await self.ask(self.own_scope(text), text, form, timeout, after)
 
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
         """The next event. Raises as `Feed.next` does."""
@@ -101,16 +115,38 @@ class InterruptEmitter:
         ):
             return await feed.next(services.events, run.row.tenant, timeout)
 
-    async def _ask(
+    async def sleep(self, seconds: float, after: Iterable[Reply]) -> None:
+        """Do nothing for so long: to an engine, that is an event too."""
+        interrupt = Interrupt("clock", deadline=self._registry.clock() + seconds, attempt=1)
+        scope = self.own_scope("sleep")
+        with self._interrupted(NodeKind.EVENT, "sleep", scope, after, interrupt):
+            await asyncio.sleep(seconds)
+
+    def value(self, name: str, make: Callable[[], T]) -> T:
+        """What code finds out about the world at once, such as the time."""
+        return make()
+
+    def patched(self, name: str) -> bool:
+        """Whether the code is that after the change ``name``."""
+        return True
+
+    def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
+        """A coroutine that does ``work``, the node function ``name`` with what it was given."""
+        return work
+
+    async def ask(
         self,
         scope: Scope,
         text: str,
         form: AnswerForm,
         timeout: float | None = None,
         after: Iterable[Reply] = (),
+        key: str | None = None,
     ) -> Any:
+        """Ask in ``scope``; ``key`` is the question's id. Raises as `Questions.ask` does."""
         run = self._run
         question = Question(text, run.id, run.type, run.row.tenant, form)
+        question.id = key or question.id
         deadline = None if timeout is None else self._registry.clock() + timeout
         interrupt = Interrupt("human", deadline=deadline, key=question.id, attempt=1)
         with self._interrupted(NodeKind.HUMAN, text, scope, after, interrupt), tracking.outside():
@@ -184,7 +220,7 @@ class _Observer:
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
         fork = self._scope.fork()
         try:
-            return await self._emitter._ask(fork, question, answer_form(schema))
+            return await self._emitter.ask(fork, question, answer_form(schema))
         finally:
             self._scope.join(fork)
 

@@ -45,7 +45,7 @@ class RunRegistry:
 
     Each method takes ``lock``; code that forks or joins scopes of these programs takes it, too.
     ``mark`` stands between a program's type and its number: the programs of two registries may
-    meet in one engine.
+    meet in one engine. ``opened`` is the last number that was given.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:
@@ -53,7 +53,7 @@ class RunRegistry:
         self._mark = mark
         self.table = ProcessTable()
         self.runs: dict[str, Run] = {}
-        self._opened = 0
+        self.opened = 0
         self.lock = RLock()
         self._listeners: list[Listener] = []
 
@@ -77,11 +77,15 @@ class RunRegistry:
         tenant: str = "default",
         session: str | None = None,
         size_hint: float | None = None,
+        number: int | None = None,
     ) -> Run:
-        """A program of this type began."""
+        """A program of this type began; ``number`` is that of one which began before this process
+        did, and goes on.
+        """
         with self.lock:
-            self._opened += 1
-            run_id, now = f"{type}{self._mark}{self._opened}", self.clock()
+            if number is None:
+                number = self.opened = self.opened + 1
+            run_id, now = f"{type}{self._mark}{number}", self.clock()
             row = self.table.start_program(run_id, type, now, tenant=tenant, session=session)
             row.size_hint = size_hint
             dag = ExecutionDAG(run_id, type)
@@ -230,11 +234,40 @@ class RunRegistry:
 
     # -- both --------------------------------------------------------------------------
 
+    def recall(
+        self,
+        run: Run,
+        scope: Scope,
+        kind: NodeKind,
+        name: str,
+        after: Iterable[int],
+        report: CallReport | None,
+        error: str | None,
+    ) -> Node:
+        """A node of an earlier run of the program, whose outcome is known. Nobody is told: nothing
+        happens. What it had cost counts as the program's.
+        """
+        with self.lock:
+            node, now = self._begin(run, scope, kind, name, after), self.clock()
+            if error is not None:
+                run.dag.fail(node.id, now, error, report)
+            else:
+                run.dag.finish(node.id, now, report)
+            if report is not None:
+                service_s, waiting_s = report.service_s, report.waiting_s
+                name = call_id(run, node)
+                self.table.call_ended(run.row, name, now, node.path_s, service_s, waiting_s, report)
+            scope.frontier.advance(node.id, node.parents)
+            return node
+
     def _begin(
         self, run: Run, scope: Scope, kind: NodeKind, name: str, after: Iterable[int]
     ) -> Node:
         parents = tracking.emission_parents(scope, run.dag, after)
-        return run.dag.add(kind, name, scope.path, parents, self.clock())
+        node = run.dag.add(kind, name, scope.path, parents, self.clock())
+        if scope.place is not None:
+            scope.place.last = node.id
+        return node
 
     def _leave(self, run: Run, scope: Scope, node: Node, now: float) -> None:
         scope.frontier.advance(node.id, node.parents)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from agentrt.graph import ExecutionDAG
+from agentrt.journal import ProgramRecord
 from agentrt.request import CallReport
 from agentrt.scheduler.records import ProgramRow
 
@@ -58,7 +59,9 @@ class Run:
     """A program's run. `Runtime.start` hands it out; there, await `wait` for its result.
 
     ``type`` is its program's name. A client program, whose code another framework or process
-    runs, has no ``task``.
+    runs, has no ``task``. One that is recorded in a journal has a ``record``; where it is cancelled
+    since its process ends, it is ``left`` for the next one. Once it has ``begun``, that is on the
+    disk.
     """
 
     id: str
@@ -73,6 +76,9 @@ class Run:
     first_step: int | None = None
     last_step: int = 0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+    record: ProgramRecord | None = field(default=None, repr=False)
+    left: bool = False
+    begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     async def wait(self) -> Any:
         """The program's result. Raises its own error, or `CancelledError` if it was cancelled."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError
+from agentrt.errors import AgentrtError, JournalWriteError
 from agentrt.executors.base import Executor, Notification, Progress
 from agentrt.executors.frontend import Frontend
 from agentrt.executors.vllm.frontend.models import open_frontend
@@ -23,9 +23,12 @@ from agentrt.interrupts import ToolTransport
 from agentrt.interrupts.events import EventSource, NoEvents
 from agentrt.interrupts.questions import Answerer, Questions, no_human
 from agentrt.interrupts.toolbox import Toolbox
+from agentrt.journal import Journal
 from agentrt.program import Context, Program
+from agentrt.runtime.durable import Durable, begin
 from agentrt.runtime.emitter import RunEmitter
 from agentrt.runtime.events import Event, ProgramEnded, notification_of
+from agentrt.runtime.journaled import JournaledEmitter
 from agentrt.runtime.registry import Listener, RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
 from agentrt.runtime.services import Services
@@ -50,7 +53,8 @@ class Runtime:
     `Context.event` hears of what happens. ``ask_human`` answers
     `Context.human`; with None, questions wait in ``questions`` for whoever answers them there.
     ``enter`` is called before a program's code, in its context: the code finds the context
-    variables that it sets.
+    variables that it sets. Programs are recorded in ``journal``, and go on from it; whoever opened
+    it closes it.
     """
 
     def __init__(
@@ -65,8 +69,10 @@ class Runtime:
         registry: RunRegistry | None = None,
         model_names: Sequence[str] = (),
         enter: Callable[[Run], None] = lambda run: None,
+        journal: Journal | None = None,
     ) -> None:
         self.executor = executor
+        self.journal = journal
         self.registry = RunRegistry(clock) if registry is None else registry
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
@@ -186,7 +192,7 @@ class Runtime:
         if run.task is None and run.ended_at is None:
             self._clients[run.id] = run
             self._follow(registry_of(run))
-        return RunEmitter(run, self._services)
+        return JournaledEmitter(run, self._services)
 
     def _follow(self, registry: RunRegistry) -> None:
         """Listen to a registry: once, however many of its programs there are."""
@@ -202,15 +208,21 @@ class Runtime:
         tenant: str = "default",
         session: str | None = None,
         size_hint: float | None = None,
+        durable: Durable | None = None,
     ) -> Run:
         """Start a program. It runs as a task of its own; await `Run.wait` for its result.
 
         ``size_hint`` is a guess of its size for a policy that learns, such as a budget of
-        tokens: in any unit, the same for all programs of its type.
+        tokens: in any unit, the same for all programs of its type. With a journal, ``durable``
+        says how it is recorded; None is not at all.
         """
-        run = self.registry.open(program.name, tenant=tenant, session=session, size_hint=size_hint)
+        number = None if durable is None else durable.number
+        run = self.registry.open(
+            program.name, tenant=tenant, session=session, size_hint=size_hint, number=number
+        )
         scope = Scope(owner=run, frontier=Frontier(), path=program.name)
-        run.task = tracking.start_task(self._run(run, program, input), scope, name=run.id)
+        work = self._run(run, program, input, durable)
+        run.task = tracking.start_task(work, scope, name=run.id)
         run.task.add_done_callback(functools.partial(self._close_unbegun, run))
         return run
 
@@ -221,17 +233,29 @@ class Runtime:
         if task.cancelled() and run.ended_at is None:
             self.registry.close(run, RunState.CANCELLED)
 
-    async def _run(self, run: Run, program: Program, input: Any) -> None:
-        context = Context(run.id, run.type, self.emitter(run))
+    async def _run(self, run: Run, program: Program, input: Any, durable: Durable | None) -> None:
         state, error = RunState.DONE, None
         self._enter(run)
         try:
-            run.result = await program(context, input)
+            if self.journal is not None and durable is not None:
+                await begin(self.journal, run, program, input, self._services.seed, durable)
+            run.begun.set()
+            run.result = await self._result(run, program, input)
         except asyncio.CancelledError:
             state = RunState.CANCELLED
         except Exception as raised:
             state, error = RunState.FAILED, raised
         await tracking.to_its_end(self._leave_nothing(run, program, state, error))
+
+    async def _result(self, run: Run, program: Program, input: Any) -> Any:
+        if (record := run.record) is None:
+            return await program(Context(run.id, run.type, self.emitter(run)), input)
+        if record.has_result:
+            return record.result()
+        result = await program(Context(run.id, run.type, self.emitter(run)), input)
+        if record.diverged is not None:  # and its code has caught that
+            raise record.diverged
+        return result
 
     async def _leave_nothing(
         self, run: Run, program: Program, state: RunState, error: Exception | None
@@ -239,10 +263,22 @@ class Runtime:
         """Nothing of a program outlives it: no task, no call, no row. Another framework's
         tasks end by themselves, or serve others too; its threads' calls are still its own.
         """
+        if run.record is not None:
+            run.record.stopping = lambda: True
         if program.owns_tasks:
             await tracking.cancel_tasks(run, spare=run.task)
         await self._services.end_feeds(run.id)
         await self._cancel_client_calls(run.id)
+        if run.record is not None and (
+            state is not RunState.CANCELLED or (self._open and not run.left)
+        ):
+            # One that is cancelled since its runtime ends goes on in the next one.
+            assert self.journal is not None
+            try:
+                await run.record.end(str(state), run.result, error)
+                self.journal.ended()
+            except JournalWriteError as unwritten:
+                state, error = RunState.FAILED, error or unwritten
         self.registry.close(run, state, error)
         await self._forget(run)
 

@@ -1,13 +1,14 @@
 """Which calls had to end before this one, found out from plain asyncio code.
 
-`scope` has what is known of one task's past, `current` which scope code is in, `tasks` the task
+`scope` has what is known of one task's past, `current` which scope code is in, `place`
+where that is for a record, `tasks` the task
 factory and `emission_parents`, `frameworks` whose tasks are no branches of a program, and
 `_compat` what is read inside asyncio.
 """
 
 from __future__ import annotations
 
-from agentrt.tracking.current import current_scope, enter, enter_node, is_alone_in, outside
+from agentrt.tracking.current import current_scope, enter, enter_node, is_alone_in, outside, within
 from agentrt.tracking.tasks import (
     TrackedTask,
     cancel_tasks,
@@ -31,4 +32,5 @@ __all__ = [
     "start_task",
     "to_its_end",
     "uninstall",
+    "within",
 ]

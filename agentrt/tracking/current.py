@@ -66,6 +66,11 @@ def enter_node(name: str) -> AbstractContextManager[Scope | None]:
     return _Inside(None if scope is None else scope.within(name))
 
 
+def within(scope: Scope) -> AbstractContextManager[Scope | None]:
+    """Run the body in ``scope``."""
+    return _Inside(scope)
+
+
 def enter(scope: Scope | None) -> None:
     """From here on, the code of this context (a task, or a thread's copy) is in ``scope``.
 

@@ -7,12 +7,14 @@ asyncio's own futures (gather, shield, TaskGroup), which it settles before it is
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import CellType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 from agentrt.graph.frontier import Frontier
 from agentrt.tracking._compat import is_exiting
+from agentrt.tracking.place import Place
 
 Family = WeakSet[asyncio.Task[Any]]
 
@@ -26,10 +28,13 @@ class Scope:
 
     A scope that is ``over`` sends whoever is still in it ``back``: its end was reported by
     somebody who could not change the context of the code. ``entered_in`` is the id of the
-    task whose code entered it while it ran.
+    task whose code entered it while it ran. ``place`` is there if the program is recorded.
     """
 
-    __slots__ = ("_family", "back", "entered_in", "frontier", "over", "owner", "path", "pending")
+    __slots__ = (
+        *("_family", "back", "entered_in", "frontier", "over", "owner", "path", "pending"),
+        "place",
+    )
 
     def __init__(
         self,
@@ -37,6 +42,7 @@ class Scope:
         path: str = "",
         frontier: Frontier | None = None,
         family: Family | None = None,
+        place: Place | None = None,
     ) -> None:
         self.owner = owner
         self.path = path
@@ -46,6 +52,7 @@ class Scope:
         self.over = False
         self.back: Scope | None = None
         self.entered_in: int | None = None
+        self.place = place
 
     @property
     def family(self) -> Family:
@@ -54,10 +61,13 @@ class Scope:
             self._family = family_of(self.owner)
         return self._family
 
-    def fork(self) -> Scope:
-        """The scope of a task that this one creates now."""
+    def fork(self, coro: object = None, beside: Sequence[object] = ()) -> Scope:
+        """The scope of a task that this one creates now, for ``coro``; together with those that
+        are ``beside`` it.
+        """
         self.settle()
-        return Scope(self.owner, self.path, self.frontier.fork(), self._family)
+        place = None if self.place is None else self.place.fork(coro, beside)
+        return Scope(self.owner, self.path, self.frontier.fork(), self._family, place)
 
     def within(self, name: str) -> Scope:
         """The same scope inside the node function ``name``."""
@@ -65,9 +75,15 @@ class Scope:
         inner.path = f"{self.path}/{name}" if self.path else name
         return inner
 
+    def inside(self, node: str) -> Scope:
+        """The same scope for what a recorded ``node`` does itself."""
+        inner = self.alias()
+        inner.place = Place(node) if self.place is None else self.place.inside(node)
+        return inner
+
     def alias(self) -> Scope:
         """The same scope for code that may outlive it: it is never over."""
-        alias = Scope(self.owner, self.path, self.frontier, self._family)
+        alias = Scope(self.owner, self.path, self.frontier, self._family, self.place)
         alias.pending = self.pending
         return alias
 

@@ -17,7 +17,13 @@ from weakref import WeakKeyDictionary
 from agentrt.errors import InvariantError
 from agentrt.graph.dag import ExecutionDAG
 from agentrt.tracking import frameworks
-from agentrt.tracking._compat import EAGER_FACTORY, outer_cell, task_of, waiting_group
+from agentrt.tracking._compat import (
+    EAGER_FACTORY,
+    given_beside,
+    outer_cell,
+    task_of,
+    waiting_group,
+)
 from agentrt.tracking.current import SCOPE, current_scope, outside, running_task, scope_of
 from agentrt.tracking.scope import Scope, family_of
 
@@ -195,7 +201,7 @@ class _Factory:
             context = contextvars.copy_context()
         if frameworks.awaits_at_once():
             return _part(coro, scope, loop=loop, context=context, **kwargs)
-        child = scope.fork()
+        child = scope.fork(coro, () if scope.place is None else given_beside(coro))
         context.run(SCOPE.set, child)
         return TrackedTask(coro, scope=child, loop=loop, context=context, **kwargs)
 

@@ -35,7 +35,8 @@ from agentrt.runtime.run import RunState
 from agentrt.serving.langgraph.responses import to_json
 from agentrt.serving.mcp.offers import Offer
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.programs.runs import ProgramRuns, RunRequest, ServedRun
+from agentrt.serving.programs.bodies import RunRequest
+from agentrt.serving.programs.runs import ProgramRuns, ServedRun
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError

@@ -27,18 +27,13 @@ from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.error_responses import ApiError, OpenAIRoute, client_gone
 from agentrt.serving.langgraph.responses import to_json
 from agentrt.serving.middleware import tenant_of
+from agentrt.serving.programs.bodies import Label, RunRequest, Strict
 from agentrt.serving.programs.client_programs import ClientProgram
 from agentrt.serving.programs.identity import Claim
-from agentrt.serving.programs.runs import (
-    Label,
-    ProgramRuns,
-    RunAnswer,
-    RunRequest,
-    ServedRun,
-    Strict,
-)
+from agentrt.serving.programs.left import ended_run, left_runs, programs_of
+from agentrt.serving.programs.runs import ProgramRuns, RunAnswer, ServedRun
 from agentrt.serving.questions.asked import Asked
-from agentrt.serving.server import ServedProgram, Server
+from agentrt.serving.server import Server
 from agentrt.serving.submit.limits import SubmittedProgramError
 
 
@@ -49,6 +44,7 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
         if body.stream:
             return EventSourceResponse(_events(one, one.watch()), sep="\n")
         if not body.wait:
+            await _begun(one.run)  # what a client was told outlives this server
             return JSONResponse(describe_run(one), 202)
         if await _is_gone_before(request, one.run):
             one.run.cancel()
@@ -58,7 +54,7 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
     @router.get("/programs", response_model=None)
     async def list_programs() -> Response:
         """The programs that are served."""
-        served = [_describe(name, one.program) for name, one in _programs(server).items()]
+        served = [_describe(name, one) for name, one in server.native.items()]
         return JSONResponse({"object": "list", "data": served})
 
     @router.post("/programs/{name}/runs", response_model=None)
@@ -78,7 +74,7 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
     @router.get("/programs/{name}/runs/{run_id}", response_model=None)
     async def retrieve_run(request: Request, name: str, run_id: str) -> Response:
         """How a run stands, or its result."""
-        return JSONResponse(describe_run(runs.get(tenant_of(request), name, run_id)))
+        return JSONResponse(await _found(server, runs, tenant_of(request), name, run_id))
 
     @router.post("/programs/{name}/runs/{run_id}/cancel", response_model=None)
     async def cancel_run(request: Request, name: str, run_id: str) -> Response:
@@ -91,16 +87,23 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
     return answer
 
 
-def _programs(server: Server) -> dict[str, ServedProgram]:
-    return {name: one for name, one in server.served.items() if isinstance(one, ServedProgram)}
+async def _found(
+    server: Server, runs: ProgramRuns, tenant: str, name: str, run_id: str
+) -> dict[str, Any]:
+    """A run of this server, or of an earlier one. Raises `ApiError` if there is none."""
+    if not runs.has(run_id):
+        ended = await ended_run(server.runtime.journal, tenant, name, run_id)
+        if ended is not None:
+            return {**ended, "result": to_json(ended["result"])}
+    return describe_run(runs.get(tenant, name, run_id))
 
 
 def _program(server: Server, name: str) -> Program:
-    found = _programs(server)
+    found = server.native
     if name not in found:
         known = ", ".join(found) or "there is none"
         raise ApiError(404, f"no program {name!r} is served ({known})", code="program_not_found")
-    return found[name].program
+    return found[name]
 
 
 def _check_input(program: Program, given: Any) -> None:
@@ -118,6 +121,14 @@ def _describe(name: str, program: Program) -> dict[str, Any]:
         "needs_input": program.needs_input,
         "description": (program.__doc__ or "").strip() or None,
     }
+
+
+async def _begun(run: Run) -> None:
+    """Wait until the run is recorded, or has ended before that."""
+    assert run.task is not None
+    begun = asyncio.create_task(run.begun.wait())
+    await asyncio.wait([run.task, begun], return_when=asyncio.FIRST_COMPLETED)
+    begun.cancel()
 
 
 async def _end_of(run: Run) -> None:
@@ -228,12 +239,25 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
     async with AsyncExitStack() as stack:
         if server.submit:
             await stack.enter_async_context(_submissions()(router, server, runs, answer))
+        await _go_on(server, runs)
         try:
             async with server.background.doing("sweep of programs", sweep, pause_s):
                 yield router
         finally:
             await runs.close()
             server.programs.end_all()
+
+
+async def _go_on(server: Server, runs: ProgramRuns) -> None:
+    """Go on with the runs that the last server left in the journal."""
+    journal, native = server.runtime.journal, server.native
+    if journal is None:
+        return
+    server.checks["journal"] = journal.fault
+    registry = server.runtime.registry
+    registry.opened = max(registry.opened, await journal.last_number())
+    for program, left in programs_of(native, await left_runs(journal, native)):
+        runs.go_on(program, left)
 
 
 def _submissions() -> Any:

@@ -7,17 +7,18 @@ import functools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrt.interrupts.questions import Question
 from agentrt.program import Program
+from agentrt.runtime.durable import Durable
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run
 from agentrt.serving.error_responses import ApiError
+from agentrt.serving.programs.bodies import RunRequest
+from agentrt.serving.programs.left import LeftRun, durable_of
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError
@@ -27,25 +28,6 @@ _KEPT = 1000
 _KEPT_S = 3600.0
 _AHEAD = 1024
 """Events that are kept for a slow reader. It misses nodes beyond that, but not the result."""
-
-
-Label = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]([\x20-\x7e]{0,126}[\x21-\x7e])?$")]
-
-
-class Strict(BaseModel):
-    """Unknown fields are errors, as are numbers that are none."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class RunRequest(Strict):
-    """``POST /v1/programs/{name}/runs``: ``deadline`` is in seconds from now."""
-
-    input: Any = None
-    stream: bool = False
-    wait: bool = True
-    session: Label | None = None
-    deadline: float | None = Field(None, gt=0, le=7 * 24 * 3600)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,10 +77,24 @@ class ProgramRuns:
         if live[tenant] >= most:
             raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
         tenants.ask(tenant)
-        run = self._runtime.start(program, body.input, tenant=tenant, session=body.session)
+        durable = None
+        if any(program is native for native in self._server.native.values()):
+            durable = durable_of(body)
+        return self._begin(program, tenant, body, durable)
+
+    def go_on(self, program: Program, left: LeftRun) -> None:
+        """Go on with a run of the last server. What it had been admitted for holds."""
+        self._begin(program, left.tenant, left.body, left.durable)
+
+    def _begin(
+        self, program: Program, tenant: str, body: RunRequest, durable: Durable | None
+    ) -> ServedRun:
+        run = self._runtime.start(
+            program, body.input, tenant=tenant, session=body.session, durable=durable
+        )
         one = self._runs[run.id] = ServedRun(run, tenant)
         assert run.task is not None
-        live[tenant] += 1
+        self._server.live[tenant] += 1
         # Nobody may be waiting for it: a server that stops does.
         self._server.under_way.add(run.task)
         run.task.add_done_callback(functools.partial(self._over, tenant))
@@ -113,6 +109,10 @@ class ProgramRuns:
         live[tenant] -= 1
         if not live[tenant]:
             del live[tenant]
+
+    def has(self, run_id: str) -> bool:
+        """Whether this server has run it."""
+        return run_id in self._runs
 
     def get(self, tenant: str, name: str, run_id: str) -> ServedRun:
         """The tenant's run of the program ``name``. Raises `ApiError` if there is none."""
@@ -131,10 +131,12 @@ class ProgramRuns:
                 del self._runs[run_id]
 
     async def close(self) -> None:
-        """Cancel what runs."""
+        """Cancel what runs. The next server goes on with what is in the journal."""
         self._runtime.registry.unlisten(self._saw)
         self._runtime.questions.unlisten(self._asked)
         tasks = [one.run.task for one in self._runs.values() if one.run.task is not None]
+        for one in self._runs.values():
+            one.run.left = True
         for task in tasks:
             task.cancel()
         if tasks:

@@ -15,7 +15,8 @@ from starlette.responses import Response
 from agentrt.program import Context, Program
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.programs.runs import Label, ProgramRuns, RunAnswer, RunRequest
+from agentrt.serving.programs.bodies import Label, RunRequest
+from agentrt.serving.programs.runs import ProgramRuns, RunAnswer
 from agentrt.serving.server import Server
 from agentrt.serving.submit.sandbox import Sandbox
 from agentrt.serving.tenants import BusyError, Limits

@@ -132,6 +132,8 @@ class Running:
 @contextmanager
 def running(path: Path, *options: str, engine: str = "echoing") -> Iterator[tuple[Running, str]]:
     command = [sys.executable, "-m", f"tests.cli.{engine}", "serve", str(path), "--port", "0"]
+    if "--database" not in options:  # nor what an earlier server has left in a journal
+        command += ["--database", f"sqlite:{path.parent / 'agentrt.db'}"]
     process = subprocess.Popen(
         [*command, *options],
         cwd=ROOT,

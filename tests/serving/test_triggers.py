@@ -13,7 +13,8 @@ from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, ToolUnavailableError
 from agentrt.interrupts.events import Subscription
 from agentrt.runtime.events import ProgramEnded, ProgramStarted
-from agentrt.serving.programs.runs import ProgramRuns, RunRequest
+from agentrt.serving.programs.bodies import RunRequest
+from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import ServedProgram, Server
 from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.triggers import Trigger, api_with, program_of

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -23,18 +24,30 @@ _FORKS.set_forkserver_preload([serve.__module__, "pytest"])
 class Process:
     """A server in a process of its own, on one port all its lives."""
 
-    def __init__(self, database: str, folder: Path) -> None:
+    def __init__(
+        self,
+        database: str,
+        folder: Path,
+        target: Callable[[str, int, Path], None] = serve,
+        health: str = "/ok",
+    ) -> None:
         self.port = reserved_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._database = database
         self._folder = folder
+        self._target, self._health = target, health
         self._process: BaseProcess | None = None
+
+    def launch(self) -> None:
+        """Start."""
+        given = (self._database, self.port, self._folder)
+        self._process = _FORKS.Process(target=self._target, args=given, daemon=True)
+        self._process.start()
 
     async def start(self) -> None:
         """Start, and wait until it answers."""
-        given = (self._database, self.port, self._folder)
-        self._process = _FORKS.Process(target=serve, args=given, daemon=True)
-        self._process.start()
+        self.launch()
+        assert self._process is not None
         async with (
             httpx.AsyncClient(base_url=self.url, timeout=60) as http,
             asyncio.timeout(START_S),
@@ -42,10 +55,17 @@ class Process:
             while True:
                 assert self._process.is_alive(), "the server ended"
                 try:
-                    assert (await http.get("/ok")).json() == {"ok": True}
+                    assert (await http.get(self._health)).status_code == 200
                     return
                 except httpx.TransportError:
                     await asyncio.sleep(0.02)
+
+    async def died(self) -> None:
+        """Wait until it has killed itself."""
+        process, self._process = self._process, None
+        assert process is not None
+        await asyncio.to_thread(process.join, START_S)
+        assert process.exitcode == -signal.SIGKILL
 
     def kill(self) -> None:
         """As the kernel does when memory is short."""

@@ -1,0 +1,13 @@
+"""What programs asked and were answered, node by node: a record that a program goes on from.
+
+`schema` has the tables, `store` the file that they are in, and `writer` the thread that writes it.
+`codec` makes JSON of values and back. `past` is what is known of one program, `record` what is
+written of it, and `difference` the words for code that has changed. `journal` opens it all.
+"""
+
+from __future__ import annotations
+
+from agentrt.journal.journal import Journal, JournalOptions, Terms
+from agentrt.journal.record import ProgramRecord
+
+__all__ = ["Journal", "JournalOptions", "ProgramRecord", "Terms"]

@@ -1,0 +1,227 @@
+"""A journal that is open: programs begin in it, or go on where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from agentrt.errors import JournalError
+from agentrt.journal.codec import UnkeptError, dumps, loads
+from agentrt.journal.difference import difference
+from agentrt.journal.past import Past, PastNode, nodes_of
+from agentrt.journal.record import ProgramRecord
+from agentrt.journal.schema import CANCELLED, ROOT, Change, EndRow, ProgramRow, StartRow, Statement
+from agentrt.journal.store import Store
+from agentrt.journal.writer import Writer
+
+Content = Literal["none", "digest", "full"]
+_PRUNE_EVERY = 0.1
+"""Ended programs are dropped once there are so many too many, of those that are kept."""
+_ENDED = """SELECT e.program FROM agentrt_ends e WHERE e.node = '0' AND e.state IN ({states})
+    AND NOT EXISTS (SELECT 1 FROM agentrt_starts s WHERE s.program = e.program AND s.node = '0'
+        AND s.attempt > e.attempt)
+    ORDER BY e.ended DESC LIMIT 1000000000 OFFSET ?"""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOptions:
+    """How a journal is kept. ``content`` says how much of each node: with ``full`` a program can
+    go on. The nodes of the last ``keep`` ended programs are kept (None: of all); of those before,
+    the result is kept, or with ``drops`` nothing. ``reruns`` runs what follows a divergence anew.
+    """
+
+    content: Content = "full"
+    keep: int | None = None
+    drops: bool = False
+    reruns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a program is started. ``number`` counts those of its ``type``; ``code`` is a fingerprint
+    of its file.
+    """
+
+    type: str
+    input: Any = None
+    number: int = 0
+    tenant: str = "default"
+    session: str | None = None
+    seed: int = 0
+    code: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Journal:
+    """Records programs in ``store``. Belongs to one event loop; `open` makes one."""
+
+    def __init__(self, store: Store, options: JournalOptions, uid: str) -> None:
+        self.name, self.uid = store.name, uid
+        self.content, self.reruns = options.content, options.reruns
+        self._store, self._options = store, options
+        self._writer = Writer(store)
+        self.put: Callable[[Change], None] = self._writer.put
+        self.written = self._writer.written
+        self._surplus = 0
+
+    @classmethod
+    async def open(cls, opened: Callable[[], Store], options: JournalOptions | None = None) -> Self:
+        """Open the store, and what is in it. Raises `JournalError` for what cannot be used."""
+        store = await asyncio.to_thread(opened)
+        try:
+            found = store.query("SELECT value FROM agentrt_journal WHERE key = 'uid'")
+            uid = str(found[0][0]) if found else uuid.uuid4().hex
+            if not found:
+                row = "INSERT INTO agentrt_journal VALUES (?, ?)"
+                store.write([Statement(row, ("uid", uid))])
+            return cls(store, options or JournalOptions(), uid)
+        except BaseException:
+            store.close()
+            raise
+
+    async def close(self) -> None:
+        """Write what is left. Idempotent."""
+        await self._writer.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def fault(self) -> str | None:
+        """What is wrong, where nothing can be recorded any more."""
+        return None if self._writer.error is None else str(self._writer.error)
+
+    # -- programs ----------------------------------------------------------------------
+
+    async def check(self, name: str, given: Any) -> None:
+        """Raise `JournalError` if programs of this type are recorded with another input, or
+        without what they need to go on.
+        """
+        for row in await self.programs("type = ?", (name,)):
+            self._check(row, self._text(given))
+
+    async def programs(self, where: str, values: Sequence[Any] = ()) -> list[ProgramRow]:
+        """Recorded programs, by their start."""
+        fields = ", ".join(ProgramRow._fields)
+        query = f"SELECT {fields} FROM agentrt_programs WHERE {where} ORDER BY started, number"
+        rows = await asyncio.to_thread(self._store.query, query, values)
+        return [ProgramRow(*row) for row in rows]
+
+    async def open_programs(self) -> list[ProgramRow]:
+        """Those that have begun, and whose last attempt was not told to have ended."""
+        return await self.programs(
+            "NOT EXISTS (SELECT 1 FROM agentrt_ends e WHERE e.program = id AND e.node = '0' "
+            "AND e.attempt = (SELECT MAX(s.attempt) FROM agentrt_starts s "
+            "WHERE s.program = id AND s.node = '0'))"
+        )
+
+    async def last_number(self) -> int:
+        """The highest number of a program."""
+        query = "SELECT COALESCE(MAX(number), 0) FROM agentrt_programs"
+        return int((await asyncio.to_thread(self._store.query, query))[0][0])
+
+    async def ended_program(self, program_id: str) -> tuple[ProgramRow, PastNode] | None:
+        """A program that has ended, and its end; None for any other."""
+        known = await self.programs("id = ?", (program_id,))
+        root = (await self._past(program_id)).root if known else None
+        return None if root is None or root.end is None else (known[0], root)
+
+    async def abandon(self, program_id: str) -> None:
+        """A program that was left open will not go on."""
+        if (root := (await self._past(program_id)).root) is not None:
+            end = EndRow(
+                program_id, ROOT, root.start.attempt, CANCELLED, 0, "", "", "", time.time()
+            )
+            self.put(end.marked())
+            await self.written()
+
+    async def program(self, program_id: str, terms: Terms) -> ProgramRecord:
+        """The record of a program that begins, or goes on. Raises `JournalError`."""
+        known = await self.programs("id = ?", (program_id,))
+        if not known:
+            self.put(self._row(program_id, terms))
+            return ProgramRecord(program_id, self, Past({}))
+        self._check(known[0], self._text(terms.input))
+        changed = "" if known[0].code == terms.code else "; its file has changed since"
+        return ProgramRecord(program_id, self, await self._past(program_id), changed)
+
+    async def _past(self, program_id: str) -> Past:
+        def read() -> Past:
+            each = [
+                self._store.query(
+                    f"SELECT {', '.join(fields)} FROM {table} WHERE program = ?", (program_id,)
+                )
+                for table, fields in (
+                    ("agentrt_starts", StartRow._fields),
+                    ("agentrt_ends", EndRow._fields),
+                )
+            ]
+            starts, ends = map(StartRow._make, each[0]), map(EndRow._make, each[1])
+            return Past(nodes_of(self.name, starts, ends))
+
+        return await asyncio.to_thread(read)
+
+    def _row(self, program_id: str, terms: Terms) -> ProgramRow:
+        full = self.content == "full"
+        return ProgramRow(
+            program_id,
+            terms.number,
+            terms.type,
+            terms.tenant,
+            terms.session,
+            terms.seed,
+            terms.code,
+            self.content,
+            self._text(terms.input) if full else "",
+            json.dumps(terms.options),
+            time.time(),
+        )
+
+    def _check(self, row: ProgramRow, given: str) -> None:
+        if row.content != "full":
+            raise JournalError(
+                f"journal {self.name}: program {row.id} was recorded with --journal-content "
+                f"{row.content}, and goes on only from full; name another file"
+            )
+        if row.input != given:
+            raise JournalError(
+                f"journal {self.name} has program {row.id} with another input: "
+                f"{difference(row.input, given)}; give the same, or name another file"
+            )
+
+    def _text(self, given: Any) -> str:
+        try:
+            return dumps(given)
+        except UnkeptError as error:
+            raise JournalError(
+                f"journal {self.name}: the input of a program cannot be kept: {error}"
+            ) from error
+
+    def input_of(self, row: ProgramRow) -> Any:
+        """What a recorded program was given."""
+        return loads(row.input)
+
+    # -- what is not kept any more -----------------------------------------------------
+
+    def ended(self) -> None:
+        """Another program has ended: the oldest may have to go."""
+        keep = self._options.keep
+        self._surplus += 1
+        if keep is None or self._surplus <= keep * _PRUNE_EVERY:
+            return
+        self._surplus = 0
+        drops = self._options.drops
+        states = "'done', 'failed', 'cancelled', 'lost'" if drops else "'done'"
+        which = _ENDED.format(states=states)
+        only = "" if drops else f" AND node <> '{ROOT}'"
+        if drops:
+            self.put(Statement(f"DELETE FROM agentrt_programs WHERE id IN ({which})", (keep,)))
+        self.put(Statement(f"DELETE FROM agentrt_starts WHERE program IN ({which}){only}", (keep,)))
+        self.put(Statement(f"DELETE FROM agentrt_ends WHERE program IN ({which}){only}", (keep,)))

@@ -1,0 +1,139 @@
+"""What is known of a program that was begun before: its nodes, and in which order they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+from agentrt.errors import JournalError
+from agentrt.journal.schema import CANCELLED, OPEN, ROOT, EndRow, StartRow
+
+STALL_S = 0.25
+"""So long the answers of recorded nodes keep to their order while none of them comes."""
+_NUMBER = re.compile(r"[#.](\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class PastNode:
+    """A node as it is recorded: its last ``start``, and the ``end`` of that. ``first`` is when its
+    first attempt began.
+    """
+
+    start: StartRow
+    first: float
+    end: EndRow | None = None
+
+    @property
+    def state(self) -> str:
+        return OPEN if self.end is None else self.end.state
+
+
+def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> dict[str, PastNode]:
+    """A program's nodes by their places, out of the journal ``name``.
+
+    Raises `JournalError` for a row that is not as it was written.
+    """
+    nodes: dict[str, PastNode] = {}
+    for start in sorted(starts, key=lambda row: row.attempt):
+        before = nodes.get(start.node)
+        nodes[start.node] = PastNode(start, start.started if before is None else before.first)
+    for end in ends:
+        if not end.is_whole:
+            raise JournalError(
+                f"journal {name}: node {end.node} of program {end.program} is damaged; nothing "
+                "was read of it: bring back a whole copy, or name another file"
+            )
+        known = nodes.get(end.node)
+        if known is not None and known.start.attempt == end.attempt:
+            nodes[end.node] = replace(known, end=end)
+    return nodes
+
+
+class Past:
+    """The recorded nodes of one program that its code has not come to yet."""
+
+    def __init__(self, nodes: Mapping[str, PastNode]) -> None:
+        self.root = nodes.get(ROOT)
+        self._nodes = {place: node for place, node in nodes.items() if place != ROOT}
+        self.turns = Turns(
+            one.end.place
+            for one in self._nodes.values()
+            if one.end is not None and one.state != CANCELLED
+        )
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def take(self, place: str) -> PastNode | None:
+        """The node that is recorded there. It is given once."""
+        return self._nodes.pop(place, None)
+
+    def has(self, place: str) -> bool:
+        """Whether a node is recorded there."""
+        return place in self._nodes
+
+    def is_behind(self, path: str, nodes: int, forks: int) -> bool:
+        """Whether the code of a task had come further: it is at so many nodes and tasks of its
+        own now.
+        """
+        return any(_is_after(place, path, nodes, forks) for place in self._nodes)
+
+    def forget_after(self, path: str, nodes: int, forks: int) -> list[str]:
+        """Drop what is recorded further in this task. The places of what is dropped."""
+        gone = [place for place in self._nodes if _is_after(place, path, nodes, forks)]
+        for place in gone:
+            end = self._nodes.pop(place).end
+            if end is not None:
+                self.turns.answered(end.place)
+        return gone
+
+
+def _is_after(place: str, path: str, nodes: int, forks: int) -> bool:
+    rest = place[len(path) :]
+    if not place.startswith(path) or (found := _NUMBER.match(rest)) is None:
+        return False
+    return int(found[1]) >= (nodes if rest[0] == "#" else forks)
+
+
+class Turns:
+    """Answers recorded nodes in the order in which they had ended: code that takes what comes
+    first, such as `asyncio.as_completed`, then takes the same.
+
+    It is no condition of being right: where the next one does not come, the others go on.
+    """
+
+    def __init__(self, places: Iterable[int]) -> None:
+        self._left = sorted(places, reverse=True)
+        self.last = self._left[0] if self._left else 0
+        self._gone: set[int] = set()
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._count = 0
+
+    async def wait(self, place: float = math.inf) -> None:
+        """Wait until all that ended before ``place`` have answered."""
+        while self._left and self._left[-1] < place:
+            self._count += 1
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heappush(self._waiting, (place, self._count, turn))
+            next_one = self._left[-1]
+            done, _ = await asyncio.wait({turn}, timeout=STALL_S)
+            if not done and self._left and self._left[-1] == next_one:
+                self._left.clear()
+                self._wake()
+
+    def answered(self, place: int) -> None:
+        """The node of that place has answered, or never will."""
+        self._gone.add(place)
+        while self._left and self._left[-1] in self._gone:
+            self._gone.discard(self._left.pop())
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._waiting and (not self._left or self._waiting[0][0] <= self._left[-1]):
+            turn = heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)

@@ -1,0 +1,100 @@
+"""A journal in PostgreSQL, beside the other tables of a server, which has that database alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+
+from agentrt.errors import JournalError, JournalWriteError
+from agentrt.journal.schema import INSERTS, TABLES, VERSION, VIEW, Change, Statement
+from agentrt.journal.store import Store, check_version
+
+T = TypeVar("T")
+_TRIES = 6
+_FIRST_REST_S = 0.2
+
+
+class PostgresStore(Store):
+    """Tables named ``agentrt_…`` at ``url``; ``name`` is that without its password.
+
+    A connection that breaks is made again: a write that had come through does nothing twice.
+    """
+
+    def __init__(self, url: str, name: str, timeouts: Mapping[str, Any]) -> None:
+        self.name = name
+        self._url, self._timeouts = url, timeouts
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        try:
+            with self._connect().transaction():
+                self._make()
+        except psycopg.Error as error:
+            self.close()
+            raise JournalError(f"journal {name}: {_first_line(error)}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self) -> None:
+        for statement in TABLES:
+            self._execute(statement)
+        self._execute(VIEW.replace("CREATE VIEW", "CREATE OR REPLACE VIEW"))
+        self._execute(
+            "INSERT INTO agentrt_journal VALUES ('version', ?) ON CONFLICT DO NOTHING", [VERSION]
+        )
+        found = self._execute("SELECT value FROM agentrt_journal WHERE key = 'version'")
+        check_version(self.name, int(found[0][0]))
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(self._url, autocommit=True, **self._timeouts)
+        return self._connection
+
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        made = self._connect().execute(statement.replace("?", "%s").encode(), list(values))
+        return [] if made.description is None else made.fetchall()
+
+    def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._again(lambda: self._execute(statement, values))
+        except psycopg.Error as error:
+            raise JournalError(f"journal {self.name}: {_first_line(error)}") from error
+
+    def write(self, changes: Iterable[Change]) -> None:
+        given = list(changes)
+        try:
+            self._again(lambda: self._write(given))
+        except psycopg.Error as error:
+            raise JournalWriteError(
+                f"journal {self.name}: {_first_line(error)}: what has been recorded is kept, and "
+                "the next server goes on from there"
+            ) from error
+
+    def _write(self, changes: Sequence[Change]) -> None:
+        with self._connect().transaction():
+            for one in changes:
+                if isinstance(one, Statement):
+                    self._execute(*one)
+                else:
+                    self._execute(INSERTS[type(one)], one)
+
+    def _again(self, work: Callable[[], T]) -> T:
+        """Do ``work``, and once more while the database restarts."""
+        for rest in range(_TRIES - 1):
+            try:
+                return work()
+            except psycopg.OperationalError:
+                self.close()
+                time.sleep(_FIRST_REST_S * 2**rest)
+        return work()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,335 @@
+"""One program's record: each node that its code comes to is answered from it, or added to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from agentrt.errors import (
+    DivergenceError,
+    EngineError,
+    JournalError,
+    JournalWriteError,
+    ToolFailedError,
+    ToolLostError,
+    UsageError,
+)
+from agentrt.journal.codec import UnkeptError, digest_of, dumps, loads, shown
+from agentrt.journal.difference import difference
+from agentrt.journal.past import Past, PastNode
+from agentrt.journal.schema import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    LOST,
+    ROOT,
+    Change,
+    EndRow,
+    StartRow,
+    Statement,
+)
+
+_NEVER = (UsageError, JournalWriteError, DivergenceError)
+"""What is no answer, but a mistake to be mended: the node is asked again."""
+_LONGEST_NAME = 200
+_FAULTS = (EngineError, ToolLostError)
+"""What ends a program without its doing: recorded only once the program has gone on."""
+
+
+class Sink(Protocol):
+    """Where a record is written."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def content(self) -> str: ...
+
+    @property
+    def reruns(self) -> bool: ...
+
+    def put(self, row: Change) -> None: ...
+
+    async def written(self) -> None: ...
+
+
+class PlaceLike(Protocol):
+    """Where code is in its program: see `agentrt.tracking.place.Place`."""
+
+    path: str
+    nodes: int
+    forks: int
+    during: str
+
+
+class ProgramRecord:
+    """What is recorded of the program ``id``: its ``past``, and what is added.
+
+    ``stopping`` tells whether it is being stopped from outside, by a signal or a limit: what its
+    code does then belongs to no run of it that goes on.
+    """
+
+    def __init__(self, program_id: str, sink: Sink, past: Past, code_changed: str = "") -> None:
+        self.id = program_id
+        self.past = past
+        self.stopping: Callable[[], bool] = lambda: False
+        self.places: dict[int, str] = {}  # of nodes, by their ids in the DAG
+        self._sink = sink
+        self._ended = past.turns.last + 1
+        self._held: list[EndRow] = []
+        self._streams: set[str] = set()  # those that were made now, and not found
+        self._patches: dict[str, bool] = {}
+        self._code_changed = code_changed
+        self._diverged: DivergenceError | None = None
+        root = past.root
+        self._attempt = 1 if root is None else root.start.attempt + 1
+
+    def key_of(self, place: str) -> str:
+        """The key of a node's work: the same, however often it is begun."""
+        return digest_of(self._sink.uid, self.id, place)
+
+    # -- nodes -------------------------------------------------------------------------
+
+    def enter(self, at: PlaceLike, kind: str, name: str, scope: str, asked: Any) -> NodeRecord:
+        """The code at ``at`` comes to a node. Raises `DivergenceError` if another one is recorded
+        there.
+        """
+        if self._diverged is not None:
+            raise self._diverged
+        number, at.nodes = at.nodes, at.nodes + 1
+        place = f"{at.path}#{number}"
+        if self.stopping():
+            start = StartRow(self.id, place, 0, kind, name, scope, "", "", "", time.time())
+            return NodeRecord(self, start, None, kept=False)
+        self._flush()
+        text = shown(asked)
+        digest = digest_of(kind, name, text)
+        past = self.past.take(place)
+        if past is not None and past.start.digest != digest:
+            self._diverge(at, number, past, f"{kind} {name}", text)
+            past = None
+        name = _plain(name)
+        full, kept = self._sink.content == "full", self._sink.content != "none"
+        start = StartRow(
+            self.id,
+            place,
+            0 if past is None else past.start.attempt,
+            kind,
+            name,
+            scope,
+            digest if kept else "",
+            text if full else "",
+            at.during,
+            time.time(),
+        )
+        return NodeRecord(self, start, past)
+
+    def _diverge(self, at: PlaceLike, number: int, past: PastNode, what: str, asked: str) -> None:
+        """Another node is recorded: forget it and what came after it, or raise."""
+        start = past.start
+        if not (self._sink.reruns or start.during in self._streams):
+            recorded = f"{start.kind} {start.name}"
+            words = f"{recorded!r} is recorded there, and the code now asks for {what!r}"
+            if recorded == what:
+                words = f"of {what!r}, {difference(start.asked, asked)}"
+            self._diverged = DivergenceError(
+                f"program {self.id} diverged from its journal at node {start.node} (in "
+                f"{start.scope}): {words}{self._code_changed}. Give it back what it had; or mark "
+                "the change, by ctx.patched(NAME); or run all from there anew, by "
+                "--on-divergence rerun"
+            )
+            raise self._diverged
+        if past.end is not None:
+            self.past.turns.answered(past.end.place)
+        for place in (start.node, *self.past.forget_after(at.path, number, at.forks)):
+            for table in ("agentrt_starts", "agentrt_ends"):
+                statement = f"DELETE FROM {table} WHERE program = ? AND node = ?"
+                self._sink.put(Statement(statement, (self.id, place)))
+
+    def patched(self, at: PlaceLike, name: str, scope: str) -> bool:
+        """Whether the code from here on is that after the change ``name``: not where a program
+        goes on that was recorded beyond here without it.
+        """
+        place = f"{at.path}!{name}"
+        if place not in self._patches:
+            known = self.past.take(place) is not None
+            is_new = not known and not self.past.is_behind(at.path, at.nodes, at.forks)
+            self._patches[place] = known or is_new
+            if is_new and not self.stopping():
+                start = StartRow(
+                    self.id, place, 1, "patch", name, scope, "", "", at.during, time.time()
+                )
+                self.add(start)
+                self._end(start, DONE, "true")
+        return self._patches[place]
+
+    def streams(self, place: str) -> None:
+        """This call is made now, and read while it grows."""
+        self._streams.add(place)
+
+    # -- the program -------------------------------------------------------------------
+
+    def begin(self, name: str) -> None:
+        """The program's code runs from its top."""
+        self._start = StartRow(
+            self.id, ROOT, self._attempt, "program", name, name, "", "", "", time.time()
+        )
+        self.add(self._start)
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it is over, and its result is all that was kept of it."""
+        root = self.past.root
+        return root is not None and root.state == DONE and not len(self.past)
+
+    def result(self) -> Any:
+        """The result of a program that is over. Raises `JournalError`."""
+        assert self.past.root is not None
+        return self.value_of(self.past.root)
+
+    async def end(self, state: str, result: Any, error: BaseException | None) -> None:
+        """The program is over. What its end has cancelled is not recorded."""
+        self._held.clear()
+        outcome = self.outcome(result if error is None else error, state)
+        self._end(self._start, *outcome)
+        await self._sink.written()
+
+    @property
+    def diverged(self) -> DivergenceError | None:
+        """What it had come to, also if its code has caught that."""
+        return self._diverged
+
+    # -- rows --------------------------------------------------------------------------
+
+    def add(self, start: StartRow) -> None:
+        """A node begins."""
+        self._sink.put(start)
+
+    def outcome(self, value: Any, state: str) -> tuple[str, str]:
+        """A node's state and its outcome, as far as that can be kept."""
+        if self._sink.content != "full":
+            return state, ""
+        try:
+            return state, dumps(value)
+        except UnkeptError as error:
+            if state != FAILED:
+                return LOST, json.dumps(str(error))
+            kind = type(value).__name__
+            return state, dumps(ToolFailedError(f"{kind}: {value}", type=kind))
+
+    def _end(
+        self, start: StartRow, state: str, outcome: str, more: Sequence[str] = ("", "")
+    ) -> None:
+        self._sink.put(self._row(start, state, outcome, *more))
+
+    def _row(
+        self, start: StartRow, state: str, outcome: str, account: str = "", parents: str = ""
+    ) -> EndRow:
+        place, self._ended = self._ended, self._ended + 1
+        row = EndRow(
+            self.id, start.node, start.attempt, state, place, outcome, account, parents, time.time()
+        )
+        return row.marked()
+
+    def ended(self, start: StartRow, value: Any, account: Any, dag: tuple[int, Any] | None) -> None:
+        """A node has ended. ``dag`` is its id in the DAG, and those of its parents."""
+        parents = ""
+        if dag is not None:
+            self.places[dag[0]] = start.node
+            parents = " ".join(self.places.get(one, "?") for one in dag[1])
+        said = "" if account is None else dumps(account)
+        self._end(start, *self.outcome(value, DONE), (said, parents))
+
+    def failed(self, start: StartRow, error: BaseException) -> bool:
+        """A node has failed, or was cancelled. Whether that is to be written now."""
+        if isinstance(error, _NEVER):
+            return False
+        if not isinstance(error, Exception):
+            self._held.append(self._row(start, CANCELLED, ""))
+            return False
+        row = self._row(start, *self.outcome(error, FAILED))
+        if isinstance(error, _FAULTS):
+            self._held.append(row)
+            return False
+        self._sink.put(row)
+        return True
+
+    def _flush(self) -> None:
+        """The program has gone on: what it was told has become a part of its past."""
+        for row in self._held:
+            self._sink.put(row)
+        self._held.clear()
+
+    async def written(self) -> None:
+        """Wait until it is on the disk. Raises `JournalWriteError`."""
+        await self._sink.written()
+
+    def value_of(self, past: PastNode) -> Any:
+        """What a node had answered: a value or an error. Raises `JournalError`."""
+        assert past.end is not None
+        try:
+            return loads(past.end.outcome)
+        except UnkeptError as error:
+            raise JournalError(
+                f"journal {self._sink.name}: node {past.start.node} of {self.id} cannot be read "
+                f"again: {error}; give the program back what it had then"
+            ) from error
+
+
+def _plain(text: str) -> str:
+    """A name as all databases take it."""
+    return text[:_LONGEST_NAME].encode("utf-8", "replace").decode().replace("\0", "")
+
+
+class NodeRecord:
+    """One node of a program that runs: its ``start``, and its ``past`` if it has one. ``first`` is
+    when its first attempt began (time of day, seconds), ``label`` its name in the DAG. One that is
+    not ``kept`` is what a program does while it is stopped.
+    """
+
+    __slots__ = ("first", "kept", "key", "label", "past", "place", "program", "start")
+
+    def __init__(
+        self, program: ProgramRecord, start: StartRow, past: PastNode | None, *, kept: bool = True
+    ) -> None:
+        self.program, self.start, self.past, self.kept = program, start, past, kept
+        self.place, self.label = start.node, start.name
+        self.key = program.key_of(self.place)
+        self.first = start.started if past is None else past.first
+
+    def begin(self) -> None:
+        """An attempt begins; it is written with what comes next."""
+        if self.kept:
+            attempt = self.start.attempt + 1
+            self.start = self.start._replace(attempt=attempt, started=time.time())
+            self.program.add(self.start)
+
+    async def begin_now(self) -> None:
+        """The same for work that must not begin before that is on the disk."""
+        self.begin()
+        if self.kept:
+            await self.program.written()
+
+    def put(self, value: Any) -> None:
+        """It took no time, and gave ``value``."""
+        self.begin()
+        if self.kept:
+            self.program.ended(self.start, value, None, None)
+
+    async def done(
+        self, value: Any, account: Any = None, dag: tuple[int, Any] | None = None
+    ) -> None:
+        """It gave ``value``: that is on the disk when this returns."""
+        if self.kept:
+            self.program.ended(self.start, value, account, dag)
+            await self.program.written()
+
+    async def failed(self, error: BaseException) -> None:
+        """It raised ``error``, or was cancelled."""
+        if self.kept and self.program.failed(self.start, error):
+            await self.program.written()

@@ -1,0 +1,139 @@
+"""The tables of a journal, and their rows. Rows are added, and never changed.
+
+`docs/durability.md` tells users how to read them by SQL.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from agentrt.journal.codec import digest_of
+
+VERSION = 1
+APPLICATION = 0x61727401
+"""SQLite's ``application_id`` of a journal."""
+OPEN, DONE, FAILED, CANCELLED, LOST = "open", "done", "failed", "cancelled", "lost"
+"""States of a node. One that is ``lost`` has ended with a value that could not be kept."""
+ROOT = "0"
+"""The program itself, as a node."""
+
+
+class ProgramRow(NamedTuple):
+    """A program. ``number`` counts those of its type. ``code`` is a fingerprint of its file,
+    ``input`` and ``options`` (how it was started) are JSON. ``content`` says how much of it is
+    kept. ``started`` is the time of day, in seconds since 1970, as all times here.
+    """
+
+    id: str
+    number: int
+    type: str
+    tenant: str
+    session: str | None
+    seed: int
+    code: str
+    content: str
+    input: str
+    options: str
+    started: float
+
+
+class StartRow(NamedTuple):
+    """A node began. ``node`` is its place in the program: which task of which task, and the how
+    manieth node there. ``scope`` are the names of the functions around it. ``asked`` is JSON, and
+    ``digest`` a fingerprint of it. ``during`` is a streamed call that was not at its end then.
+    """
+
+    program: str
+    node: str
+    attempt: int
+    kind: str
+    name: str
+    scope: str
+    digest: str
+    asked: str
+    during: str
+    started: float
+
+
+class EndRow(NamedTuple):
+    """A node ended. ``place`` is its place in the order of the program's ends, ``outcome`` the
+    result or the error, ``account`` what the engine said of a call: both JSON. ``parents`` are the
+    nodes that had to end before it began, with a blank between. ``mark`` fingerprints the row.
+    """
+
+    program: str
+    node: str
+    attempt: int
+    state: str
+    place: int
+    outcome: str
+    account: str
+    parents: str
+    ended: float
+    mark: str = ""
+
+    def marked(self) -> EndRow:
+        """The row with its mark."""
+        return self._replace(mark=digest_of(*map(str, self[:6])))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is as it was written."""
+        return self.mark == digest_of(*map(str, self[:6]))
+
+
+class Statement(NamedTuple):
+    """Another change: of what is not kept any more, a ``DELETE``; with its values."""
+
+    statement: str
+    values: tuple[str | int, ...]
+
+
+TABLES = (
+    """CREATE TABLE IF NOT EXISTS agentrt_journal (
+        key TEXT PRIMARY KEY, value TEXT NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS agentrt_programs (
+        id TEXT PRIMARY KEY, number BIGINT NOT NULL, type TEXT NOT NULL, tenant TEXT NOT NULL,
+        session TEXT, seed BIGINT NOT NULL, code TEXT NOT NULL, content TEXT NOT NULL,
+        input TEXT NOT NULL, options TEXT NOT NULL, started DOUBLE PRECISION NOT NULL)""",
+    """CREATE TABLE IF NOT EXISTS agentrt_starts (
+        program TEXT NOT NULL, node TEXT NOT NULL, attempt BIGINT NOT NULL, kind TEXT NOT NULL,
+        name TEXT NOT NULL, scope TEXT NOT NULL, digest TEXT NOT NULL, asked TEXT NOT NULL,
+        during TEXT NOT NULL, started DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (program, node, attempt))""",
+    """CREATE TABLE IF NOT EXISTS agentrt_ends (
+        program TEXT NOT NULL, node TEXT NOT NULL, attempt BIGINT NOT NULL, state TEXT NOT NULL,
+        place BIGINT NOT NULL, outcome TEXT NOT NULL, account TEXT NOT NULL,
+        parents TEXT NOT NULL, ended DOUBLE PRECISION NOT NULL, mark TEXT NOT NULL,
+        PRIMARY KEY (program, node, attempt))""",
+    "CREATE INDEX IF NOT EXISTS agentrt_ended ON agentrt_ends (ended) WHERE node = '0'",
+)
+VIEW = """CREATE VIEW agentrt_nodes AS
+    SELECT s.program, s.node, s.kind, s.name, s.scope, s.attempt,
+        COALESCE(e.state, 'open') AS state, s.started, e.ended, s.asked, e.outcome, e.account,
+        e.parents, s.digest
+    FROM agentrt_starts s LEFT JOIN agentrt_ends e
+        ON e.program = s.program AND e.node = s.node AND e.attempt = s.attempt
+    WHERE s.attempt = (SELECT MAX(o.attempt) FROM agentrt_starts o
+        WHERE o.program = s.program AND o.node = s.node)"""
+"""Each node once: its last attempt."""
+
+
+def _insert(table: str, fields: tuple[str, ...], more: str) -> str:
+    marks = ", ".join("?" * len(fields))
+    return f"INSERT INTO {table} ({', '.join(fields)}) VALUES ({marks}) {more}"
+
+
+_AGAIN = "ON CONFLICT DO NOTHING"  # a write that is tried again
+INSERTS = {
+    ProgramRow: _insert("agentrt_programs", ProgramRow._fields, _AGAIN),
+    StartRow: _insert("agentrt_starts", StartRow._fields, _AGAIN),
+    # A program that was cancelled while its node's end was on its way saw the cancellation.
+    EndRow: _insert(
+        "agentrt_ends",
+        EndRow._fields,
+        "ON CONFLICT (program, node, attempt) DO UPDATE SET state = excluded.state, "
+        "place = excluded.place, outcome = excluded.outcome, mark = excluded.mark",
+    ),
+}
+Change = ProgramRow | StartRow | EndRow | Statement

@@ -1,0 +1,61 @@
+"""Begins a program in a journal, or goes on with it there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrt import tracking
+from agentrt.journal import Journal, Terms
+from agentrt.journal.codec import digest_of
+from agentrt.program import Program
+from agentrt.runtime.run import Run
+from agentrt.tracking.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """How a program is recorded. ``number`` is that of one which goes on under its old id, None of
+    one that begins. ``options`` are kept with it, for whoever starts it again: plain JSON.
+    """
+
+    number: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def begin(
+    journal: Journal, run: Run, program: Program, input: Any, seed: int, durable: Durable
+) -> None:
+    """Give ``run`` its record: its beginning is on the disk when this returns. To be called in its
+    task. Raises `JournalError` and `JournalWriteError`.
+    """
+    task, scope = run.task, tracking.current_scope()
+    assert task is not None
+    assert scope is not None
+    terms = Terms(
+        run.type,
+        input,
+        number=int(run.id.rpartition("-")[2]),
+        tenant=run.row.tenant,
+        session=run.row.session,
+        seed=seed,
+        code=code_of(program),
+        options=dict(durable.options),
+    )
+    with tracking.outside():
+        record = await journal.program(run.id, terms)
+    record.stopping = lambda: task.cancelling() > 0
+    record.begin(run.type)
+    run.record, scope.place = record, Place()
+    await record.written()
+
+
+def code_of(program: Program) -> str:
+    """A fingerprint of the file that a program is in; "" where there is none."""
+    try:
+        return digest_of(Path(inspect.getfile(program.function)).read_text("utf-8"))
+    except (OSError, TypeError, ValueError):
+        return ""

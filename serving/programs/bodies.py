@@ -1,0 +1,25 @@
+"""What clients send to start a program."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Label = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]([\x20-\x7e]{0,126}[\x21-\x7e])?$")]
+
+
+class Strict(BaseModel):
+    """Unknown fields are errors, as are numbers that are none."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class RunRequest(Strict):
+    """``POST /v1/programs/{name}/runs``: ``deadline`` is in seconds from now."""
+
+    input: Any = None
+    stream: bool = False
+    wait: bool = True
+    session: Label | None = None
+    deadline: float | None = Field(None, gt=0, le=7 * 24 * 3600)

@@ -1,0 +1,107 @@
+"""Runs that an earlier server has left in the journal: those that go on, and those that ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrt.journal import Journal
+from agentrt.journal.codec import UnkeptError, loads
+from agentrt.journal.past import PastNode
+from agentrt.journal.schema import DONE, LOST, ProgramRow
+from agentrt.program import Program
+from agentrt.runtime.durable import Durable
+from agentrt.serving.programs.bodies import RunRequest
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftRun:
+    """A run that goes on."""
+
+    type: str
+    tenant: str
+    body: RunRequest
+    durable: Durable
+
+
+def durable_of(body: RunRequest) -> Durable:
+    """How a run is recorded: its deadline is then a time of day."""
+    until = None if body.deadline is None else time.time() + body.deadline
+    return Durable(options={"waits": body.wait or body.stream, "until": until})
+
+
+async def left_runs(journal: Journal, native: Mapping[str, Program]) -> list[LeftRun]:
+    """The runs that go on. One whose client waited for it does not: that client is gone, which
+    cancels it; nor does one that was recorded with less than all.
+    """
+    types = {program.name for program in native.values()}
+    found = []
+    for row in await journal.open_programs():
+        options = json.loads(row.options)
+        if options.get("waits") or row.content != "full":
+            await journal.abandon(row.id)
+        elif row.type not in types:
+            _log.warning("run %s waits in the journal: no program %r is served", row.id, row.type)
+        else:
+            try:
+                found.append(_left(journal, row, options))
+            except UnkeptError as error:
+                _log.warning("run %s does not go on: its input: %s", row.id, error)
+                await journal.abandon(row.id)
+    return found
+
+
+def _left(journal: Journal, row: ProgramRow, options: Mapping[str, Any]) -> LeftRun:
+    until = options.get("until")
+    seconds = None if until is None else max(0.001, until - time.time())
+    body = RunRequest.model_construct(
+        input=journal.input_of(row), session=row.session, deadline=seconds, wait=False
+    )
+    return LeftRun(row.type, row.tenant, body, Durable(row.number, options))
+
+
+async def ended_run(
+    journal: Journal | None, tenant: str, name: str, run_id: str
+) -> dict[str, Any] | None:
+    """A run that ended in an earlier server, for its client; None if there is none."""
+    known = None if journal is None else await journal.ended_program(run_id)
+    if known is None or (known[0].tenant, known[0].type) != (tenant, name):
+        return None
+    row, root = known
+    result, error = _outcome(root)
+    return {
+        "id": row.id,
+        "object": "program.run",
+        "program": row.type,
+        "state": DONE if root.state == LOST else root.state,
+        "questions": [],
+        "result": result,
+        "error": error,
+    }
+
+
+def _outcome(root: PastNode) -> tuple[Any, dict[str, str] | None]:
+    assert root.end is not None
+    if not root.end.outcome:
+        return None, None
+    try:
+        value = loads(root.end.outcome)
+    except UnkeptError:
+        return None, None
+    if isinstance(value, BaseException):
+        return None, {"type": type(value).__name__, "message": str(value)}
+    return value, None
+
+
+def programs_of(
+    native: Mapping[str, Program], left: list[LeftRun]
+) -> Iterator[tuple[Program, LeftRun]]:
+    """Each run that goes on, with its program."""
+    by_type = {program.name: program for program in native.values()}
+    return ((by_type[one.type], one) for one in left)

@@ -1,0 +1,37 @@
+"""The command line on an engine that writes down each call, and kills its process at one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import agentrt.executors.vllm.engine as engine
+from agentrt.cli.app import call as run
+from agentrt.executors.base import Chunk
+from agentrt.request import Call
+from tests.cli.conftest import EchoEngine
+
+
+def happened(what: str) -> None:
+    """Something happens, which the file ``HAPPENED`` then has; at the line ``DIES`` all ends."""
+    path = Path(os.environ["HAPPENED"])
+    with path.open("a") as out:
+        out.write(f"{what}\n")
+    if len(path.read_text().splitlines()) == int(os.environ.get("DIES", "0")):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Engine(EchoEngine):
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        assert call.spec.messages
+        happened(f"call {call.spec.messages[-1]['content']}")
+        async for chunk in super().generate(call, stream=stream):
+            yield chunk
+
+
+if __name__ == "__main__":
+    engine.VLLMEngine = Engine  # type: ignore[misc, assignment]
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""Code that has changed since it was recorded, and records that are less than whole."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt import Context
+from agentrt.errors import DivergenceError
+from agentrt.journal import JournalOptions
+from agentrt.program import Program
+from tests.journal.killing import Code, World, ends, killed, live, lived, nodes
+
+
+def asks(text: str, then: str = "after") -> Code:
+    async def code(ctx: Context) -> list[str]:
+        await ctx.llm("before")
+        return [str(await ctx.llm(text)), str(await ctx.llm(then))]
+
+    return code
+
+
+async def test_code_that_asks_for_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    await lived(path, asks("one"))
+    run = await lived(path, asks("two"))
+    assert isinstance(run.error, DivergenceError)
+    for words in ("node 0#1", "messages[0].content", "'one'", "'two'", "ctx.patched", "rerun"):
+        assert words in str(run.error)
+
+    async def other(ctx: Context) -> None:
+        await ctx.llm("before")
+        await ctx.human("one")
+
+    run = await lived(path, other)
+    assert "'call llm' is recorded there, and the code now asks for 'human human'" in str(run.error)
+
+
+async def test_a_program_that_catches_its_divergence_has_still_diverged(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    await lived(path, asks("one"))
+
+    async def deaf(ctx: Context) -> str:
+        await ctx.llm("before")
+        for _ in range(2):
+            with pytest.raises(DivergenceError):
+                await ctx.llm("two")
+        return "fine"
+
+    assert isinstance((await lived(path, deaf)).error, DivergenceError)
+
+
+async def test_a_divergence_that_is_run_anew(tmp_path: Path) -> None:
+    """All from there runs anew, and is what counts from then on."""
+    path = tmp_path / "j"
+    await lived(path, asks("one"))
+    run = await lived(path, asks("two"), options=JournalOptions(reruns=True), world=(w := World()))
+    assert run.result == ["said two", "said after"]
+    assert w.calls == {"two": 1, "after": 1}
+    assert (await lived(path, asks("two"), world=(w := World()))).result == run.result
+    assert w.calls == {}
+
+
+async def test_a_change_that_is_marked(tmp_path: Path) -> None:
+    """1. A program had come beyond the change: it takes the old way, in each of its lives. 2. One
+    that had not takes the new one.
+    """
+
+    def code(*, new: bool) -> Code:
+        async def main(ctx: Context) -> list[str]:
+            said = [str(await ctx.llm("before"))]
+            if new and ctx.patched("careful"):
+                said.append(str(await ctx.llm("check")))
+            said.append(str(await ctx.llm("after")))
+            if new and ctx.patched("careful"):
+                said.append("careful")
+            return said
+
+        return main
+
+    old, fresh = tmp_path / "old", tmp_path / "fresh"
+    await killed(old, code(new=False), at=ends("0#1"), after=True)
+    for _ in range(2):
+        assert (await lived(old, code(new=True))).result == ["said before", "said after"]
+    await killed(fresh, code(new=False), at=ends("0#0"), after=True)
+    for _ in range(2):
+        run = await lived(fresh, code(new=True))
+        assert run.result == ["said before", "said check", "said after", "careful"]
+    assert ("0!careful", "patch", "careful", "done") in nodes(fresh)
+
+
+# -- what is kept ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["none", "digest"])
+async def test_less_content_is_enough_to_look_at_but_not_to_go_on(
+    tmp_path: Path, content: Any
+) -> None:
+    path = tmp_path / "j"
+    options = JournalOptions(content)
+    await lived(path, asks("secret"), options=options)
+    assert {row[0] for row in nodes(path, "asked")} == {""}
+    assert {row[0] for row in nodes(path, "outcome")} == {""}
+    digests = {row[0] for row in nodes(path, "digest") if row[0]}
+    assert len(digests) == (3 if content == "digest" else 0)
+    assert all('"steps"' in row[0] for row in nodes(path, "account") if row[0])
+    run = await lived(path, asks("secret"), options=options)
+    assert "--journal-content" in str(run.error)
+    assert "full" in str(run.error)
+
+
+async def test_another_input_is_another_program(tmp_path: Path) -> None:
+    async def main(ctx: Context, text: str) -> str:
+        return text
+
+    await live(tmp_path / "j", World(), made=Program(main), given="tea")
+    run = await live(tmp_path / "j", World(), made=Program(main), given="coffee")
+    assert run is not None
+    assert "another input" in str(run.error)
+    assert "'tea' and is 'coffee'" in str(run.error)
+
+
+async def test_the_rows_say_which_nodes_came_before(tmp_path: Path) -> None:
+    async def code(ctx: Context) -> None:
+        await ctx.llm("a")
+        await asyncio.gather(ctx.llm("b"), ctx.llm("c"))
+        await ctx.llm("d")
+
+    await lived(tmp_path / "j", code)
+    rows = dict(nodes(tmp_path / "j", "node, parents"))
+    assert rows["0.0#0"] == rows["0.1#0"] == "0#0"
+    assert rows["0#1"] == "0.0#0 0.1#0"

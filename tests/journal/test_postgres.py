@@ -1,0 +1,68 @@
+"""A journal in PostgreSQL is the same one, and outlives a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from agentrt import Context
+from agentrt.errors import JournalError, JournalWriteError
+from agentrt.journal.postgres import PostgresStore
+from agentrt.journal.schema import Statement
+from agentrt.program import Program
+from tests.journal.killing import World, ends, live
+from tests.serving.langgraph.postgres import cluster
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with cluster() as url:
+        yield url
+
+
+def store(url: str, **timeouts: Any) -> PostgresStore:
+    return PostgresStore(url, "postgresql://here", timeouts)
+
+
+async def test_a_program_that_is_killed_goes_on(url: str) -> None:
+    async def main(ctx: Context, text: str) -> list[str]:
+        return [text, *[str(await ctx.llm(one)) for one in ("one", "two\0", "three")]]
+
+    given: Any = {"made": Program(main), "given": "té\0", "opened": lambda path: store(url)}
+    assert await live(Path(), World(), at=ends("0#1"), **given) is None
+    run = await live(Path(), world := World(), **given)
+    assert run is not None
+    assert run.result == ["té\0", "said one", "said two\0", "said three"]
+    assert world.calls == {"two\0": 1, "three": 1}
+
+
+def test_a_connection_that_was_cut_is_made_again(url: str) -> None:
+    one = store(url)
+    row = Statement("INSERT INTO agentrt_journal VALUES (?, ?)", ("a", "b"))
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+            "AND backend_type = 'client backend'"
+        )
+        one.write([row])
+        found = other.execute("SELECT value FROM agentrt_journal WHERE key = 'a'").fetchall()
+    assert found == [("b",)]
+    with pytest.raises(JournalWriteError, match="duplicate key"):
+        one.write([Statement("INSERT INTO agentrt_journal VALUES (?, ?)", ("c", "d")), row])
+    assert one.query("SELECT value FROM agentrt_journal WHERE key = ?", ["c"]) == []
+    one.close()
+
+
+def test_another_version_and_another_host(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as other:
+        change = "UPDATE agentrt_journal SET value = %s WHERE key = 'version'"
+        other.execute(change, ["2"])
+        with pytest.raises(JournalError, match="a newer agentrt wrote it"):
+            store(url)
+        other.execute(change, ["1"])
+    with pytest.raises(JournalError, match="postgresql://here"):
+        store("postgresql://nobody@127.0.0.1:1/none")

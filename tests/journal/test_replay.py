@@ -1,0 +1,355 @@
+"""What a program that goes on is told: its past as it was, and of the rest what is so now."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt import Context, tool
+from agentrt.errors import (
+    EngineDiedError,
+    InterruptExpiredError,
+    ToolLostError,
+)
+from agentrt.executors.base import Chunk
+from agentrt.journal.schema import EndRow
+from agentrt.request import Call, ToolCall
+from tests.doubles.choices import Output
+from tests.doubles.scripted import ScriptedExecutor
+from tests.journal.killing import Code, World, begins, ends, killed, lived, recorded_in
+
+# -- tools that were under way --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_tool_that_was_under_way(tmp_path: Path, idempotent: bool) -> None:
+    """1. The process is killed when the tool has run, before that is recorded. 2. An idempotent one
+    runs again, with the same key; of any other the program is told that nobody knows.
+    """
+    keys: list[str] = []
+
+    @tool(idempotent=idempotent)
+    async def pay(amount: int) -> str:
+        keys.append(str(amount))
+        return "paid"
+
+    async def code(ctx: Context) -> str:
+        try:
+            return str(await ctx.tool(pay, amount=3))
+        except ToolLostError as error:
+            return str(await ctx.human(f"unknown: {'unknown' in str(error)}"))
+
+    path = tmp_path / "j"
+    await killed(path, code, at=ends("0#0"))
+    assert keys == ["3"]
+    run = await lived(path, code, world=(world := World()))
+    assert run.result == ("paid" if idempotent else "yes")
+    assert world.questions == ({} if idempotent else {"unknown: True": 1})
+    assert len(keys) == 1 + idempotent
+    again = await lived(path, code)
+    assert again.result == run.result
+    assert len(keys) == 1 + idempotent
+
+
+async def test_an_unknown_outcome_that_ends_a_program_is_no_answer(tmp_path: Path) -> None:
+    """Once its author has said that the tool may run twice, the same command goes on."""
+
+    def code(idempotent: bool) -> Code:
+        @tool(idempotent=idempotent)
+        async def pay(amount: int) -> str:
+            return "paid"
+
+        return lambda ctx: ctx.tool(pay, amount=3)
+
+    path = tmp_path / "j"
+    await killed(path, code(False), at=ends("0#0"))
+    for _ in range(2):
+        run = await lived(path, code(False))
+        assert isinstance(run.error, ToolLostError)
+    assert (await lived(path, code(True))).result == "paid"
+
+
+async def test_all_attempts_have_one_key(tmp_path: Path) -> None:
+    keys: set[str] = set()
+
+    @tool(idempotent=True)
+    async def look() -> int:
+        return 1
+
+    async def code(ctx: Context) -> Any:
+        emitter = ctx._emitter
+        run_tool = emitter.run_tool  # type: ignore[attr-defined]
+
+        async def seen(*args: Any) -> Any:
+            keys.add(args[4])
+            return await run_tool(*args)
+
+        emitter.run_tool = seen  # type: ignore[attr-defined]
+        return await ctx.tool(look)
+
+    await killed(tmp_path / "j", code, at=ends("0#0"))
+    await lived(tmp_path / "j", code)
+    await lived(tmp_path / "other", code)
+    assert len(keys) == 2
+
+
+async def test_a_tool_that_waits_for_its_turn_has_not_begun(tmp_path: Path) -> None:
+    """Two calls of a tool that takes one at a time: a kill leaves one of them unknown, not both."""
+    ran: list[str] = []
+
+    @tool(concurrency=1)
+    async def print_(page: str) -> str:
+        ran.append(page)
+        await asyncio.sleep(0)
+        return page
+
+    async def code(ctx: Context) -> Any:
+        each = (ctx.tool(print_, page=one) for one in "ab")
+        return [repr(one) for one in await asyncio.gather(*each, return_exceptions=True)]
+
+    await killed(tmp_path / "j", code, at=ends("0.0#0"))
+    run = await lived(tmp_path / "j", code)
+    assert ["ToolLostError" in one for one in run.result] == [True, False]
+    assert ran == ["a", "b"]
+
+
+async def test_an_error_of_a_tool_is_recorded(tmp_path: Path) -> None:
+    tried: list[int] = []
+
+    async def look() -> None:
+        tried.append(1)
+        raise KeyError("lamp")
+
+    async def code(ctx: Context) -> str:
+        try:
+            await ctx.tool(look)
+        except KeyError as error:
+            return repr(error)
+        return "none"
+
+    for _ in range(2):
+        assert (await lived(tmp_path / "j", code)).result == "KeyError('lamp')"
+    assert tried == [1]
+
+
+async def test_a_result_that_cannot_be_kept(tmp_path: Path) -> None:
+    """The program has it, and a later life runs the tool again if it may."""
+    ran: list[int] = []
+
+    def code(idempotent: bool) -> Code:
+        @tool(idempotent=idempotent)
+        async def handle() -> Any:
+            ran.append(1)
+            return asyncio.Event()
+
+        async def main(ctx: Context) -> str:
+            return type(await ctx.tool(handle)).__name__
+
+        return main
+
+    path = tmp_path / "j"
+    assert (await lived(path, code(True))).result == "Event"
+    assert (await lived(path, code(True))).result == "Event"
+    assert len(ran) == 2
+    run = await lived(path, code(False))
+    assert isinstance(run.error, ToolLostError)
+    assert "could not be kept" in str(run.error)
+
+
+# -- the engine -----------------------------------------------------------------------------
+
+
+async def test_an_engine_that_dies_ends_a_program_but_is_no_answer(tmp_path: Path) -> None:
+    """The same command makes the call again; where the program went on, it is what it was told."""
+    dying = [True]
+
+    def script(call: Call) -> str:
+        if dying[0] and "second" in str(call.spec.messages):
+            raise EngineDiedError("gone")
+        return "fine"
+
+    async def code(ctx: Context) -> str:
+        first = await ctx.llm("first")
+        return f"{first} {await ctx.llm('second')}"
+
+    async def careful(ctx: Context) -> str:
+        try:
+            return str(await ctx.llm("second"))
+        except EngineDiedError:
+            return f"then {await ctx.llm('other')}"
+
+    engine = ScriptedExecutor(script)
+    assert isinstance((await lived(tmp_path / "a", code, engine=engine)).error, EngineDiedError)
+    await lived(tmp_path / "b", careful, engine=ScriptedExecutor(script))
+    dying[0] = False
+    again = ScriptedExecutor(script)
+    assert (await lived(tmp_path / "a", code, engine=again)).result == "fine fine"
+    assert len(again.calls) == 1
+    none = ScriptedExecutor(script)
+    assert (await lived(tmp_path / "b", careful, engine=none)).result == "then fine"
+    assert none.calls == []
+
+
+async def test_a_seed_is_drawn_by_the_place(tmp_path: Path) -> None:
+    """A call that was under way is made again with its seed, in whatever order it comes now."""
+    seeds: list[dict[str, int | None]] = []
+
+    def engine() -> ScriptedExecutor:
+        seen: dict[str, int | None] = {}
+        seeds.append(seen)
+
+        def script(call: Call) -> str:
+            seen[str(call.spec.messages[0]["content"])] = call.spec.seed
+            return "fine"
+
+        return ScriptedExecutor(script)
+
+    async def code(ctx: Context) -> Any:
+        return await asyncio.gather(*(ctx.llm(one, temperature=1.0) for one in "abcd"))
+
+    path = tmp_path / "j"
+    await killed(path, code, at=ends("0.0#0"), engine=engine())
+    await lived(path, code, engine=engine())
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0].values())) == 4
+
+
+async def test_a_stream_that_was_left_is_left_again(tmp_path: Path) -> None:
+    """It comes in the same pieces, up to where its program had closed it."""
+
+    async def code(ctx: Context) -> list[str]:
+        seen: list[str] = []
+        stream = ctx.llm("count", stream=True)
+        async for piece in stream:
+            seen.append(piece)
+            if len(seen) == 2:
+                break
+        await stream.aclose()
+        return [*seen, str(await ctx.llm("after"))]
+
+    def engine() -> ScriptedExecutor:
+        return ScriptedExecutor(lambda call: "one two three four")
+
+    first = await lived(tmp_path / "j", code, engine=engine())
+    assert len(first.result) == 3
+    none = engine()
+    assert (await lived(tmp_path / "j", code, engine=none)).result == first.result
+    assert none.calls == []
+
+
+async def test_early_tools_of_a_reply_that_is_another_one_now(tmp_path: Path) -> None:
+    """1. A tool starts while the model still writes; then the process is killed. 2. The model says
+    something else now: what was recorded under its first answer is forgotten.
+    """
+    items: list[str] = []
+
+    @tool(idempotent=True)
+    async def look(item: str) -> str:
+        items.append(item)
+        return item.upper()
+
+    class Slow(ScriptedExecutor):
+        """It ends when the tool that it has called ``first`` is recorded."""
+
+        first = ""
+
+        async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+            async for chunk in super().generate(call, stream=stream):
+                while chunk.reply is not None and self.first not in recorded_in(path)[1]:
+                    await asyncio.sleep(0)
+                yield chunk
+
+    def engine(item: str) -> ScriptedExecutor:
+        calls = (ToolCall("look", {"item": item}, "a"), ToolCall("look", {"item": "last"}, "b"))
+        made = Slow(lambda call: Output("", tool_calls=calls))
+        made.first = f"look {item}"
+        return made
+
+    async def code(ctx: Context) -> Any:
+        step = await ctx.step("?", tools=[look], max_tokens=400)
+        return [result.value for result in step.results]
+
+    path = tmp_path / "j"
+    is_call = lambda row: isinstance(row, EndRow) and "Reply" in row.outcome  # noqa: E731
+    await killed(path, code, at=is_call, engine=engine("lamp"))
+    run = await lived(path, code, engine=engine("desk"))
+    assert run.error is None
+    assert run.result == ["DESK", "LAST"]
+    again = engine("none")
+    assert (await lived(path, code, engine=again)).result == run.result
+    assert again.calls == []
+    assert items.count("lamp") == items.count("desk") == 1
+
+
+# -- time and races -------------------------------------------------------------------------
+
+
+async def test_what_came_first_comes_first_again(tmp_path: Path) -> None:
+    order = ["c", "a", "b"]
+
+    async def code(ctx: Context) -> list[str]:
+        turns = {one: asyncio.Event() for one in "abc"}
+        turns[order[0]].set()
+
+        async def look(item: str) -> str:
+            await turns[item].wait()
+            rest = order[order.index(item) + 1 :]
+            if rest:
+                turns[rest[0]].set()
+            return item
+
+        made = [ctx.tool(look, item) for item in "abc"]
+        return [await one for one in asyncio.as_completed(made)]
+
+    for _ in range(2):
+        assert (await lived(tmp_path / "j", code)).result == order
+
+
+async def test_who_lost_a_race_is_not_asked_again(tmp_path: Path) -> None:
+    """A call that its program had called off is not made in a later life: it waits for that."""
+    made: list[str] = []
+
+    async def slow() -> None:
+        made.append("slow")
+        await asyncio.Event().wait()
+
+    async def quick() -> str:
+        made.append("quick")
+        return "quick"
+
+    async def code(ctx: Context) -> str:
+        racing = [asyncio.create_task(ctx.tool(one)) for one in (slow, quick)]
+        done, lost = await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
+        for one in lost:
+            one.cancel()
+        await asyncio.wait(lost)
+        await ctx.llm("on")
+        return str(done.pop().result())
+
+    for _ in range(2):
+        assert (await lived(tmp_path / "j", code)).result == "quick"
+    assert sorted(made) == ["quick", "slow"]
+
+
+async def test_a_sleep_and_a_question_end_when_they_were_to(tmp_path: Path) -> None:
+    """The time of a killed process counts: what is due meanwhile is over at once."""
+
+    async def code(ctx: Context) -> str:
+        await ctx.sleep(3600)
+        with pytest.raises(InterruptExpiredError):
+            await ctx.human("?", timeout=3600)
+        return "late"
+
+    path = tmp_path / "j"
+    for kind in ("sleep", "human"):  # in the middle of each
+        await killed(path, code, at=begins(kind), after=True, answers=False)
+        with closing(sqlite3.connect(path)) as writer:
+            writer.execute("UPDATE agentrt_starts SET started = started - 4000")
+            writer.commit()
+    assert (await lived(path, code, answers=False)).result == "late"

@@ -1,0 +1,231 @@
+"""Files that cannot be used as a journal: one clear error each, and nothing is read of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt import Context
+from agentrt.errors import JournalError, JournalWriteError
+from agentrt.journal import Journal, JournalOptions
+from agentrt.journal.schema import VERSION
+from agentrt.journal.store import SQLiteStore
+from agentrt.program import Program
+from tests.journal.killing import World, live
+
+
+async def made(path: Path, calls: int = 20) -> None:
+    """A journal with a program that has ended."""
+
+    async def main(ctx: Context) -> None:
+        for number in range(calls):
+            await ctx.llm(f"call {number} " + "x" * 2000)
+
+    run = await live(path, World(), made=Program(main), given=None)
+    assert run is not None
+    assert run.error is None
+
+
+def execute(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as writer:
+        for statement in statements:
+            writer.execute(statement)
+        writer.commit()
+
+
+def refused(path: Path, *words: str) -> None:
+    """It cannot be opened, and the error has these words; the file is as it was."""
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(JournalError) as raised:
+        SQLiteStore(path)
+    for word in (str(path), *words):
+        assert word in str(raised.value)
+    assert before is None or path.read_bytes() == before
+
+
+async def test_a_file_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("tea\n" * 1000)
+    refused(tmp_path / "text", "that is no journal", "name another file")
+    execute(tmp_path / "other", "CREATE TABLE tea (cups)")
+    refused(tmp_path / "other", "a database of another program")
+    refused(tmp_path, "no plain file")
+    refused(tmp_path / "nowhere" / "j", "folder")
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", "no plain file")
+
+
+async def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
+    (tmp_path / "j").touch()
+    await made(tmp_path / "j", calls=1)
+
+
+async def test_another_version(tmp_path: Path) -> None:
+    await made(tmp_path / "j", calls=1)
+    execute(tmp_path / "j", f"PRAGMA user_version={VERSION + 1}")
+    refused(tmp_path / "j", "a newer agentrt wrote it", f"reads {VERSION}", "install")
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+async def test_a_file_that_was_cut_off(tmp_path: Path, share: float) -> None:
+    await made(tmp_path / "j")
+    whole = (tmp_path / "j").read_bytes()
+    (tmp_path / "j").write_bytes(whole[: int(len(whole) * share)])
+    refused(tmp_path / "j", "damaged or cut off", "whole copy")
+
+
+async def test_a_file_with_a_damaged_page(tmp_path: Path) -> None:
+    await made(tmp_path / "j")
+    whole = bytearray((tmp_path / "j").read_bytes())
+    for at in range(4096 * 3, len(whole), 4096):
+        whole[at : at + 8] = b"\xff" * 8
+    (tmp_path / "j").write_bytes(bytes(whole))
+    refused(tmp_path / "j", "damaged or cut off")
+
+
+async def test_an_answer_that_was_changed(tmp_path: Path) -> None:
+    """Only a program that would go on from it is refused."""
+    await made(tmp_path / "j", calls=2)
+    execute(tmp_path / "j", "UPDATE agentrt_ends SET outcome = 'null' WHERE node = '0#1'")
+
+    async def main(ctx: Context) -> None:
+        await ctx.llm("call 0")
+
+    run = await live(tmp_path / "j", World(), made=Program(main), given=None)
+    assert run is not None
+    assert isinstance(run.error, JournalError)
+    assert "node 0#1 of program main-1 is damaged" in str(run.error)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    """The lock is the file's, and goes with its process: here a child's."""
+    path = tmp_path / "j"
+    asyncio.run(made(path, calls=1))
+    ready, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        store = SQLiteStore(path)
+        os.write(ready[1], b"1")
+        os.read(done[0], 1)
+        os._exit(0 if store.name else 1)
+    try:
+        os.read(ready[0], 1)
+        with pytest.raises(JournalError, match="another process writes it"):
+            SQLiteStore(path)
+    finally:
+        os.write(done[1], b"1")
+        os.waitpid(child, 0)
+        for end in (*ready, *done):
+            os.close(end)
+    SQLiteStore(path).close()
+
+
+async def test_a_file_that_another_program_has_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrt.journal.store._BUSY_S", 0.01)
+    await made(tmp_path / "j", calls=1)
+    with closing(sqlite3.connect(tmp_path / "j", isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(JournalError, match="has it locked"):
+            SQLiteStore(tmp_path / "j")
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """Permissions do not bind root, so that a child of another user tries."""
+    path = tmp_path / "j"
+    asyncio.run(made(path, calls=1))
+    for one in (tmp_path, *tmp_path.iterdir()):
+        one.chmod(0o755 if one.is_dir() else 0o444)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            if os.geteuid() == 0:
+                os.setgid(65534)
+                os.setuid(65534)
+            SQLiteStore(path)
+        except JournalError as error:
+            code = 0 if "name a file that can be written" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+async def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """What was recorded stays, the program ends with one error, and goes on once there is room."""
+    path = tmp_path / "j"
+
+    async def main(ctx: Context) -> int:
+        for number in range(20):
+            await ctx.llm(f"call {number} " + "x" * 4000)
+        return 20
+
+    class Small(SQLiteStore):
+        def _open(self) -> None:
+            super()._open()
+            self._execute("PRAGMA max_page_count=40")
+
+    world = World()
+    run = await live(path, world, made=Program(main), given=None, opened=Small)
+    assert run is not None
+    assert isinstance(run.error, JournalWriteError)
+    assert "full" in str(run.error)
+    assert "goes on from there" in str(run.error)
+    assert 1 < len(world.calls) < 20
+    run = await live(path, again := World(), made=Program(main), given=None)
+    assert run is not None
+    assert run.result == 20
+    # The call whose answer found no room is made again.
+    assert len(world.calls.keys() & again.calls.keys()) == 1
+
+
+@pytest.mark.parametrize("drops", [False, True])
+async def test_the_oldest_programs_go(tmp_path: Path, drops: bool) -> None:
+    """Of programs beyond the last ``keep``, the result alone is kept, or nothing."""
+    options: Any = JournalOptions(keep=2, drops=drops)
+
+    async def main(ctx: Context) -> str:
+        return str(await ctx.llm("tea"))
+
+    for name in ("a", "b", "c", "d"):
+        run = await live(tmp_path / "j", World(), made=Program(main, name), options=options)
+        assert run is not None
+    journal = await Journal.open(lambda: SQLiteStore(tmp_path / "j"))
+    kept = [row.id for row in await journal.programs("1 = 1")]
+    await journal.close()
+    with closing(sqlite3.connect(tmp_path / "j")) as reader:
+        rows = reader.execute("SELECT DISTINCT program FROM agentrt_nodes WHERE node <> '0'")
+        assert sorted(rows) == [("c-1",), ("d-1",)]
+    assert kept == (["c-1", "d-1"] if drops else ["a-1", "b-1", "c-1", "d-1"])
+    again = await live(tmp_path / "j", world := World(), made=Program(main, "a"), options=options)
+    assert again is not None
+    assert again.result == "said tea"
+    assert world.calls == ({"tea": 1} if drops else {})
+
+
+def test_the_queries_of_the_page_for_users(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "durability.md").read_text("utf-8")
+    queries = page.split("```sql\n")[1].split("```")[0].strip().split(";\n")
+    asyncio.run(made(tmp_path / "j", calls=2))
+    with closing(sqlite3.connect(tmp_path / "j")) as reader:
+        found = [
+            reader.execute(query.replace("mine-1", "main-1").rstrip(";")).fetchall()
+            for query in queries
+        ]
+    nodes, texts, seconds, programs = found
+    assert [row[:4] for row in nodes] == [
+        ("0", "program", "main", "done"),
+        ("0#0", "call", "llm", "done"),
+        ("0#1", "call", "llm", "done"),
+    ]
+    assert [name for name, _ in texts] == ["llm", "llm"]
+    assert all(text.startswith("said call") for _, text in texts)
+    assert seconds[0][1] > 0
+    assert programs == [("main-1", "main", "default", "null")]
