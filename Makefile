@@ -13,10 +13,12 @@ NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
 # The tests of LangGraph's API and of its clients, and engines on Ray, which share nothing with others: a part of their own.
 PLATFORM := tests/serving/langgraph tests/serving/chat tests/engine/test_ray.py
+# Those of servers, tools and commands, which mostly wait for processes.
+SERVERS := tests/serving tests/integrations tests/clients tests/cli tests/interrupts tests/journal
 # For tests that take longer than one of `make test` may.
 PATIENT := --timeout 3600 --override-ini faulthandler_timeout=0
 
-.PHONY: coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-platform test-rest test-next fuzz mutate lint format clean
+.PHONY: coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-platform test-servers test-rest test-next fuzz mutate lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +44,7 @@ demo: $(INSTALLED) ## Run an agent program on a real engine
 
 test: $(INSTALLED) ## Check the style, the types and the layers, and run all tests
 	@$(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target \
-		lint test-engine test-platform test-rest
+		lint test-platform test-engine test-servers test-rest
 
 # Three at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
 test-engine: $(CLIENTS) test-needs
@@ -51,8 +53,11 @@ test-engine: $(CLIENTS) test-needs
 test-platform: $(CLIENTS) test-needs
 	$(BIN)/pytest $(PLATFORM)
 
+test-servers: $(CLIENTS) test-needs
+	$(BIN)/pytest $(SERVERS) $(addprefix --ignore ,$(PLATFORM))
+
 test-rest: $(CLIENTS) test-needs
-	$(BIN)/pytest $(addprefix --ignore ,tests/engine $(PLATFORM))
+	$(BIN)/pytest $(addprefix --ignore ,tests/engine $(SERVERS))
 
 test-needs: $(INSTALLED)
 	@.ci/setup-tests
