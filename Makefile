@@ -43,10 +43,10 @@ demo: $(INSTALLED) ## Run an agent program on a real engine
 	$(BIN)/agentrt run demos/react.py
 
 test: $(INSTALLED) ## Check the style, the types and the layers, and run all tests
-	@$(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target \
+	@$(MAKE) --no-print-directory --jobs 4 --keep-going --output-sync=target \
 		lint test-platform test-engine test-servers test-rest
 
-# Three at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
+# Four at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
 test-engine: $(CLIENTS) test-needs
 	$(BIN)/pytest tests/engine $(addprefix --ignore ,$(PLATFORM))
 

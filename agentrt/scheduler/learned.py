@@ -68,6 +68,19 @@ class Age:
     left_s: Mean = field(default_factory=Mean)
     well: Mean = field(default_factory=Mean)
 
+    def learn(self, left_s: float, *, well: bool) -> None:
+        """One lasted for so long from this age on; one that ended badly says not how long."""
+        self.well.add(well)
+        if well:
+            self.left_s.add(max(left_s, 0.0))
+
+
+def _at(ages: dict[int, Age], age: int) -> Age:
+    known = ages.get(age)
+    if known is None:
+        known = ages[age] = Age()
+    return known
+
 
 class Durations:
     """How long what has lasted for a while still lasts: a mean residual life, by kind and age."""
@@ -98,28 +111,26 @@ class Durations:
 
     def learn(self, kind: Kind, total_s: float, *, well: bool = True) -> None:
         """Something ended after ``total_s``: what was still to come at each age is known now."""
+        ages = self._ages(kind)
         for age in range(age_bin(total_s) + 1):
-            self.learn_at(kind, age, total_s - bin_edge(age), well=well)
+            _at(ages, age).learn(total_s - bin_edge(age), well=well)
 
     def learn_at(self, kind: Kind, age: int, left_s: float, *, well: bool = True) -> None:
-        """It lasted for ``left_s`` from this age on. One that ended badly says not how long."""
-        known = self.entry(kind, age)
-        known.well.add(well)
-        if well:
-            known.left_s.add(max(left_s, 0.0))
+        """It lasted for ``left_s`` from this age on."""
+        self.entry(kind, age).learn(left_s, well=well)
 
     def entry(self, kind: Kind, age: int) -> Age:
         """What is known of a kind at an age, to be changed; a new kind may take another's place."""
+        return _at(self._ages(kind), age)
+
+    def _ages(self, kind: Kind) -> dict[int, Age]:
         ages = self._kinds.get(kind)
         if ages is None:
             ages = self._kinds[kind] = {}
         self._kinds.move_to_end(kind)
         if len(self._kinds) > KINDS:
             self._kinds.popitem(last=False)
-        known = ages.get(age)
-        if known is None:
-            known = ages[age] = Age()
-        return known
+        return ages
 
     def entries(self) -> Iterator[tuple[Kind, int, Age]]:
         """All that is known, of the kind that was not seen for the longest time first."""

@@ -7,7 +7,7 @@ that a preempted call comes back ahead of those that got the same priority after
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -174,14 +174,13 @@ class LevelQueues:
         return self._charged(call, seconds, now)
 
     def charge_step(
-        self, call_ids: Iterable[str], seconds: float, now: float, tokens: int = 0
+        self, call_ids: Collection[str], seconds: float, now: float, tokens: int = 0
     ) -> list[QueuedCall]:
         """`charge` all calls of a step that computed so many ``tokens``. Those that it moved."""
         moved: list[QueuedCall] = []
-        levelled, calls, charged = self.policy.levelled, self.calls, 0
-        for call_id in call_ids:
-            charged += 1
-            if (call := calls.get(call_id)) is None:
+        levelled = self.policy.levelled
+        for call in map(self.calls.get, call_ids):
+            if call is None:
                 continue
             call.served_s = served = call.served_s + seconds
             call.program.attained_s += seconds
@@ -195,7 +194,7 @@ class LevelQueues:
             ):
                 moved.append(call)
         for part in self._parts:
-            part.stepped(seconds, tokens, charged)
+            part.stepped(seconds, tokens, len(call_ids))
         return moved
 
     def _charged(self, call: QueuedCall, seconds: float, now: float) -> bool:
