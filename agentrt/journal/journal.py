@@ -15,7 +15,15 @@ from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.difference import difference
 from agentrt.journal.past import Past, PastNode, nodes_of
 from agentrt.journal.record import ProgramRecord
-from agentrt.journal.schema import CANCELLED, ROOT, Change, EndRow, ProgramRow, StartRow, Statement
+from agentrt.journal.schema import (
+    CANCELLED,
+    ROOT,
+    Change,
+    EndRow,
+    RecordedProgram,
+    StartRow,
+    Statement,
+)
 from agentrt.journal.store import Store
 from agentrt.journal.writer import Writer
 
@@ -107,14 +115,14 @@ class Journal:
         for row in await self.programs("type = ?", (name,)):
             self._check(row, self._text(given))
 
-    async def programs(self, where: str, values: Sequence[Any] = ()) -> list[ProgramRow]:
+    async def programs(self, where: str, values: Sequence[Any] = ()) -> list[RecordedProgram]:
         """Recorded programs, by their start."""
-        fields = ", ".join(ProgramRow._fields)
+        fields = ", ".join(RecordedProgram._fields)
         query = f"SELECT {fields} FROM agentrt_programs WHERE {where} ORDER BY started, number"
         rows = await asyncio.to_thread(self._store.query, query, values)
-        return [ProgramRow(*row) for row in rows]
+        return [RecordedProgram(*row) for row in rows]
 
-    async def open_programs(self) -> list[ProgramRow]:
+    async def open_programs(self) -> list[RecordedProgram]:
         """Those that have begun, and whose last attempt was not told to have ended."""
         return await self.programs(
             "NOT EXISTS (SELECT 1 FROM agentrt_ends e WHERE e.program = id AND e.node = '0' "
@@ -127,7 +135,7 @@ class Journal:
         query = "SELECT COALESCE(MAX(number), 0) FROM agentrt_programs"
         return int((await asyncio.to_thread(self._store.query, query))[0][0])
 
-    async def ended_program(self, program_id: str) -> tuple[ProgramRow, PastNode] | None:
+    async def ended_program(self, program_id: str) -> tuple[RecordedProgram, PastNode] | None:
         """A program that has ended, and its end; None for any other."""
         known = await self.programs("id = ?", (program_id,))
         root = (await self._past(program_id)).root if known else None
@@ -168,9 +176,9 @@ class Journal:
 
         return await asyncio.to_thread(read)
 
-    def _row(self, program_id: str, terms: Terms) -> ProgramRow:
+    def _row(self, program_id: str, terms: Terms) -> RecordedProgram:
         full = self.content == "full"
-        return ProgramRow(
+        return RecordedProgram(
             program_id,
             terms.number,
             terms.type,
@@ -184,7 +192,7 @@ class Journal:
             time.time(),
         )
 
-    def _check(self, row: ProgramRow, given: str) -> None:
+    def _check(self, row: RecordedProgram, given: str) -> None:
         if row.content != "full":
             raise JournalError(
                 f"journal {self.name}: program {row.id} was recorded with --journal-content "
@@ -204,7 +212,7 @@ class Journal:
                 f"journal {self.name}: the input of a program cannot be kept: {error}"
             ) from error
 
-    def input_of(self, row: ProgramRow) -> Any:
+    def input_of(self, row: RecordedProgram) -> Any:
         """What a recorded program was given."""
         return loads(row.input)
 

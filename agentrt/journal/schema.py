@@ -18,7 +18,7 @@ ROOT = "0"
 """The program itself, as a node."""
 
 
-class ProgramRow(NamedTuple):
+class RecordedProgram(NamedTuple):
     """A program. ``number`` counts those of its type. ``code`` is a fingerprint of its file,
     ``input`` and ``options`` (how it was started) are JSON. ``content`` says how much of it is
     kept. ``started`` is the time of day, in seconds since 1970, as all times here.
@@ -126,7 +126,7 @@ def _insert(table: str, fields: tuple[str, ...], more: str) -> str:
 
 _AGAIN = "ON CONFLICT DO NOTHING"  # a write that is tried again
 INSERTS = {
-    ProgramRow: _insert("agentrt_programs", ProgramRow._fields, _AGAIN),
+    RecordedProgram: _insert("agentrt_programs", RecordedProgram._fields, _AGAIN),
     StartRow: _insert("agentrt_starts", StartRow._fields, _AGAIN),
     # A program that was cancelled while its node's end was on its way saw the cancellation.
     EndRow: _insert(
@@ -136,4 +136,4 @@ INSERTS = {
         "place = excluded.place, outcome = excluded.outcome, mark = excluded.mark",
     ),
 }
-Change = ProgramRow | StartRow | EndRow | Statement
+Change = RecordedProgram | StartRow | EndRow | Statement

@@ -12,7 +12,7 @@ from typing import Any
 from agentrt.journal import Journal
 from agentrt.journal.codec import UnkeptError, loads
 from agentrt.journal.past import PastNode
-from agentrt.journal.schema import DONE, LOST, ProgramRow
+from agentrt.journal.schema import DONE, LOST, RecordedProgram
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable
 from agentrt.serving.programs.bodies import RunRequest
@@ -57,7 +57,7 @@ async def left_runs(journal: Journal, native: Mapping[str, Program]) -> list[Lef
     return found
 
 
-def _left(journal: Journal, row: ProgramRow, options: Mapping[str, Any]) -> LeftRun:
+def _left(journal: Journal, row: RecordedProgram, options: Mapping[str, Any]) -> LeftRun:
     until = options.get("until")
     seconds = None if until is None else max(0.001, until - time.time())
     body = RunRequest.model_construct(
