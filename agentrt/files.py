@@ -1,4 +1,4 @@
-"""Reads the small files that people name, whatever lies there: in bounded time and memory.
+"""Reads and locks the files that people name, whatever lies there: in bounded time and memory.
 
 What cannot be read is an `OSError`, what is not what it should be a `ValueError`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import json
 import math
@@ -14,7 +15,7 @@ import os
 import select
 import stat
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 MOST = 64 * 1024 * 1024
 """The bytes of a file (settings, keys, an input)."""
@@ -34,6 +35,20 @@ def check_plain(path: Path, most: float = math.inf) -> None:
             raise OSError(errno.EINVAL, "that is no plain file")
         if found.st_size > most:
             raise _too_large(most)
+
+
+def lock_beside(path: Path) -> IO[str]:
+    """Lock ``path`` for this process, by a file beside it: until that is closed, or the process
+    ends. Raises `BlockingIOError` where another process has the lock.
+    """
+    check_plain(path)
+    file = path.with_name(path.name + ".lock").open("w")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _too_large(most: float) -> OSError:

@@ -5,7 +5,6 @@ All methods but those that open are called in the writer's thread.
 
 from __future__ import annotations
 
-import fcntl
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agentrt.errors import JournalError, JournalWriteError
-from agentrt.files import check_plain
+from agentrt.files import lock_beside
 from agentrt.journal.schema import APPLICATION, INSERTS, TABLES, VERSION, VIEW, Change, Statement
 
 _BUSY_S = 10.0
@@ -56,16 +55,14 @@ class SQLiteStore(Store):
             raise
 
     def _open(self) -> None:
-        check_plain(self._path)
-        is_new = not self._path.exists() or not self._path.stat().st_size
-        self._lock = self._path.with_name(self._path.name + ".lock").open("w")
         try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = lock_beside(self._path)
         except BlockingIOError as error:
             raise JournalError(
                 f"journal {self.name}: another process writes it; wait for that one, or name "
                 "another file"
             ) from error
+        is_new = not self._path.exists() or not self._path.stat().st_size
         self._connection = sqlite3.connect(
             self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )

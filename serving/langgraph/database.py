@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import functools
 import json
 import math
@@ -23,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from agentrt.errors import ConfigError
-from agentrt.files import check_plain
+from agentrt.files import lock_beside
 from agentrt.serving.langgraph import tables
 from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_line, limited
 from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
@@ -268,11 +267,9 @@ async def _make_tables(engine: AsyncEngine, address: Address) -> None:
 
 async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
     """Lock a file beside the database; the lock goes when this process does."""
-    check_plain(path)
-    file = stack.enter_context(path.with_name(path.name + ".lock").open("w"))
     for _ in range(_LOCK_TRIES):
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(lock_beside(path))
             return
         except BlockingIOError:
             await asyncio.sleep(LOCK_WAIT_S / _LOCK_TRIES)
