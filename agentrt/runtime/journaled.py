@@ -153,9 +153,7 @@ class JournaledEmitter(NodeEmitter):
         if node is None:
             return await super().event(feed, timeout, after)
         wait = super().event
-        work = partial(self._in_time, node, after, lambda left: wait(feed, left, after), timeout)
-        event: Event = await work()
-        return event
+        return await self._in_time(node, after, lambda left: wait(feed, left, after), timeout)
 
     async def sleep(self, seconds: float, after: Iterable[Reply]) -> None:
         node = self.enter_node("sleep", "sleep", {"seconds": seconds})

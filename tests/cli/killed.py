@@ -33,5 +33,5 @@ class Engine(EchoEngine):
 
 
 if __name__ == "__main__":
-    engine.VLLMEngine = Engine  # type: ignore[misc, assignment]
+    engine.VLLMEngine = Engine  # type: ignore[misc, assignment]  # in its place
     sys.exit(run(sys.argv[1:]))

@@ -83,14 +83,14 @@ async def test_all_attempts_have_one_key(tmp_path: Path) -> None:
         return 1
 
     async def code(ctx: Context) -> Any:
-        emitter = ctx._emitter
-        run_tool = emitter.run_tool  # type: ignore[attr-defined]
+        emitter: Any = ctx._emitter
+        run_tool = emitter.run_tool
 
         async def seen(*args: Any) -> Any:
             keys.add(args[4])
             return await run_tool(*args)
 
-        emitter.run_tool = seen  # type: ignore[attr-defined]
+        emitter.run_tool = seen
         return await ctx.tool(look)
 
     await killed(tmp_path / "j", code, at=ends("0#0"))
@@ -276,7 +276,10 @@ async def test_early_tools_of_a_reply_that_is_another_one_now(tmp_path: Path) ->
         return [result.value for result in step.results]
 
     path = tmp_path / "j"
-    is_call = lambda row: isinstance(row, EndRow) and "Reply" in row.outcome  # noqa: E731
+
+    def is_call(row: object) -> bool:
+        return isinstance(row, EndRow) and "Reply" in row.outcome
+
     await killed(path, code, at=is_call, engine=engine("lamp"))
     run = await lived(path, code, engine=engine("desk"))
     assert run.error is None

@@ -11,17 +11,16 @@ import operator
 from pathlib import Path
 from typing import Annotated, Any
 
-import uvicorn
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
 from agentrt import Runtime
-from agentrt.serving.app import opened_app
 from agentrt.serving.langgraph import api
 from agentrt.serving.server import ServedGraph, Server
 from tests.doubles.scripted import ScriptedExecutor
+from tests.serving.alone import serve_alone
 from tests.serving.langgraph.nested import Nested
 
 WALK = 6
@@ -82,9 +81,7 @@ async def main(database: str, port: int) -> None:
     async with Runtime(ScriptedExecutor()) as runtime:
         served = {name: ServedGraph(graph, "entry.py") for name, graph in graphs().items()}
         server = Server(runtime, ("scripted",), served, database)
-        async with opened_app(server, [api]) as app:
-            config = uvicorn.Config(app, port=port, log_level="warning", lifespan="off")
-            await uvicorn.Server(config).serve()
+        await serve_alone(server, [api], port)
 
 
 def serve(database: str, port: int, folder: Path) -> None:

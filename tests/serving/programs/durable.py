@@ -9,20 +9,18 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from agentrt import Context, Runtime, program, tool
 from agentrt.executors.base import Chunk
 from agentrt.journal import Journal
 from agentrt.journal.postgres import PostgresStore
 from agentrt.journal.store import SQLiteStore, Store
 from agentrt.request import Call
-from agentrt.serving.app import opened_app
 from agentrt.serving.langgraph.database import TIMEOUTS, Address
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import ServedProgram, Server
 from tests.doubles.scripted import ScriptedExecutor
+from tests.serving.alone import serve_alone
 
 _folder = Path()
 
@@ -80,9 +78,7 @@ async def main(database: str, port: int) -> None:
         Runtime(engine, ask_human=None, journal=journal) as runtime,
     ):
         server = Server(runtime, ("scripted",), {"work": ServedProgram(work, "durable.py")})
-        async with opened_app(server, [programs, questions]) as app:
-            config = uvicorn.Config(app, port=port, log_level="warning", lifespan="off")
-            await uvicorn.Server(config).serve()
+        await serve_alone(server, [programs, questions], port)
 
 
 def serve(database: str, port: int, folder: Path) -> None:
