@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,9 @@ QuestionState = Literal["open", "answered", "expired", "withdrawn"]
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """A question of a program. ``at`` and ``deadline`` are seconds on the runtime's clock."""
+    """A question of a program. ``at`` and ``deadline`` are seconds on the runtime's clock,
+    ``created_at`` is seconds since 1970.
+    """
 
     text: str
     program_id: str = ""
@@ -28,6 +31,7 @@ class Question:
     tenant: str = "default"
     form: AnswerForm = field(default_factory=AnswerForm)
     at: float = 0.0
+    created_at: float = 0.0
     deadline: float | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: QuestionState = "open"
@@ -75,7 +79,7 @@ class Questions:
 
         Raises `InterruptExpiredError` past ``timeout`` (seconds), and what the answerer raises.
         """
-        question.at = self._clock()
+        question.at, question.created_at = self._clock(), time.time()
         question.deadline = None if timeout is None else question.at + timeout
         answered = asyncio.get_running_loop().create_future()
         self.open[question.id], self._answers[question.id] = question, answered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -122,7 +121,7 @@ class ProgramQuestions:
 
     def seen(self, question: Question) -> Asked:
         """A question of the runtime as people see it."""
-        since_1970 = time.time() - self._runtime.now()
+        since_1970 = question.created_at - question.at
         return Asked(
             question.id,
             question.text,
@@ -131,7 +130,7 @@ class ProgramQuestions:
             question.form,
             program=question.program_id,
             state=question.state,
-            created_at=since_1970 + question.at,
+            created_at=question.created_at,
             expires_at=None if question.deadline is None else since_1970 + question.deadline,
         )
 
