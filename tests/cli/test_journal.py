@@ -124,7 +124,9 @@ def test_instances_of_one_command(run_program: Run, tmp_path: Path) -> None:
     ran = run_program(GOOD, "--journal", tmp_path / "j", "--n", 3, "--json")
     assert ran.json["results"] == ["tea"] * 3
     with closing(sqlite3.connect(tmp_path / "j")) as reader:
-        programs = reader.execute("SELECT id, number FROM agentrt_programs").fetchall()
+        programs = reader.execute(
+            "SELECT id, number FROM agentrt_programs ORDER BY number"
+        ).fetchall()
     assert programs == [("good-1", 1), ("good-2", 2), ("good-3", 3)]
 
 
