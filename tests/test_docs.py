@@ -61,3 +61,23 @@ def test_the_files_that_are_named_are_there(name: str) -> None:
     )
     assert len(named) > 5
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_tests_that_pages_name_are_there() -> None:
+    """By name or by path: a guarantee whose test is gone is none."""
+    text = "".join(page.read_text("utf-8") for page in DOCS)
+    named = set(re.findall(r"`(test_\w+)`", text))
+    sources = (file.read_text("utf-8") for file in ROOT.glob("tests/**/test_*.py"))
+    there = {name for source in sources for name in re.findall(r"def (test_\w+)\(", source)}
+    assert len(named) > 15
+    assert sorted(named - there) == []
+    files = re.findall(r"`(tests/[\w/]+\.(?:py|jsonl))`", text)
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_each_guarantee_beside_others_names_its_test() -> None:
+    page = (ROOT / "docs" / "coming-from-temporal.md").read_text("utf-8")
+    table = page.split("\n## Guarantees and limits\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+) \|$", table, re.MULTILINE)[1:]
+    assert len(rows) > 5
+    assert [row for row in rows if "`test_" not in row.split(" | ")[-1]] == []
