@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +21,7 @@ from agentrt.cli.options import (
     output,
     scheduling_options,
     seed_option,
+    together,
     tool_options,
     traces_option,
 )
@@ -27,9 +29,12 @@ from agentrt.cli.options import (
 if TYPE_CHECKING:
     from agentrt.cli.engines import Fleet
     from agentrt.cli.execute import Job
+    from agentrt.cli.journals import JournalPlan
     from agentrt.cli.load import Found
     from agentrt.cli.plan import Plan
     from agentrt.program import Program
+
+    Planned = tuple[Plan, JournalPlan | None]
 
 _EPILOG = """\b
 Examples:
@@ -57,6 +62,35 @@ _GRAPH_FLAGS = {
 }
 
 
+human_options = together(
+    _program.several(
+        "--human",
+        "answers",
+        "TEXT",
+        "An answer, in advance, to a question that the program asks a human: text, or JSON where "
+        "the question wants that; repeat it for the next one. Without it the question is asked on "
+        "the terminal, and with --dashboard there, too.",
+    ),
+    _program.seconds("--timeout", "Cancel a program that takes longer."),
+)
+engine_group = together(kind_option, model_option, batch_option, fleet_options)
+output_group = together(
+    output.file(
+        "--dag",
+        "Write the execution graph: .json for data, .mmd for a Mermaid drawing.",
+        dir_okay=True,
+    ),
+    output.flag(
+        "--json",
+        "Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
+        "as_json",
+    ),
+    dashboard_option,
+    traces_option,
+    output.flag("--verbose", "Show vLLM's own log on stderr, and no live view."),
+)
+
+
 @click.command(cls=RunCommand, epilog=_EPILOG)
 @click.argument("target", metavar="PROGRAM.py[:NAME]")
 @_program.text(
@@ -71,15 +105,7 @@ _GRAPH_FLAGS = {
 @_program.count(
     "--max-live", "So many of them run at once; the others begin as these end.", default=4096
 )
-@_program.several(
-    "--human",
-    "answers",
-    "TEXT",
-    "An answer, in advance, to a question that the program asks a human: text, or JSON where the "
-    "question wants that; repeat it for the next one. Without it the question is asked on the "
-    "terminal, and with --dashboard there, too.",
-)
-@_program.seconds("--timeout", "Cancel a program that takes longer.")
+@human_options
 @seed_option
 @tool_options
 @scheduling_options
@@ -95,21 +121,8 @@ _GRAPH_FLAGS = {
     "Of programs that have ended, keep all nodes of the last N, and of others the result.  "
     "[default: of all]",
 )
-@kind_option
-@model_option
-@batch_option
-@fleet_options
-@output.file(
-    "--dag", "Write the execution graph: .json for data, .mmd for a Mermaid drawing.", dir_okay=True
-)
-@output.flag(
-    "--json",
-    "Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
-    "as_json",
-)
-@dashboard_option
-@traces_option
-@output.flag("--verbose", "Show vLLM's own log on stderr, and no live view.")
+@engine_group
+@output_group
 def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     """Run the agent program in PROGRAM.py on an embedded vLLM engine.
 
@@ -119,20 +132,39 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
 
     What follows -- goes to vLLM as it is, as flags of 'vllm serve'.
     """
+
+    def planned() -> Planned:
+        from agentrt.cli.journals import read_journal
+        from agentrt.cli.load import load_program
+        from agentrt.cli.values import read_input
+
+        given = read_input(options["input_text"])
+        return _plan(load_program(target), given, options), read_journal(options)
+
+    return run_planned(planned, engine_flags, options)
+
+
+def run_planned(
+    planned: Callable[[], Planned], engine_flags: tuple[str, ...], options: dict[str, Any]
+) -> int:
+    """Check a command's options, and run what is ``planned``, which is asked last. Returns the
+    exit code.
+    """
     # Here and not above, so that --help does not pay for it.
     from agentrt.cli.engines import check_transformers, engine_options, read_fleet
     from agentrt.cli.execute import Job
-    from agentrt.cli.journals import read_journal
-    from agentrt.cli.load import load_program
     from agentrt.cli.tools import read_tools
     from agentrt.cli.traces import read_traces
+    from agentrt.cli.values import check_dashboard, check_output
 
     if options["kind"] == "transformers":
         check_transformers(click.get_current_context(), engine_flags)
     engine = engine_options(options, engine_flags)
-    given, tools = _check_values(options), read_tools(options)
-    fleet = read_fleet(options)
-    plan = _plan(load_program(target), given, options)
+    check_output("--dag", options["dag"], (".json", ".mmd"))
+    check_dashboard(options["dashboard"])
+    tools, fleet = read_tools(options), read_fleet(options)
+    traces = read_traces(options["traces"], engine_flags)
+    plan, journal = planned()
     job = Job(
         plan,
         engine,
@@ -143,8 +175,8 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
         dag=options["dag"],
         dashboard=options["dashboard"],
         tools=tools,
-        traces=read_traces(options["traces"], engine_flags),
-        journal=read_journal(options),
+        traces=traces,
+        journal=journal,
     )
     return _run(job, fleet, as_json=options["as_json"])
 
@@ -170,15 +202,6 @@ def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
     return GraphPlan(found, graph_terms(options, given), Invocation(arguments))
 
 
-def _check_values(options: dict[str, Any]) -> Any:
-    """The input, read; other values that can be refused at once are."""
-    from agentrt.cli.values import check_dashboard, check_output, read_input
-
-    check_output("--dag", options["dag"], (".json", ".mmd"))
-    check_dashboard(options["dashboard"])
-    return read_input(options["input_text"])
-
-
 def _check_program(program: Program, given: Any, options: dict[str, Any]) -> None:
     """Raise `UsageError` for options and an input that this program cannot have."""
     from agentrt.errors import UsageError
@@ -189,6 +212,13 @@ def _check_program(program: Program, given: Any, options: dict[str, Any]) -> Non
                 f"{flag} is for LangGraph graphs, and {program.name!r} is an agentrt program; "
                 "leave it out"
             )
+    check_input(program, given)
+
+
+def check_input(program: Program, given: Any) -> None:
+    """Raise `UsageError` for an input that this program cannot have."""
+    from agentrt.errors import UsageError
+
     if program.needs_input and given is None:
         raise UsageError(f"program {program.name!r} needs an input; give it with --input TEXT")
     if given is not None and not program.takes_input:
