@@ -21,6 +21,7 @@ _PRODUCT = {
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
     "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
     "worker": ("agentrt.cli.worker:worker", "Offer functions as tools, at an MQTT broker."),
+    "runs": ("agentrt.cli.runs:runs", "List, compare and fork the programs of a journal."),
     "keys": ("agentrt.cli.serve:keys", "Make API keys for a server's tenants."),
     "questions": (
         "agentrt.cli.questions:questions",

@@ -24,7 +24,6 @@ from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind
 from agentrt.runtime import Runtime
-from agentrt.runtime.durable import Durable
 from agentrt.runtime.events import Event, NodeStarted
 from agentrt.runtime.run import Run, RunReport
 from agentrt.serving.questions.asked import ServerQuestions
@@ -162,7 +161,7 @@ async def _execute(
         first = await _take(starts, job.max_live)
         if not first:
             return Outcome([], {}, policy, job.plan.questions)
-        if runtime.journal is not None:
+        if runtime.journal is not None and first[0].durable.id is None:
             await runtime.journal.check(first[0].program.name, first[0].input)
         make_room(len(first))
         with watching(runtime, screen) as watch:
@@ -235,7 +234,7 @@ async def _play(
                 following.program,
                 following.input,
                 session=following.session,
-                durable=Durable(),
+                durable=following.durable,
                 **terms,
             )
             watch.add(run)

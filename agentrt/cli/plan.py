@@ -11,17 +11,21 @@ from typing import Any
 from agentrt.cli.human import Human
 from agentrt.interrupts.questions import Answerer
 from agentrt.program import Program
+from agentrt.runtime.durable import Durable
 from agentrt.runtime.run import Run
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A program to start, with what `Runtime.start` takes; ``session`` names its thread."""
+    """A program to start, with what `Runtime.start` takes; ``session`` names its thread, and
+    ``durable`` says how it is recorded, if there is a journal.
+    """
 
     program: Program
     input: Any = None
     session: str | None = None
     terms: Mapping[str, Any] = field(default_factory=dict)
+    durable: Durable = field(default_factory=Durable)
 
 
 @dataclass(frozen=True, slots=True)

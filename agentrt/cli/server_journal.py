@@ -28,12 +28,13 @@ def server_journal(options: Mapping[str, Any], served: Iterable[Served]) -> Jour
     if address.file is not None:
         path = address.file.with_name(f"{address.file.stem}.journal{address.file.suffix}")
         return JournalPlan(partial(SQLiteStore, path), kept)
-    return JournalPlan(partial(_postgres, address), kept)
+    return JournalPlan(partial(postgres_journal, address), kept)
 
 
-def _postgres(address: Address) -> Store:
+def postgres_journal(address: Address, *, makes: bool = True) -> Store:
+    """The journal in a PostgreSQL database; it ``makes`` what is not there, or only reads."""
     try:
         from agentrt.journal.postgres import PostgresStore
     except ImportError as error:
         raise JournalError(f"journal {address}: {error}; install agentrt[postgres]") from error
-    return PostgresStore(address.url, str(address), TIMEOUTS)
+    return PostgresStore(address.url, str(address), TIMEOUTS, makes=makes)

@@ -13,15 +13,16 @@ from typing import Any, Literal, Self
 from agentrt.errors import JournalError
 from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.difference import difference
-from agentrt.journal.past import Past, PastNode, nodes_of
+from agentrt.journal.past import Past, PastNode
+from agentrt.journal.reading import read_nodes
 from agentrt.journal.record import ProgramRecord
 from agentrt.journal.schema import (
     CANCELLED,
+    FORKED,
     ROOT,
     Change,
     EndRow,
     RecordedProgram,
-    StartRow,
     Statement,
 )
 from agentrt.journal.store import Store
@@ -112,7 +113,7 @@ class Journal:
         """Raise `JournalError` if programs of this type are recorded with another input, or
         without what they need to go on.
         """
-        for row in await self.programs("type = ?", (name,)):
+        for row in await self.programs(f"type = ? AND number <> {FORKED}", (name,)):
             self._check(row, self._text(given))
 
     async def programs(self, where: str, values: Sequence[Any] = ()) -> list[RecordedProgram]:
@@ -123,9 +124,12 @@ class Journal:
         return [RecordedProgram(*row) for row in rows]
 
     async def open_programs(self) -> list[RecordedProgram]:
-        """Those that have begun, and whose last attempt was not told to have ended."""
+        """Those that have begun, and whose last attempt was not told to have ended; but forks,
+        with which the command that made them goes on.
+        """
         return await self.programs(
-            "NOT EXISTS (SELECT 1 FROM agentrt_ends e WHERE e.program = id AND e.node = '0' "
+            f"number <> {FORKED} AND NOT EXISTS (SELECT 1 FROM agentrt_ends e "
+            "WHERE e.program = id AND e.node = '0' "
             "AND e.attempt = (SELECT MAX(s.attempt) FROM agentrt_starts s "
             "WHERE s.program = id AND s.node = '0'))"
         )
@@ -161,20 +165,7 @@ class Journal:
         return ProgramRecord(program_id, self, await self._past(program_id), changed)
 
     async def _past(self, program_id: str) -> Past:
-        def read() -> Past:
-            each = [
-                self._store.query(
-                    f"SELECT {', '.join(fields)} FROM {table} WHERE program = ?", (program_id,)
-                )
-                for table, fields in (
-                    ("agentrt_starts", StartRow._fields),
-                    ("agentrt_ends", EndRow._fields),
-                )
-            ]
-            starts, ends = map(StartRow._make, each[0]), map(EndRow._make, each[1])
-            return Past(nodes_of(self.name, starts, ends))
-
-        return await asyncio.to_thread(read)
+        return Past(await asyncio.to_thread(read_nodes, self._store, program_id))
 
     def _row(self, program_id: str, terms: Terms) -> RecordedProgram:
         full = self.content == "full"

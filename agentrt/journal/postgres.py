@@ -20,16 +20,21 @@ _FIRST_REST_S = 0.2
 class PostgresStore(Store):
     """Tables named ``agentrt_…`` at ``url``; ``name`` is that without its password.
 
-    A connection that breaks is made again: a write that had come through does nothing twice.
+    A connection that breaks is made again: a write that had come through does nothing twice. It
+    ``makes`` its tables, or reads those that are there.
     """
 
-    def __init__(self, url: str, name: str, timeouts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, url: str, name: str, timeouts: Mapping[str, Any], *, makes: bool = True
+    ) -> None:
         self.name = name
         self._url, self._timeouts = url, timeouts
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         try:
             with self._connect().transaction():
-                self._make()
+                if makes:
+                    self._make()
+                self._check()
         except psycopg.Error as error:
             self.close()
             raise JournalError(f"journal {name}: {_first_line(error)}") from error
@@ -44,6 +49,8 @@ class PostgresStore(Store):
         self._execute(
             "INSERT INTO agentrt_journal VALUES ('version', ?) ON CONFLICT DO NOTHING", [VERSION]
         )
+
+    def _check(self) -> None:
         found = self._execute("SELECT value FROM agentrt_journal WHERE key = 'version'")
         check_version(self.name, int(found[0][0]))
 

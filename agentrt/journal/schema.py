@@ -16,6 +16,8 @@ OPEN, DONE, FAILED, CANCELLED, LOST = "open", "done", "failed", "cancelled", "lo
 """States of a node. One that is ``lost`` has ended with a value that could not be kept."""
 ROOT = "0"
 """The program itself, as a node."""
+FORKED = 0
+"""The number of a program that was forked from another: it counts with none of its type."""
 
 
 class RecordedProgram(NamedTuple):

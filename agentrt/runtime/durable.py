@@ -19,11 +19,14 @@ from agentrt.tracking.place import Place
 @dataclass(frozen=True, slots=True)
 class Durable:
     """How a program is recorded. ``number`` is that of one which goes on under its old id, None of
-    one that begins. ``options`` are kept with it, for whoever starts it again: plain JSON.
+    one that begins; a fork has its whole ``id``, and draws the seeds of the program ``draws_as``.
+    ``options`` are kept with it, for whoever starts it again: plain JSON.
     """
 
     number: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    id: str | None = None
+    draws_as: str = ""
 
 
 async def begin(

@@ -256,11 +256,14 @@ class RunEmitter(InterruptEmitter):
         return Call(identity_of(run, scope, node), spec)
 
     def _draw_seed(self, node: Node, scope: Scope) -> int:
-        """A seed that depends on the runtime's seed, the program and the node only."""
+        """A seed that depends on the runtime's seed, the program and the node only; of a fork
+        on those of the program that it came from.
+        """
         place, where = scope.place, str(node.id)
         if place is not None:  # the same when the call is made again, whatever came between
             where, place.nodes = f"{place.path}#{place.nodes}", place.nodes + 1
-        of = f"{self.services.seed}/{self._run.id}/{where}".encode()
+        who = self._run.draws_as or self._run.id
+        of = f"{self.services.seed}/{who}/{where}".encode()
         # To seed a generator of random numbers for one takes ten times as long.
         return int.from_bytes(blake2b(of, digest_size=4).digest()) >> 1
 

@@ -78,14 +78,15 @@ class RunRegistry:
         session: str | None = None,
         size_hint: float | None = None,
         number: int | None = None,
+        named: str | None = None,
     ) -> Run:
         """A program of this type began; ``number`` is that of one which began before this process
-        did, and goes on.
+        did, and goes on. One that is not counted is ``named``.
         """
         with self.lock:
-            if number is None:
+            if number is None and named is None:
                 number = self.opened = self.opened + 1
-            run_id, now = f"{type}{self._mark}{number}", self.clock()
+            run_id, now = named or f"{type}{self._mark}{number}", self.clock()
             row = self.table.start_program(run_id, type, now, tenant=tenant, session=session)
             row.size_hint = size_hint
             dag = ExecutionDAG(run_id, type)

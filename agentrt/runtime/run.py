@@ -61,7 +61,7 @@ class Run:
     ``type`` is its program's name. A client program, whose code another framework or process
     runs, has no ``task``. One that is recorded in a journal has a ``record``; where it is cancelled
     since its process ends, it is ``left`` for the next one. Once it has ``begun``, that is on the
-    disk.
+    disk. The seeds of its sampled calls are those of the program ``draws_as``: itself, if it is "".
     """
 
     id: str
@@ -78,6 +78,7 @@ class Run:
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     record: ProgramRecord | None = field(default=None, repr=False)
     left: bool = False
+    draws_as: str = ""
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     async def wait(self) -> Any:

@@ -216,10 +216,16 @@ class Runtime:
         tokens: in any unit, the same for all programs of its type. With a journal, ``durable``
         says how it is recorded; None is not at all.
         """
-        number = None if durable is None else durable.number
+        kept = durable or Durable()
         run = self.registry.open(
-            program.name, tenant=tenant, session=session, size_hint=size_hint, number=number
+            program.name,
+            tenant=tenant,
+            session=session,
+            size_hint=size_hint,
+            number=kept.number,
+            named=kept.id,
         )
+        run.draws_as = kept.draws_as
         scope = Scope(owner=run, frontier=Frontier(), path=program.name)
         work = self._run(run, program, input, durable)
         run.task = tracking.start_task(work, scope, name=run.id)

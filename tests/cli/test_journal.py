@@ -192,7 +192,7 @@ def test_where_a_server_keeps_its_journal(
     async def made(ctx: Context) -> None: ...
 
     monkeypatch.setattr(server_journal, "SQLiteStore", str)
-    monkeypatch.setattr(server_journal, "_postgres", str)
+    monkeypatch.setattr(server_journal, "postgres_journal", str)
     options: dict[str, Any] = {"journal": given, "database": database, "journal_content": "full"}
     options |= {"journal_keep": 7, "on_divergence": "rerun"}
     plan = server_journal.server_journal(options, [ServedProgram(made, "p.py")])

@@ -230,6 +230,7 @@ async def live(
     engine: ScriptedExecutor | None = None,
     answers: bool = True,
     opened: Callable[[Path], Store] = QuickStore,
+    durable: Durable | None = None,
 ) -> Run | None:
     """One life of the program, which ends with it, or with the kill at a write. None: killed."""
     engine = engine or Engine(world)
@@ -254,7 +255,7 @@ async def live(
         return None
     try:
         async with Runtime(engine, ask_human=answer, journal=journal) as runtime:
-            run = runtime.start(made or everything(world), given, durable=Durable())
+            run = runtime.start(made or everything(world), given, durable=durable or Durable())
             assert run.task is not None
             dying = asyncio.create_task(dead.wait())
             await asyncio.wait({run.task, dying}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,8 +10,10 @@ import psycopg
 import pytest
 
 from agentrt import Context
+from agentrt.cli.runs import read_journal_at
 from agentrt.errors import JournalError, JournalWriteError
 from agentrt.journal.postgres import PostgresStore
+from agentrt.journal.reading import histories
 from agentrt.journal.schema import Statement
 from agentrt.program import Program
 from tests.journal.killing import World, ends, live
@@ -32,12 +34,17 @@ async def test_a_program_that_is_killed_goes_on(url: str) -> None:
     async def main(ctx: Context, text: str) -> list[str]:
         return [text, *[str(await ctx.llm(one)) for one in ("one", "two\0", "three")]]
 
+    with pytest.raises(JournalError, match="agentrt_journal"), read_journal_at(url):
+        pass
     given: Any = {"made": Program(main), "given": "té\0", "opened": lambda path: store(url)}
     assert await live(Path(), World(), at=ends("0#1"), **given) is None
     run = await live(Path(), world := World(), **given)
     assert run is not None
     assert run.result == ["té\0", "said one", "said two\0", "said three"]
     assert world.calls == {"two\0": 1, "three": 1}
+    with read_journal_at(url) as reader:
+        found = list(histories(reader, limit=9, type="main", state="done"))
+    assert [(one.program.id, one.totals()["nodes"]) for one in found] == [("main-1", 3)]
 
 
 def test_a_connection_that_was_cut_is_made_again(url: str) -> None:

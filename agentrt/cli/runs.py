@@ -1,0 +1,154 @@
+"""``agentrt runs``: what a journal has of programs; and other programs out of those."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import click
+
+from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.runs_diff import difference_json, difference_text
+from agentrt.cli.runs_text import dag_of, history_json, history_text, list_text, program_json
+from agentrt.cli.streams import printable
+from agentrt.cli.values import check_output
+from agentrt.errors import JournalError
+from agentrt.graph import write
+from agentrt.journal.reading import History, ReadingStore, find, histories, history
+from agentrt.journal.store import Store
+
+_STATES = ("open", "done", "failed", "cancelled", "lost")
+_COMMANDS = {
+    "ls": ("agentrt.cli.runs:ls", "List the programs of a journal, the newest first."),
+    "show": ("agentrt.cli.runs:show", "Show a program node by node: asked, answered, cost."),
+    "diff": ("agentrt.cli.runs:diff", "Show where two programs part, and what each cost."),
+    "fork": ("agentrt.cli.runs_fork:fork", "Run a program again from one of its nodes on."),
+}
+_file = click.argument("file", metavar="FILE")
+_program = click.argument("program", metavar="ID")
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+_dag = click.option(
+    "--dag",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the execution graph: .json for data, .mmd for a Mermaid drawing.",
+)
+
+
+@click.command(cls=LazyGroup, lazy=_COMMANDS)
+def runs() -> None:
+    """Read the journals of 'agentrt run --journal FILE' and of 'agentrt serve', also
+    while they are written. FILE may be the postgresql:// URL of a server's database.
+    """
+
+
+def is_url(name: str) -> bool:
+    """Whether a journal is in a server's database, and not in a file."""
+    return name.startswith(("postgresql://", "postgres://"))
+
+
+@contextmanager
+def read_journal_at(name: str) -> Iterator[Store]:
+    """The journal in a file or at a URL, to be read. Raises `JournalError`."""
+    if is_url(name):
+        try:
+            from agentrt.cli.server_journal import postgres_journal
+            from agentrt.serving.langgraph.database import Address
+        except ImportError as error:
+            raise JournalError(f"journal {name}: {error}; install agentrt[postgres]") from error
+        store: Store = postgres_journal(Address.parse(name), makes=False)
+    else:
+        store = ReadingStore(Path(name))
+    with closing(store):
+        yield store
+
+
+def history_at(file: str, program: str) -> History:
+    """All that the journal has of a program. Raises `JournalError`."""
+    with read_journal_at(file) as store:
+        return history(store, program)
+
+
+@click.command()
+@_file
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N")
+@click.option("--type", "kind", metavar="NAME", help="Only programs of this name.")
+@click.option("--state", type=click.Choice(_STATES), help="Only those that stand so.")
+@_json
+def ls(file: str, limit: int, kind: str | None, state: str | None, as_json: bool) -> None:
+    """List the programs of a journal, the newest first.
+
+    One that is 'open' runs, or was killed.
+    """
+    with read_journal_at(file) as store:
+        found = list(histories(store, type=kind, state=state, limit=limit))
+    if as_json:
+        click.echo(json.dumps([program_json(one) for one in found]))
+    elif not found:
+        click.echo(f"journal {printable(file)} has no such program", err=True)
+    else:
+        _print(list_text(found))
+
+
+@click.command()
+@_file
+@_program
+@click.option("--node", "wanted", metavar="PLACE|NAME", help="Only this node, in full.")
+@click.option("--full", is_flag=True, help="Whole questions and answers.")
+@_json
+@_dag
+def show(
+    file: str, program: str, wanted: str | None, full: bool, as_json: bool, dag: Path | None
+) -> None:
+    """Show a program node by node.
+
+    A node's place is that in the code: 0.2#1 is the second node of the third task
+    that the program has started.
+    """
+    found = history_at(file, program)
+    _write_dags(dag, found)
+    if wanted is not None:
+        place = find(found, wanted)
+        found = dataclasses.replace(found, nodes={place: found.nodes[place]})
+    if as_json:
+        click.echo(json.dumps(history_json(found)))
+    else:
+        _print(history_text(found, full=full or wanted is not None))
+
+
+@click.command()
+@_file
+@_program
+@click.argument("other", metavar="OTHER")
+@click.option("--with", "other_file", metavar="FILE2", help="OTHER is in this journal.")
+@_json
+@_dag
+def diff(
+    file: str, program: str, other: str, other_file: str | None, as_json: bool, dag: Path | None
+) -> None:
+    """Show where the program OTHER parts from the program ID, and what each cost.
+
+    Nodes at the same place in the code are compared. --dag draws both, side by side.
+    """
+    one, two = history_at(file, program), history_at(other_file or file, other)
+    _write_dags(dag, one, two)
+    if as_json:
+        click.echo(json.dumps(difference_json(one, two)))
+    else:
+        _print(difference_text(one, two))
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(printable(line))
+
+
+def _write_dags(path: Path | None, *found: History) -> None:
+    if path is None:
+        return
+    check_output("--dag", path, (".json", ".mmd"))
+    dags = [dag_of(one) for one in found]
+    write(dags[0] if len(dags) == 1 else dags, path)

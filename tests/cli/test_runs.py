@@ -1,0 +1,191 @@
+"""`agentrt runs`: what a journal has of programs, compared, and forked."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Invoke, Ran, Refused, Run, Write
+
+SOURCE = """
+import asyncio
+from agentrt import tool
+
+@tool
+def look(item: str) -> str:
+    return item.upper()
+
+async def branch(ctx, name):
+    return await ctx.tool(look, item=str(await ctx.llm(f"branch {name}")))
+
+@program
+async def main(ctx, text):
+    first = str(await ctx.llm(f"plan \\x1b[31m{text}"))
+    found = await asyncio.gather(*(branch(ctx, name) for name in "ab"))
+    answer = await ctx.human("go on?")
+    return str(await ctx.llm(f"{first} {found} {answer}"))
+"""
+RESULT = "plan \x1b[31mtea ['BRANCH A', 'BRANCH B'] yes"
+Runs = Callable[..., Ran]
+
+
+@pytest.fixture
+def journal(write: Write, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A journal of one program, `main-1`. Nobody is there to answer."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    path, given = tmp_path / "j", ["--input", "tea", "--human", "yes"]
+    assert invoke("run", write(SOURCE), *given, "--journal", path) == 0
+    return path
+
+
+@pytest.fixture
+def runs(invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> Runs:
+    def run(*args: object) -> Ran:
+        capfd.readouterr()
+        code = invoke("runs", *args)
+        return Ran(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def prog(tmp_path: Path) -> Path:
+    return tmp_path / "prog.py"
+
+
+def test_ls(journal: Path, runs: Runs) -> None:
+    assert runs("fork", journal, "main-1", journal.with_name("prog.py"), "--at", "0#1").code == 2
+    listed = [line.split()[:3] for line in runs("ls", journal).out.splitlines()]
+    ids = ["main-1-fork-1", "main", "failed"], ["main-1", "main", "done"]
+    assert listed == [["id", "type", "state"], *ids]
+    found = runs("ls", journal, "--state", "done", "--type", "main", "--limit", 3, "--json").json
+    assert [(one["id"], one["calls"], one["prompt_tokens"]) for one in found] == [("main-1", 4, 12)]
+    assert "no such program" in runs("ls", journal, "--type", "other").said
+
+
+def test_show(journal: Path, runs: Runs) -> None:
+    """The tasks' nodes come together, below those of the program; nothing steers a terminal."""
+    shown = runs("show", journal, "main-1").out
+    places = [line.split()[0] for line in shown.splitlines()[2:]]
+    assert places == ["0#0", "0.0#0", "0.0#1", "0.1#0", "0.1#1", "0#1", "0#2"]
+    assert '  {"item": "branch a"} > BRANCH A\n' in shown
+    assert "\x1b" not in shown + runs("show", journal, "main-1", "--full").out
+    one = runs("show", journal, "main-1", "--node", "0.1#1").out
+    assert '    asked: {"item": "branch b"}\n    answered: BRANCH B\n' in one
+    node = runs("show", journal, "main-1", "--node", "human", "--json").json["nodes"][0]
+    assert (node["node"], node["outcome"], node["asked"]["question"]) == ("0#1", "yes", "go on?")
+
+
+def test_nodes_that_are_no_calls(run_program: Run, runs: Runs, tmp_path: Path) -> None:
+    source = """
+from agentrt import tool
+
+@tool
+def breaks():
+    raise ValueError("no tea")
+
+@program
+async def main(ctx):
+    if ctx.patched("new"):
+        await ctx.sleep(0)
+    ctx.random()
+    await ctx.tool(breaks)
+"""
+    assert run_program(source, "--journal", tmp_path / "j").code == 1
+    shown = runs("show", tmp_path / "j", "main-1", "--dag", tmp_path / "d.json").out
+    assert [line.split()[:3] for line in shown.splitlines()[2:]] == [
+        ["0!new", "patch", "new"],
+        ["0#0", "sleep", "sleep"],
+        ["0#1", "value", "random"],
+        ["0#2", "tool", "breaks"],
+    ]
+    assert shown.endswith("  {} > ValueError: no tea\n")
+    dag = json.loads((tmp_path / "d.json").read_text())
+    assert [node["state"] for node in dag["nodes"]] == ["done", "failed"]
+
+
+def test_a_journal_without_content(run_program: Run, runs: Runs, tmp_path: Path) -> None:
+    given: list[Any] = ["--input", "tea", "--human", "yes", "--journal", tmp_path / "j"]
+    run_program(SOURCE, *given, "--journal-content", "digest")
+    shown = runs("show", tmp_path / "j", "main-1")
+    assert "not kept (--journal-content digest)" in shown.out
+    assert "tea" not in shown.out
+    forked = runs("fork", tmp_path / "j", "main-1", tmp_path / "prog.py", "--at", "0#1")
+    assert (forked.code, "recorded with less" in forked.said) == (2, True)
+
+
+def test_fork_and_diff(journal: Path, prog: Path, runs: Runs, tmp_path: Path) -> None:
+    """1. Nothing changed: the same again. 2. With other answers of a call and of a human, what
+    asks for another thing runs anew. 3. The first place at which both part is named.
+    """
+    forking: list[Any] = ["fork", journal, "main-1", prog, "--at", "human"]
+    same = runs(*forking, "--human", "yes", "--json")
+    assert same.json["results"] == [RESULT]
+    both = [journal, "main-1", "main-1-fork-1"]
+    assert runs("diff", *both).out.startswith("7 nodes are the same in main-1 and main-1-fork-1\n")
+    sets = ["--set", "human=no", "--set", '0.0#1="tea"', "--into", tmp_path / "k"]
+    other = runs(*forking, *sets, "--model", "other", "--json").json
+    assert other["results"] == [RESULT.replace("BRANCH A", "tea").replace("yes", "no")]
+    assert other["engine"]["model"] == "other"
+    with_k = ["diff", journal, "main-1", "main-1-fork-1", "--with", tmp_path / "k"]
+    found = runs(*with_k, "--json").json
+    assert [one["node"] for one in found["differences"]] == ["0.0#1", "0#1", "0#2"]
+    assert found["differences"][1]["what"] == ["answered: all was 'yes' and is 'no'"]
+    told = runs(*with_k, "--dag", tmp_path / "both.mmd").out
+    assert told.startswith("4 nodes are the same in main-1 and main-1-fork-1; they part at 0.0#1\n")
+    assert (tmp_path / "both.mmd").read_text().count("subgraph") == 2
+    assert "forked: of main-1" in runs("show", tmp_path / "k", "main-1-fork-1").out
+
+
+def test_a_fork_has_another_input(
+    journal: Path, prog: Path, runs: Runs, invoke: Invoke, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The command that made the old program is not disturbed by that."""
+    forking: list[Any] = ["fork", journal, "main-1", prog, "--at", "human", "--human", "yes"]
+    ran = runs(*forking, "--set", "input=milk", "--json")
+    assert ran.json["results"] == [RESULT.replace("tea", "milk")]
+    given = ["--input", "tea", "--n", 2, "--human", "yes", "--json"]
+    assert invoke("run", prog, "--journal", journal, *given) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[-1])["results"] == [RESULT] * 2
+
+
+def test_the_same_command_goes_on(journal: Path, prog: Path, runs: Runs) -> None:
+    """1. There is nobody to answer. 2. The same command goes on with its fork. 3. That is done:
+    it makes another. 4. Code that asks for another thing before the node is found.
+    """
+    forking: list[Any] = ["fork", journal, "main-1", prog, "--at", "human"]
+    assert runs(*forking).code == 2
+    for made in ("main-1-fork-1", "main-1-fork-2"):
+        assert runs(*forking, "--human", "yes", "--json").json["programs"][0]["id"] == made
+    prog.write_text(prog.read_text().replace("branch {", "twig {"))
+    failed = runs(*forking, "--human", "yes")
+    assert (failed.code, "0.0#0" in failed.said) == (1, True)
+    reruns = runs(*forking, "--human", "yes", "--on-divergence", "rerun", "--json")
+    assert reruns.json["results"] == [RESULT.replace("BRANCH", "TWIG")]
+
+
+def test_mistakes(journal: Path, write: Write, refused: Refused, tmp_path: Path) -> None:
+    path = tmp_path / "prog.py"
+    fork: list[Any] = ["runs", "fork", journal, "main-1", path]
+    refused("runs", "ls", tmp_path / "no", says=["no such file"])
+    refused("runs", "ls", path, says=["that is no journal"])
+    refused("runs", "lss", journal, says=["did you mean 'ls'?"])
+    refused("runs", "show", journal, "main-2", says=["did you mean 'main-1'?"])
+    refused(
+        "runs", "show", journal, "main-1", "--node", "0#9", says=["never came to", "did you mean"]
+    )
+    refused("runs", "show", journal, "main-1", "--dag", "d.png", says=["--dag", ".mmd"])
+    refused(*fork, says=["--at"])
+    refused(*fork, "--at", "llm", says=["several nodes", "0#0, 0.0#0"])
+    refused(*fork, "--at", "0#1", "--set", "tea", says=["--set 'tea'", "NODE=VALUE"])
+    refused(*fork, "--at", "0#1", "--set", "0#2=x", says=["began after --at 0#1"])
+    refused("runs", "fork", "postgresql://h/d", "a-1", path, "--at", "0#1", says=["--into FILE"])
+    write("@program\nasync def main(ctx): return ctx.now()\n")
+    refused(*fork, "--at", "0#1", says=["takes no input"])
+    write("@program\nasync def good(ctx): return ctx.now()\n")
+    refused(*fork, "--at", "0#1", says=["'good'", "main-1 is a program 'main'"])
