@@ -6,6 +6,7 @@ All methods but those that open are called in the writer's thread.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ class SQLiteStore(Store):
         self._path = path
         self._lock: IO[str] | None = None
         self._connection: sqlite3.Connection | None = None
+        self._reading = threading.Lock()
         try:
             self._open()
         except (OSError, sqlite3.Error) as error:
@@ -102,10 +104,14 @@ class SQLiteStore(Store):
         return self._connection.execute(statement, values).fetchall()
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._execute(statement, values)
-        except sqlite3.Error as error:
-            raise self._fault(error) from error
+        # A read whose task was cancelled goes on in its thread: SQLite must not be closed under it.
+        with self._reading:
+            if self._connection is None:
+                raise JournalError(f"journal {self.name} is closed")
+            try:
+                return self._execute(statement, values)
+            except sqlite3.Error as error:
+                raise self._fault(error) from error
 
     def write(self, changes: Iterable[Change]) -> None:
         connection = self._connection
@@ -127,9 +133,10 @@ class SQLiteStore(Store):
             ) from error
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        with self._reading:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
         if self._lock is not None:
             self._lock.close()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -229,3 +231,25 @@ def test_the_queries_of_the_page_for_users(tmp_path: Path) -> None:
     assert all(text.startswith("said call") for _, text in texts)
     assert seconds[0][1] > 0
     assert programs == [("main-1", "main", "default", "null")]
+
+
+def test_a_read_that_nobody_waits_for_any_more_does_not_lose_its_file(tmp_path: Path) -> None:
+    """Its task was cancelled, but not its thread: the file is closed after it."""
+    store, reads, goes_on = SQLiteStore(tmp_path / "j"), threading.Event(), threading.Event()
+
+    def pause() -> int:
+        reads.set()
+        goes_on.wait()
+        return 7
+
+    assert store._connection is not None
+    store._connection.create_function("pause", 0, pause)
+    with ThreadPoolExecutor(2) as threads:
+        read = threads.submit(store.query, "SELECT pause()")
+        reads.wait()
+        close = threads.submit(store.close)
+        goes_on.set()
+        assert read.result() == [(7,)]
+        close.result()
+    with pytest.raises(JournalError, match="closed"):
+        store.query("SELECT 1")
