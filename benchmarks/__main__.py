@@ -20,6 +20,7 @@ BENCHMARKS = {
         "Tools' calls beside the bare libraries'.",
     ),
     "mutation": ("benchmarks.mutation.command:mutation", "What the tests of pure rooms let pass."),
+    "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on the disk alone."),
     "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, beside vLLM's own."),
     "serve": ("benchmarks.serve:serve", "agentrt serve and vLLM's own server under load."),
     "submit": ("benchmarks.submit:submit", "Programs that clients send: starts, and neighbours."),

@@ -90,6 +90,8 @@ class Server:
     programs and graphs ask humans. ``live`` counts the live runs of served programs by their
     tenants, whatever started them. With ``submit``, clients may send programs. ``webhooks`` says
     which hosts may be called at the ends of runs, ``lifetimes`` how long threads and items stay.
+    A recorded program that has waited ``park_s`` seconds for humans or a time alone leaves memory
+    (0: it never does).
     """
 
     runtime: Runtime
@@ -109,6 +111,7 @@ class Server:
     webhooks: WebhookRules = field(default_factory=WebhookRules)
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
     live: Counter[str] = field(default_factory=Counter)
+    park_s: float = 60.0
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 

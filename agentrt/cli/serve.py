@@ -151,6 +151,13 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 @Options("Journal").count(
     "--journal-keep", "How many programs that have ended are kept.", default=1000
 )
+@Options("Journal").seconds(
+    "--park-after",
+    "A recorded program that has waited so long, for humans or ctx.sleep alone, leaves memory "
+    "until an answer or its time comes; 0: never.",
+    least=0,
+    default=60.0,
+)
 @tool_options
 @scheduling_options
 @model_option

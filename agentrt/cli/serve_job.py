@@ -48,6 +48,7 @@ class ServeJob:
     tools: ToolSources = NO_TOOLS
     triggers: Sequence[Trigger] = ()
     journal: JournalPlan | None = None
+    park_s: float = 60.0
 
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
@@ -93,6 +94,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         tools=read_tools(options),
         triggers=triggers,
         journal=server_journal(options, served.values()),
+        park_s=options["park_after"],
     )
 
 

@@ -187,6 +187,7 @@ class Serving:
             origins=job.origins,
             webhooks=job.webhooks,
             lifetimes=job.lifetimes,
+            park_s=job.park_s,
         )
 
     async def _serve(self, server: Server, app: ASGIApp, fronts: Sequence[Front]) -> None:

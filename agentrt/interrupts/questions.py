@@ -93,7 +93,7 @@ class Questions:
                 raise InterruptExpiredError(message)
             return answered.result()
         finally:
-            if question.state == "open":
+            if self.open.get(question.id) is question:
                 self._close(question, "withdrawn")
             if asking is not None:
                 asking.cancel()
@@ -112,6 +112,10 @@ class Questions:
         answered = self._answers[question_id]
         self._close(question, "answered")
         answered.set_result(accepted)
+
+    def set_aside(self, question_id: str) -> None:
+        """Somebody else has an open question from now on: its program is parked. Nobody is told."""
+        del self.open[question_id], self._answers[question_id]
 
     def _ask_somebody(self, question: Question) -> asyncio.Future[Any] | None:
         if self._answerer is None:

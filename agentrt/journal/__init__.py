@@ -2,8 +2,9 @@
 
 `schema` has the tables, `store` the file that they are in, and `writer` the thread that writes it.
 `codec` makes JSON of values and back. `past` is what is known of one program, `record` what is
-written of it, and `difference` the words for code that has changed. `journal` opens it all.
-`reading` is for those who look at it, and `forking` makes other programs out of it.
+written of it, `waits` what those that are parked wait for, and `difference` the words for code that
+has changed. `journal` opens it all. `reading` is for those who look at it, and `forking` makes
+other programs out of it.
 """
 
 from __future__ import annotations

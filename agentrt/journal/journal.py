@@ -24,6 +24,7 @@ from agentrt.journal.schema import (
     EndRow,
     RecordedProgram,
     Statement,
+    unparked,
 )
 from agentrt.journal.store import Store
 from agentrt.journal.writer import Writer
@@ -116,20 +117,24 @@ class Journal:
         for row in await self.programs(f"type = ? AND number <> {FORKED}", (name,)):
             self._check(row, self._text(given))
 
+    async def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a ``SELECT``. Raises `JournalError`."""
+        return await asyncio.to_thread(self._store.query, statement, values)
+
     async def programs(self, where: str, values: Sequence[Any] = ()) -> list[RecordedProgram]:
         """Recorded programs, by their start."""
         fields = ", ".join(RecordedProgram._fields)
         query = f"SELECT {fields} FROM agentrt_programs WHERE {where} ORDER BY started, number"
-        rows = await asyncio.to_thread(self._store.query, query, values)
-        return [RecordedProgram(*row) for row in rows]
+        return [RecordedProgram(*row) for row in await self.query(query, values)]
 
     async def open_programs(self) -> list[RecordedProgram]:
-        """Those that have begun, and whose last attempt was not told to have ended; but forks,
-        with which the command that made them goes on.
+        """Those that have begun, are not parked, and whose last attempt was not told to have ended;
+        but forks, with which the command that made them goes on.
         """
         return await self.programs(
-            f"number <> {FORKED} AND NOT EXISTS (SELECT 1 FROM agentrt_ends e "
-            "WHERE e.program = id AND e.node = '0' "
+            f"number <> {FORKED} "
+            "AND NOT EXISTS (SELECT 1 FROM agentrt_waits w WHERE w.program = id) "
+            "AND NOT EXISTS (SELECT 1 FROM agentrt_ends e WHERE e.program = id AND e.node = '0' "
             "AND e.attempt = (SELECT MAX(s.attempt) FROM agentrt_starts s "
             "WHERE s.program = id AND s.node = '0'))"
         )
@@ -137,7 +142,7 @@ class Journal:
     async def last_number(self) -> int:
         """The highest number of a program."""
         query = "SELECT COALESCE(MAX(number), 0) FROM agentrt_programs"
-        return int((await asyncio.to_thread(self._store.query, query))[0][0])
+        return int((await self.query(query))[0][0])
 
     async def ended_program(self, program_id: str) -> tuple[RecordedProgram, PastNode] | None:
         """A program that has ended, and its end; None for any other."""
@@ -152,6 +157,7 @@ class Journal:
                 program_id, ROOT, root.start.attempt, CANCELLED, 0, "", "", "", time.time()
             )
             self.put(end.marked())
+            self.put(unparked(program_id))
             await self.written()
 
     async def program(self, program_id: str, terms: Terms) -> ProgramRecord:

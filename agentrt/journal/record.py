@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +28,10 @@ from agentrt.journal.schema import (
     ROOT,
     Change,
     EndRow,
+    Rest,
     StartRow,
     Statement,
+    unparked,
 )
 
 _NEVER = (UsageError, JournalWriteError, DivergenceError)
@@ -71,7 +74,9 @@ class ProgramRecord:
     """What is recorded of the program ``id``: its ``past``, and what is added.
 
     ``stopping`` tells whether it is being stopped from outside, by a signal or a limit: what its
-    code does then belongs to no run of it that goes on.
+    code does then belongs to no run of it that goes on. ``rests`` are the nodes that wait for a
+    human or a time, by their tasks; one that ``listens`` has subscribed to events. Once it is
+    ``parked``, its code comes to no node any more.
     """
 
     def __init__(self, program_id: str, sink: Sink, past: Past, code_changed: str = "") -> None:
@@ -79,6 +84,8 @@ class ProgramRecord:
         self.past = past
         self.stopping: Callable[[], bool] = lambda: False
         self.places: dict[int, str] = {}  # of nodes, by their ids in the DAG
+        self.rests: dict[asyncio.Task[Any] | None, Rest] = {}
+        self.listens = self.parked = False
         self._sink = sink
         self._ended = past.turns.last + 1
         self._held: list[EndRow] = []
@@ -101,6 +108,8 @@ class ProgramRecord:
         """
         if self._diverged is not None:
             raise self._diverged
+        if self.parked:  # what is in a ``finally`` is for the end of the program
+            raise asyncio.CancelledError
         number, at.nodes = at.nodes, at.nodes + 1
         place = f"{at.path}#{number}"
         if self.stopping():
@@ -180,6 +189,8 @@ class ProgramRecord:
             self.id, ROOT, self._attempt, "program", name, name, "", "", "", time.time()
         )
         self.add(self._start)
+        if self._attempt > 1:
+            self._sink.put(unparked(self.id))
 
     @property
     def has_result(self) -> bool:

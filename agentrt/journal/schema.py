@@ -84,6 +84,31 @@ class EndRow(NamedTuple):
         return self.mark == digest_of(*map(str, self[:6]))
 
 
+class Rest(NamedTuple):
+    """A node that waits for the answer to the ``question`` (its id), or for the time ``due``; with
+    both, for what comes first.
+    """
+
+    start: StartRow
+    question: str | None
+    due: float | None
+
+
+class WaitRow(NamedTuple):
+    """A parked program waits at ``node``, in its ``attempt``: for the answer to a ``question`` (its
+    id), or for the time ``due`` alone. It is past its wait at ``due``, if that is given. The row of
+    node `ROOT` has the time at which the whole program is over its time.
+    """
+
+    program: str
+    node: str
+    attempt: int
+    tenant: str
+    question: str | None
+    began: float
+    due: float | None
+
+
 class Statement(NamedTuple):
     """Another change: of what is not kept any more, a ``DELETE``; with its values."""
 
@@ -109,6 +134,17 @@ TABLES = (
         parents TEXT NOT NULL, ended DOUBLE PRECISION NOT NULL, mark TEXT NOT NULL,
         PRIMARY KEY (program, node, attempt))""",
     "CREATE INDEX IF NOT EXISTS agentrt_ended ON agentrt_ends (ended) WHERE node = '0'",
+    """CREATE TABLE IF NOT EXISTS agentrt_waits (
+        program TEXT NOT NULL, node TEXT NOT NULL, attempt BIGINT NOT NULL, tenant TEXT NOT NULL,
+        question TEXT, began DOUBLE PRECISION NOT NULL, due DOUBLE PRECISION,
+        PRIMARY KEY (program, node))""",
+    """CREATE INDEX IF NOT EXISTS agentrt_asked ON agentrt_waits (tenant, began)
+        WHERE question IS NOT NULL""",
+    """CREATE INDEX IF NOT EXISTS agentrt_asked_by_all ON agentrt_waits (began)
+        WHERE question IS NOT NULL""",
+    """CREATE UNIQUE INDEX IF NOT EXISTS agentrt_question ON agentrt_waits (question)
+        WHERE question IS NOT NULL""",
+    "CREATE INDEX IF NOT EXISTS agentrt_due ON agentrt_waits (due) WHERE due IS NOT NULL",
 )
 VIEW = """CREATE VIEW agentrt_nodes AS
     SELECT s.program, s.node, s.kind, s.name, s.scope, s.attempt,
@@ -137,5 +173,11 @@ INSERTS = {
         "ON CONFLICT (program, node, attempt) DO UPDATE SET state = excluded.state, "
         "place = excluded.place, outcome = excluded.outcome, mark = excluded.mark",
     ),
+    WaitRow: _insert("agentrt_waits", WaitRow._fields, _AGAIN),
 }
-Change = RecordedProgram | StartRow | EndRow | Statement
+Change = RecordedProgram | StartRow | EndRow | WaitRow | Statement
+
+
+def unparked(program_id: str) -> Statement:
+    """A program is parked no more."""
+    return Statement("DELETE FROM agentrt_waits WHERE program = ?", (program_id,))

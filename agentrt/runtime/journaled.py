@@ -6,6 +6,7 @@ This is the one place where programs and journals meet: all that a `Context` doe
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import (
@@ -29,7 +30,7 @@ from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.events import Event, Feed
 from agentrt.journal.record import NodeRecord
-from agentrt.journal.schema import LOST
+from agentrt.journal.schema import LOST, Rest
 from agentrt.request import CallSpec, Reply
 from agentrt.runtime.emitter import ContextEmitter
 from agentrt.runtime.nodes import NodeEmitter
@@ -153,7 +154,12 @@ class JournaledEmitter(NodeEmitter):
         if node is None:
             return await super().event(feed, timeout, after)
         wait = super().event
-        return await self._in_time(node, after, lambda left: wait(feed, left, after), timeout)
+
+        def listen(left: float | None) -> Awaitable[Event]:
+            node.program.listens = True
+            return wait(feed, left, after)
+
+        return await self._in_time(node, after, listen, timeout, rests=False)
 
     async def sleep(self, seconds: float, after: Iterable[Reply]) -> None:
         node = self.enter_node("sleep", "sleep", {"seconds": seconds})
@@ -168,15 +174,27 @@ class JournaledEmitter(NodeEmitter):
         after: Iterable[Reply],
         work: Callable[[float | None], Awaitable[T]],
         limit: float | None,
+        *,
+        rests: bool = True,
     ) -> T:
-        """Do ``work`` with the time that is left of ``limit`` (seconds) since its first attempt."""
+        """Do ``work`` with the time that is left of ``limit`` (seconds) since its first attempt.
+        One that ``rests`` may be parked meanwhile.
+        """
         left = limit
         if limit is not None and node.past is not None:
             left = max(0.0, node.first + limit - time.time())
+        due = None if limit is None else node.first + limit
+        question = node.key if node.start.kind == "human" else None
 
         async def begun() -> T:
             await node.begin_now()
-            return await work(left)
+            task = asyncio.current_task()
+            if rests:
+                node.program.rests[task] = Rest(node.start, question, due)
+            try:
+                return await work(left)
+            finally:
+                node.program.rests.pop(task, None)
 
         result: T = await self.through(node, after, begun, begins=False)
         return result

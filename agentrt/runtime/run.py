@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -15,7 +16,8 @@ from agentrt.scheduler.records import ProgramRow
 
 class RunState(StrEnum):
     """How a run stands. An interrupted one returned with questions to a human: it is idle,
-    and what answers them is a new program in the same session.
+    and what answers them is a new program in the same session. Or it is parked, and goes on as
+    another run.
     """
 
     RUNNING = "running"
@@ -59,9 +61,10 @@ class Run:
     """A program's run. `Runtime.start` hands it out; there, await `wait` for its result.
 
     ``type`` is its program's name. A client program, whose code another framework or process
-    runs, has no ``task``. One that is recorded in a journal has a ``record``; where it is cancelled
-    since its process ends, it is ``left`` for the next one. Once it has ``begun``, that is on the
-    disk. The seeds of its sampled calls are those of the program ``draws_as``: itself, if it is "".
+    runs, has no ``task``. One that is recorded in a journal has a ``record``, and the ``options``
+    that are kept there; where it is cancelled since its process ends, it is ``left`` for the next
+    one. Once it has ``begun``, that is on the disk. The seeds of its sampled calls are those of the
+    program ``draws_as``: itself, if it is "".
     """
 
     id: str
@@ -77,6 +80,7 @@ class Run:
     last_step: int = 0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     record: ProgramRecord | None = field(default=None, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     left: bool = False
     draws_as: str = ""
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -91,6 +95,17 @@ class Run:
         if self.state is RunState.CANCELLED:
             raise asyncio.CancelledError(f"program {self.id} was cancelled")
         return self.result
+
+    @property
+    def parked(self) -> bool:
+        """Whether it has left memory, or is about to."""
+        return self.record is not None and self.record.parked
+
+    def park(self) -> None:
+        """Stop its code, which begins anew when what it waits for has come."""
+        assert self.record is not None
+        self.left = self.record.parked = True
+        self.cancel()
 
     def cancel(self) -> None:
         """Stop the program: its calls are aborted, its DAG and its row are closed."""

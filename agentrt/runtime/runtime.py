@@ -225,7 +225,7 @@ class Runtime:
             number=kept.number,
             named=kept.id,
         )
-        run.draws_as = kept.draws_as
+        run.draws_as, run.options = kept.draws_as, kept.options
         scope = Scope(owner=run, frontier=Frontier(), path=program.name)
         work = self._run(run, program, input, durable)
         run.task = tracking.start_task(work, scope, name=run.id)
@@ -275,7 +275,9 @@ class Runtime:
             await tracking.cancel_tasks(run, spare=run.task)
         await self._services.end_feeds(run.id)
         await self._cancel_client_calls(run.id)
-        if run.record is not None and (
+        if run.parked:
+            state, error = RunState.INTERRUPTED, None
+        elif run.record is not None and (
             state is not RunState.CANCELLED or (self._open and not run.left)
         ):
             # One that is cancelled since its runtime ends goes on in the next one.
@@ -302,8 +304,9 @@ class Runtime:
 
     async def _forget(self, run: Run) -> None:
         await self._cancel_client_calls(run.id)
+        totals = None if run.parked else ProgramTotals.of(run.row)
         with contextlib.suppress(AgentrtError):
-            await self.executor.end_program(run.id, ProgramTotals.of(run.row))
+            await self.executor.end_program(run.id, totals)
 
     def _saw(self, event: Event) -> None:
         """On any thread: tell the engine of a client program's end, and of tools and humans."""

@@ -46,6 +46,33 @@ def is_exiting(group: asyncio.TaskGroup) -> bool:
     return bool(group._exiting)  # type: ignore[attr-defined]  # no stub has it
 
 
+def waited_for(task: asyncio.Task[Any]) -> Sequence[asyncio.Future[Any]] | None:
+    """What a task that stands still waits for: a task, a gather's or what `asyncio.wait` was given
+    without a limit of time. None where that is something else, or cannot be seen.
+    """
+    future = getattr(task, "_fut_waiter", None)
+    if isinstance(future, asyncio.Task):
+        return [future]
+    if isinstance(future, tasks._GatheringFuture):  # type: ignore[attr-defined]  # no stub has it
+        return list(future._children)
+    frame = _innermost(task.get_coro())
+    if frame is None:
+        return None
+    if frame.f_code is tasks._wait.__code__:  # type: ignore[attr-defined]  # nor this
+        known = frame.f_locals
+        return list(known["fs"]) if known["timeout"] is None else None
+    if frame.f_code is asyncio.TaskGroup.__aexit__.__code__:
+        return list(frame.f_locals["self"]._tasks)
+    return None
+
+
+def _innermost(coro: Any) -> FrameType | None:
+    """The frame of the coroutine that ``coro`` waits in."""
+    while (inner := getattr(coro, "cr_await", None)) is not None and hasattr(inner, "cr_await"):
+        coro = inner
+    return getattr(coro, "cr_frame", None)
+
+
 def given_beside(coro: object) -> Sequence[Any]:
     """What `asyncio.as_completed` was given, if it starts the task of ``coro`` now.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Container, Coroutine, Generator, Iterable
 from types import CellType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -22,6 +22,7 @@ from agentrt.tracking._compat import (
     given_beside,
     outer_cell,
     task_of,
+    waited_for,
     waiting_group,
 )
 from agentrt.tracking.current import SCOPE, current_scope, outside, running_task, scope_of
@@ -61,6 +62,20 @@ async def cancel_tasks(owner: object, spare: asyncio.Task[Any] | None = None) ->
         for task in left:
             task.cancel()
         await asyncio.wait(left)
+
+
+def only_rests(owner: object, resting: Container[asyncio.Task[Any] | None]) -> bool:
+    """Whether every open task of ``owner`` is one of ``resting``, or waits for others of its tasks,
+    with no limit of time. One of which that cannot be seen does more.
+    """
+    family = {task for task in family_of(owner) if not task.done()}
+    for task in family:
+        if task in resting:
+            continue
+        awaited = waited_for(task)
+        if awaited is None or not all(one.done() or one in family for one in awaited):
+            return False
+    return bool(family)
 
 
 def emission_parents(scope: Scope, dag: ExecutionDAG, after: Iterable[int] = ()) -> tuple[int, ...]:

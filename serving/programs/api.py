@@ -30,14 +30,17 @@ from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import Label, RunRequest, Strict
 from agentrt.serving.programs.client_programs import ClientProgram
 from agentrt.serving.programs.identity import Claim
-from agentrt.serving.programs.left import ended_run, left_runs, programs_of
+from agentrt.serving.programs.left import LATE, ended_run, left_runs, programs_of
+from agentrt.serving.programs.parked import Parking
 from agentrt.serving.programs.runs import ProgramRuns, RunAnswer, ServedRun
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import Server
 from agentrt.serving.submit.limits import SubmittedProgramError
 
 
-def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
+def add_runs(
+    router: APIRouter, server: Server, runs: ProgramRuns, parking: Parking | None = None
+) -> RunAnswer:
     """Add the routes; what answers a request that has started a run."""
 
     async def answer(request: Request, one: ServedRun, body: RunRequest) -> Response:
@@ -74,12 +77,16 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
     @router.get("/programs/{name}/runs/{run_id}", response_model=None)
     async def retrieve_run(request: Request, name: str, run_id: str) -> Response:
         """How a run stands, or its result."""
-        return JSONResponse(await _found(server, runs, tenant_of(request), name, run_id))
+        tenant = tenant_of(request)
+        return JSONResponse(await _found(server, runs, parking, tenant, name, run_id))
 
     @router.post("/programs/{name}/runs/{run_id}/cancel", response_model=None)
     async def cancel_run(request: Request, name: str, run_id: str) -> Response:
         """Cancel a run; the answer comes when it has ended."""
-        one = runs.get(tenant_of(request), name, run_id)
+        tenant = tenant_of(request)
+        if parking is not None and await parking.cancel(tenant, name, run_id):
+            return JSONResponse(await _found(server, runs, parking, tenant, name, run_id))
+        one = runs.get(tenant, name, run_id)
         one.run.cancel()
         await _end_of(one.run)
         return JSONResponse(describe_run(one))
@@ -88,9 +95,17 @@ def add_runs(router: APIRouter, server: Server, runs: ProgramRuns) -> RunAnswer:
 
 
 async def _found(
-    server: Server, runs: ProgramRuns, tenant: str, name: str, run_id: str
+    server: Server,
+    runs: ProgramRuns,
+    parking: Parking | None,
+    tenant: str,
+    name: str,
+    run_id: str,
 ) -> dict[str, Any]:
     """A run of this server, or of an earlier one. Raises `ApiError` if there is none."""
+    parked = None if parking is None else await parking.describe(tenant, name, run_id)
+    if parked is not None:
+        return parked
     if not runs.has(run_id):
         ended = await ended_run(server.runtime.journal, tenant, name, run_id)
         if ended is not None:
@@ -161,6 +176,7 @@ def describe_run(one: ServedRun) -> dict[str, Any]:
         "object": "program.run",
         "program": run.type,
         "state": _state(run),
+        "parked": False,
         "questions": [asked.to_json() for asked in one.questions.values()],
         "calls": run.row.finished_calls,
         "output_tokens": run.row.usage.output_tokens,
@@ -172,7 +188,7 @@ def describe_run(one: ServedRun) -> dict[str, Any]:
         if isinstance(run.error, SubmittedProgramError):
             described["error"] |= {"line": run.error.line, "traceback": run.error.traceback}
     elif one.is_late:
-        described["error"] = {"type": "DeadlineExceeded", "message": "the run was over its time"}
+        described["error"] = LATE
     return described
 
 
@@ -228,27 +244,35 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
     runs = ProgramRuns(server)
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
     _add_sessions(router, server)
-    answer = add_runs(router, server, runs)
+    journal = server.runtime.journal
+    parking = None if journal is None else Parking(server, runs, journal)
+    answer = add_runs(router, server, runs, parking)
     pause_s = min(_LONGEST_PAUSE_S, server.bounds.idle_s / 4, server.bounds.silent_idle_s / 4)
 
     async def sweep() -> None:
         """End programs without a request for long; while the server drains, all idle ones."""
         server.programs.sweep(all_idle=server.draining)
         runs.sweep()
+        if parking is not None:
+            await parking.sweep()
 
     async with AsyncExitStack() as stack:
         if server.submit:
             await stack.enter_async_context(_submissions()(router, server, runs, answer))
-        await _go_on(server, runs)
+        await go_on(server, runs)
+        if parking is not None:
+            parking.open_source()
         try:
             async with server.background.doing("sweep of programs", sweep, pause_s):
                 yield router
         finally:
+            if parking is not None:
+                parking.close()
             await runs.close()
             server.programs.end_all()
 
 
-async def _go_on(server: Server, runs: ProgramRuns) -> None:
+async def go_on(server: Server, runs: ProgramRuns) -> None:
     """Go on with the runs that the last server left in the journal."""
     journal, native = server.runtime.journal, server.native
     if journal is None:

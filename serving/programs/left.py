@@ -12,11 +12,12 @@ from typing import Any
 from agentrt.journal import Journal
 from agentrt.journal.codec import UnkeptError, loads
 from agentrt.journal.past import PastNode
-from agentrt.journal.schema import DONE, LOST, RecordedProgram
+from agentrt.journal.schema import CANCELLED, DONE, LOST, RecordedProgram
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable
 from agentrt.serving.programs.bodies import RunRequest
 
+LATE = {"type": "DeadlineExceeded", "message": "the run was over its time"}
 _log = logging.getLogger(__name__)
 
 
@@ -50,14 +51,16 @@ async def left_runs(journal: Journal, native: Mapping[str, Program]) -> list[Lef
             _log.warning("run %s waits in the journal: no program %r is served", row.id, row.type)
         else:
             try:
-                found.append(_left(journal, row, options))
+                found.append(left_run(journal, row))
             except UnkeptError as error:
                 _log.warning("run %s does not go on: its input: %s", row.id, error)
                 await journal.abandon(row.id)
     return found
 
 
-def _left(journal: Journal, row: RecordedProgram, options: Mapping[str, Any]) -> LeftRun:
+def left_run(journal: Journal, row: RecordedProgram) -> LeftRun:
+    """A run that goes on as it was started. Raises `UnkeptError`."""
+    options = json.loads(row.options)
     until = options.get("until")
     seconds = None if until is None else max(0.001, until - time.time())
     body = RunRequest.model_construct(
@@ -75,11 +78,15 @@ async def ended_run(
         return None
     row, root = known
     result, error = _outcome(root)
+    until = json.loads(row.options).get("until")
+    if root.end is not None and root.state == CANCELLED and until is not None:
+        error = LATE if root.end.ended >= until else error
     return {
         "id": row.id,
         "object": "program.run",
         "program": row.type,
         "state": DONE if root.state == LOST else root.state,
+        "parked": False,
         "questions": [],
         "result": result,
         "error": error,

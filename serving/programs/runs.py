@@ -82,9 +82,11 @@ class ProgramRuns:
             durable = durable_of(body)
         return self._begin(program, tenant, body, durable)
 
-    def go_on(self, program: Program, left: LeftRun) -> None:
-        """Go on with a run of the last server. What it had been admitted for holds."""
-        self._begin(program, left.tenant, left.body, left.durable)
+    def go_on(self, program: Program, left: LeftRun) -> ServedRun:
+        """Go on with a run of the last server, or a parked one. What it had been admitted for
+        holds.
+        """
+        return self._begin(program, left.tenant, left.body, left.durable)
 
     def _begin(
         self, program: Program, tenant: str, body: RunRequest, durable: Durable | None
@@ -97,13 +99,15 @@ class ProgramRuns:
         self._server.live[tenant] += 1
         # Nobody may be waiting for it: a server that stops does.
         self._server.under_way.add(run.task)
-        run.task.add_done_callback(functools.partial(self._over, tenant))
+        run.task.add_done_callback(functools.partial(self._over, tenant, run))
         if body.deadline is not None:
             loop = asyncio.get_running_loop()
             one.late = loop.call_later(body.deadline, self._too_late, one)
         return one
 
-    def _over(self, tenant: str, task: asyncio.Task[None]) -> None:
+    def _over(self, tenant: str, run: Run, task: asyncio.Task[None]) -> None:
+        if run.parked:
+            self._runs.pop(run.id, None)
         self._server.under_way.discard(task)
         live = self._server.live
         live[tenant] -= 1
@@ -111,12 +115,17 @@ class ProgramRuns:
             del live[tenant]
 
     def has(self, run_id: str) -> bool:
-        """Whether this server has run it."""
-        return run_id in self._runs
+        """Whether this server has run it, and it is not parked."""
+        return run_id in self._runs and not self._runs[run_id].run.parked
+
+    def live(self, run_id: str) -> ServedRun | None:
+        """A run that has not ended, and is not parked."""
+        one = self._runs.get(run_id) if self.has(run_id) else None
+        return None if one is None or one.run.ended_at is not None else one
 
     def get(self, tenant: str, name: str, run_id: str) -> ServedRun:
         """The tenant's run of the program ``name``. Raises `ApiError` if there is none."""
-        one = self._runs.get(run_id)
+        one = self._runs.get(run_id) if self.has(run_id) else None
         if one is None or one.tenant != tenant or one.run.type != name:
             raise ApiError(404, f"there is no run {run_id!r} of program {name!r}", code="not_found")
         return one

@@ -41,6 +41,7 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
     [
         (("nothing.py",), "nothing.py: no such file"),
         (("--port", "70000"), "70000 is not in the range"),
+        (("--park-after", "-1"), "-1.0 is not in the range"),
         (("--host", "nowhere.invalid"), "--host 'nowhere.invalid': no such address"),
         (("--policy", "magic"), "magic"),
         (

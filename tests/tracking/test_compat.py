@@ -78,3 +78,35 @@ async def test_a_task_factory_is_called_from_known_modules() -> None:
     asyncio.get_running_loop().set_task_factory(None)
     assert starters, changed("a task factory is not called by asyncio's Python code")
     assert set(starters) <= _compat.STARTING_MODULES, changed(f"tasks start in {set(starters)}")
+
+
+async def test_what_a_task_waits_for_is_seen() -> None:
+    tasks = [asyncio.create_task(asyncio.Event().wait()) for _ in range(2)]
+
+    async def alone() -> None:
+        await tasks[0]
+
+    async def gathered() -> None:
+        await asyncio.gather(*tasks)
+
+    async def waited() -> None:
+        await asyncio.wait(tasks)
+
+    async def in_time() -> None:
+        await asyncio.wait(tasks, timeout=60)
+
+    async def grouped() -> None:
+        async with asyncio.TaskGroup() as group:
+            started.append(group.create_task(asyncio.Event().wait()))
+
+    started: list[asyncio.Task[Any]] = []
+    waiting = [asyncio.create_task(one()) for one in (alone, gathered, waited, in_time, grouped)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    seen = [_compat.waited_for(task) for task in waiting]
+    what = [None if one is None else set(one) for one in seen]
+    expected = [{tasks[0]}, set(tasks), set(tasks), None, set(started)]
+    assert what == expected, changed("`_fut_waiter`, `_children`, or a frame of asyncio differs")
+    assert _compat.waited_for(tasks[0]) is None
+    for task in (*waiting, *tasks):
+        task.cancel()

@@ -1,0 +1,202 @@
+"""``benchmarks parked``: what programs cost that wait for a human, and are parked meanwhile.
+
+On a scripted engine, without HTTP: programs ask, and are parked, a batch after the other. Then the
+server starts anew, and each question is answered, in random order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import resource
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agentrt import Context, Runtime, program
+from agentrt.journal import Journal
+from agentrt.journal.store import SQLiteStore
+from agentrt.lab.bench.results import Column, Figures, Results
+from agentrt.lab.commands.options import count_option, json_option, note, seed_option
+from agentrt.runtime.run import Run
+from agentrt.serving.programs.api import go_on
+from agentrt.serving.programs.bodies import RunRequest
+from agentrt.serving.programs.parked import Parking
+from agentrt.serving.programs.runs import ProgramRuns
+from agentrt.serving.questions.asked import Viewer, Wanted
+from agentrt.serving.server import ServedProgram, Server
+from benchmarks.harness import WHOLE, run_with_table
+from tests.doubles.scripted import ScriptedExecutor
+
+BATCH = 500
+"""Programs that are begun, or answered, together."""
+COLUMNS = (
+    Column("programs", "programs", WHOLE),
+    Column("seconds", "seconds", "{:.1f}"),
+    Column("CPU, ms each", "cpu_ms", "{:.2f}"),
+    Column("most runs in memory", "most_runs", WHOLE),
+    Column("runs in memory at its end", "runs", WHOLE),
+    Column("RSS, MiB", "rss_mib", WHOLE),
+    Column("wrong results", "wrong", WHOLE),
+    Column("journal, MiB", "journal_mib", WHOLE),
+)
+
+
+@program
+async def asks(ctx: Context, number: int) -> str:
+    """Asks the model, then a human."""
+    return f"{await ctx.llm(f'about {number}')} {await ctx.human(f'{number}?')}"
+
+
+@click.command()
+@count_option("--programs", default=10_000)
+@seed_option
+@json_option
+def parked(programs: int, seed: int, as_json: bool) -> None:
+    """The memory, CPU time and disk of programs that wait for humans, and of their answers."""
+    measured = Results({"what": "what"})
+
+    async def work() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "journal"
+            await measure(measured, path, programs, random.Random(seed))
+
+    run_with_table(work(), measured, COLUMNS, as_json=as_json)
+
+
+async def measure(measured: Results, path: Path, programs: int, rng: random.Random) -> None:
+    """Park so many programs; start anew; list their questions; answer all."""
+    async with opened(path) as local:
+        note(f"parking {programs} programs")
+        measured.add("begun and parked", figures=await local.timed(local.park(programs)))
+    async with opened(path) as local:
+        measured.add("a server's start", figures=await local.timed(local.started()))
+        measured.add("100 questions listed", figures=await local.timed(local.listed()))
+        note("answering them")
+        measured.add("answered after that", figures=await local.timed(local.answered(rng)))
+
+
+@dataclass(slots=True)
+class Local:
+    """A server without HTTP."""
+
+    runs: ProgramRuns
+    parking: Parking
+    server: Server
+    engine: ScriptedExecutor
+    journal: Journal
+    path: Path
+    most: int = 0
+    wrong: int = 0
+
+    async def timed(self, work: Any) -> Figures:
+        """The figures of ``work``, which returns how many programs there were."""
+        self.most = self.wrong = 0
+        cpu, began = time.process_time(), time.monotonic()
+        count = await work
+        cpu_ms = (time.process_time() - cpu) * 1000 / count
+        seconds = time.monotonic() - began
+        return {
+            "programs": count,
+            "seconds": seconds,
+            "cpu_ms": cpu_ms,
+            "most_runs": self.most,
+            "runs": runs_in_memory(),
+            "rss_mib": rss_mib(),
+            "wrong": self.wrong,
+            "journal_mib": sum(one.stat().st_size for one in self.path.parent.iterdir()) / 2**20,
+        }
+
+    async def started(self) -> int:
+        """What a server's start does with the journal: nothing comes back."""
+        await go_on(self.server, self.runs)
+        assert not self.server.runtime.runs
+        await self.parking.sweep()
+        return 1
+
+    async def park(self, count: int) -> int:
+        """Begin so many programs, and park them."""
+        live = self.server.runtime.runs
+        for first in range(0, count, BATCH):
+            for number in range(first, min(first + BATCH, count)):
+                self.runs.start(
+                    asks, "default", RunRequest(input=number, wait=False, deadline=None)
+                )
+            while live:
+                self.most = max(self.most, len(live))
+                await self.parking.sweep()
+                await asyncio.sleep(0.001)
+            self.forget()
+        return count
+
+    async def listed(self) -> int:
+        found = await self.server.questions.open(Viewer(), Wanted(limit=100))
+        assert len(found) == 100
+        return 1
+
+    async def answered(self, rng: random.Random) -> int:
+        """Answer all in random order, a batch at a time."""
+        query = "SELECT question, program FROM agentrt_waits WHERE question IS NOT NULL"
+        asked = await self.journal.query(query)
+        rng.shuffle(asked)
+        for first in range(0, len(asked), BATCH):
+            await self._answered(asked[first : first + BATCH])
+            self.forget()
+        return len(asked)
+
+    async def _answered(self, asked: Sequence[Any]) -> None:
+        async def answer(question: str, run: str) -> None:
+            number = int(run.rpartition("-")[2]) - 1
+            await self.server.questions.answer(Viewer(), question, f"yes {number}")
+            one = self.runs.live(run)
+            assert one is not None
+            self.most = max(self.most, len(self.server.runtime.runs))
+            self.wrong += await one.run.wait() != f"said about {number} yes {number}"
+
+        await asyncio.gather(*(answer(*one) for one in asked))
+
+    def forget(self) -> None:
+        """What the engine keeps for tests, and runs that have ended."""
+        self.engine.calls.clear()
+        self.engine.ended.clear()
+        self.engine.totals.clear()
+        self.runs.sweep()
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[Local]:
+    """A server with this journal, until the block ends."""
+    engine = ScriptedExecutor(lambda call: f"said {call.spec.messages[-1]['content']}")
+    async with (
+        await Journal.open(lambda: SQLiteStore(path)) as journal,
+        Runtime(engine, ask_human=None, journal=journal) as runtime,
+    ):
+        server = Server(
+            runtime, ("scripted",), {"asks": ServedProgram(asks, __file__)}, park_s=1e-6
+        )
+        runs = ProgramRuns(server)
+        parking = Parking(server, runs, journal)
+        parking.open_source()
+        yield Local(runs, parking, server, engine, journal, path)
+        parking.close()
+        await runs.close()
+
+
+def runs_in_memory() -> int:
+    """The runs that are in memory but have not ended."""
+    gc.collect()
+    found = [one for one in gc.get_objects() if isinstance(one, Run)]
+    return sum(one.ended_at is None for one in found)
+
+
+def rss_mib() -> float:
+    """What this process has in memory now."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * resource.getpagesize() / 2**20
