@@ -85,11 +85,36 @@ class Past:
     def forget_after(self, path: str, nodes: int, forks: int) -> list[str]:
         """Drop what is recorded further in this task. The places of what is dropped."""
         gone = [place for place in self._nodes if _is_after(place, path, nodes, forks)]
-        for place in gone:
+        self._leave_out(gone)
+        return gone
+
+    def leave_out(self, path: str, nodes: tuple[int, int], forks: tuple[int, int]) -> None:
+        """Drop what is recorded in this task, between two numbers of its nodes and tasks."""
+        self._leave_out(
+            [
+                place
+                for place in self._nodes
+                if _is_after(place, path, nodes[0], forks[0])
+                and not _is_after(place, path, nodes[1], forks[1])
+            ]
+        )
+
+    def _leave_out(self, places: list[str]) -> None:
+        for place in places:
             end = self._nodes.pop(place).end
             if end is not None:
                 self.turns.answered(end.place)
-        return gone
+
+    def last_of(self, path: str, kind: str, name: str) -> tuple[int, PastNode | None]:
+        """The last node of this kind and name that has ended in a task, and its number there."""
+        found = (
+            (number, node)
+            for place, node in self._nodes.items()
+            if (number := _number_in(place, path)) is not None
+            and (node.start.kind, node.start.name) == (kind, name)
+            and node.end is not None
+        )
+        return max(found, default=(0, None), key=lambda one: one[0])
 
 
 def _is_after(place: str, path: str, nodes: int, forks: int) -> bool:
@@ -97,6 +122,12 @@ def _is_after(place: str, path: str, nodes: int, forks: int) -> bool:
     if not place.startswith(path) or (found := _NUMBER.match(rest)) is None:
         return False
     return int(found[1]) >= (nodes if rest[0] == "#" else forks)
+
+
+def _number_in(place: str, path: str) -> int | None:
+    """The number of a node of this task; None of any other."""
+    task, _, number = place.rpartition("#")
+    return int(number) if task == path and number.isdecimal() else None
 
 
 class Turns:

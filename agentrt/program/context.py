@@ -73,6 +73,8 @@ class Emitter(Protocol):
 
     def patched(self, name: str) -> bool: ...
 
+    def checkpoint(self) -> Callable[[T], T]: ...
+
     def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any: ...
 
 
@@ -301,6 +303,16 @@ class Context:
         further, before the change was made. Its old code must stay, in the other branch.
         """
         return self._emitter.patched(name)
+
+    def checkpoint(self) -> Callable[[T], T]:
+        """What keeps a long loop's state: made before it, and called as ``state = kept(state)`` at
+        its top. A program that goes on after a restart leaves out what it had done from there to
+        the last call, which returns the state that it had then.
+
+        So all that the loop changes must be in the state. The call raises `UsageError` while
+        another task of the program is open, and for a state that a journal cannot keep.
+        """
+        return self._emitter.checkpoint()
 
     def spawn(
         self,

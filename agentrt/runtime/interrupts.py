@@ -18,6 +18,7 @@ from agentrt.interrupts.events import Event, Feed
 from agentrt.interrupts.local import ThreadTransport
 from agentrt.interrupts.questions import Question
 from agentrt.request import Reply
+from agentrt.runtime.checkpoints import Checkpoint
 from agentrt.runtime.registry import RunRegistry, registry_of
 from agentrt.runtime.run import Run
 from agentrt.runtime.services import Services
@@ -129,6 +130,10 @@ class InterruptEmitter:
     def patched(self, name: str) -> bool:
         """Whether the code is that after the change ``name``."""
         return True
+
+    def checkpoint(self) -> Callable[[T], T]:
+        """What keeps the state of a loop."""
+        return Checkpoint(self._run, None, lambda kind, name, asked, make: make())
 
     def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
         """A coroutine that does ``work``, the node function ``name`` with what it was given."""

@@ -32,6 +32,7 @@ from agentrt.interrupts.events import Event, Feed
 from agentrt.journal.record import NodeRecord
 from agentrt.journal.schema import LOST, Rest
 from agentrt.request import CallSpec, Reply
+from agentrt.runtime.checkpoints import Checkpoint
 from agentrt.runtime.emitter import ContextEmitter
 from agentrt.runtime.nodes import NodeEmitter
 from agentrt.runtime.recorded import (
@@ -209,6 +210,9 @@ class JournaledEmitter(NodeEmitter):
         if record is None or scope.place is None:
             return super().patched(name)
         return record.patched(scope.place, name, scope.path)
+
+    def checkpoint(self) -> Callable[[T], T]:
+        return Checkpoint(self._run, self.own_scope("checkpoint").place, self.at_once)
 
     def at_once(self, kind: str, name: str, asked: Any, make: Callable[[], T]) -> T:
         """A node that takes no time."""

@@ -64,6 +64,12 @@ async def cancel_tasks(owner: object, spare: asyncio.Task[Any] | None = None) ->
         await asyncio.wait(left)
 
 
+def is_alone(owner: object) -> bool:
+    """Whether the current task is the only one of ``owner`` that is open."""
+    me = asyncio.current_task()
+    return all(task is me or task.done() for task in family_of(owner))
+
+
 def only_rests(owner: object, resting: Container[asyncio.Task[Any] | None]) -> bool:
     """Whether every open task of ``owner`` is one of ``resting``, or waits for others of its tasks,
     with no limit of time. One of which that cannot be seen does more.
