@@ -20,7 +20,6 @@ from agentrt.journal.schema import (
     CANCELLED,
     FORKED,
     ROOT,
-    Change,
     EndRow,
     RecordedProgram,
     Statement,
@@ -75,7 +74,7 @@ class Journal:
         self.content, self.reruns = options.content, options.reruns
         self._store, self._options = store, options
         self._writer = Writer(store)
-        self.put: Callable[[Change], None] = self._writer.put
+        self.put = self._writer.put
         self.written = self._writer.written
         self._surplus = 0
 
@@ -156,8 +155,7 @@ class Journal:
             end = EndRow(
                 program_id, ROOT, root.start.attempt, CANCELLED, 0, "", "", "", time.time()
             )
-            self.put(end.marked())
-            self.put(unparked(program_id))
+            self.put(end.marked(), unparked(program_id))
             await self.written()
 
     async def program(self, program_id: str, terms: Terms) -> ProgramRecord:

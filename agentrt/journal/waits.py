@@ -37,13 +37,13 @@ class Waits:
 
     def park(self, program_id: str, tenant: str, rests: Iterable[Rest], due: float | None) -> None:
         """A program is parked, which is ``due`` as a whole then, if that is given."""
-        put = self._journal.put
-        put(unparked(program_id))
+        rows = []
         for one in rests:
             _, node, attempt, *_, began = one.start
-            put(WaitRow(program_id, node, attempt, tenant, one.question, began, one.due))
+            rows.append(WaitRow(program_id, node, attempt, tenant, one.question, began, one.due))
         if due is not None:
-            put(WaitRow(program_id, ROOT, 0, tenant, None, 0.0, due))
+            rows.append(WaitRow(program_id, ROOT, 0, tenant, None, 0.0, due))
+        self._journal.put(unparked(program_id), *rows)
 
     async def of(self, program_id: str) -> list[str | None]:
         """What a program waits for, if it is parked: the ids of questions, None for a time."""

@@ -29,10 +29,10 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name="agentrt/journal", daemon=True)
         self._thread.start()
 
-    def put(self, row: Change) -> None:
-        """Write it with the next that is waited for."""
+    def put(self, *rows: Change) -> None:
+        """Write them, in one transaction, with the next that is waited for."""
         with self._wake:
-            self._rows.append(row)
+            self._rows.extend(rows)
 
     async def written(self) -> None:
         """Wait until all that was put is on the disk. Raises `JournalWriteError`."""
