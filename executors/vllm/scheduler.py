@@ -1,29 +1,20 @@
 """vLLM's scheduler, made to rank calls by their program.
 
 `ProgramScheduler` is a subclass of vLLM's async scheduler, named to vLLM by ``scheduler_cls``.
-It passes vLLM's events on to `LevelQueues`, once each. Before a step it lets programs in, sorts
-the running calls so that vLLM's own memory preemption meets the worst first, and preempts for
-better waiting calls; then vLLM schedules as ever. Settings come in
-``additional_config["agentrt"]``. With policy ``fcfs`` alone vLLM's own queue stays.
+Before a step it lets programs in, sorts the running calls so that vLLM's own memory preemption
+meets the worst first, and preempts for better waiting calls; then vLLM schedules as ever. Settings
+come in ``additional_config["agentrt"]``. With policy ``fcfs`` alone vLLM's own queue stays.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from agentrt.executors.history import HistoryFile
-from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
-from agentrt.executors.vllm._compat.grammars import compile_aside
-from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
-from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
-from agentrt.executors.vllm._compat.requests import Request, extra_args, tokens_left
+from agentrt.executors.vllm._compat.pool import blocks_needed, free_blocks
+from agentrt.executors.vllm._compat.requests import Request, tokens_left
 from agentrt.executors.vllm._compat.scheduling import (
-    AsyncScheduler,
     RequestQueue,
     SchedulerOutput,
     admitted,
@@ -31,94 +22,40 @@ from agentrt.executors.vllm._compat.scheduling import (
     may_preempt,
     preempt,
 )
-from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
-from agentrt.executors.vllm.control import answer
-from agentrt.executors.vllm.kv_events import KVEventLog
-from agentrt.executors.vllm.processes import (
-    die_with_parent,
-    keep_heap_frozen,
-    leave_interrupts_to_parent,
-)
+from agentrt.executors.vllm.bookkeeping import Bookkeeping
 from agentrt.executors.vllm.queue import LevelRequestQueue, put_in_order, take_out
-from agentrt.executors.vllm.reports import AbortedReports, report_of
-from agentrt.executors.vllm.retention import BlockRetention
-from agentrt.executors.vllm.scored import COMPUTE_FROM
-from agentrt.scheduler.admission import Capacity
-from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.queues import LevelQueues, Room
-from agentrt.scheduler.records import ProgramRow, QueuedCall
-from agentrt.scheduler.table import ProcessTable, ProgramTotals
-
-SETTINGS = "agentrt"
-_STALE_CHECK_STEPS = 256
+from agentrt.scheduler.queues import Room
+from agentrt.scheduler.records import QueuedCall
 
 install_control()
 read_together()
 
 
-class ProgramScheduler(AsyncScheduler):
+class ProgramScheduler(Bookkeeping):
     """Program-aware scheduling inside vLLM's engine core."""
 
     waiting: RequestQueue
-    queues: LevelQueues
-    history: HistoryFile
-    retention: BlockRetention
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = dict((self.vllm_config.additional_config or {}).get(SETTINGS, {}))
-        if settings.pop("embedded", False):
-            leave_interrupts_to_parent()
-            die_with_parent()
-            keep_heap_frozen()
-        take_samples_back_by_state()
-        compute_from(self, COMPUTE_FROM)
-        compile_aside(self, lambda request: _identity(request).tenant)
-        self.clock: Callable[[], float] = time.monotonic
-        self.table = ProcessTable()
-        self.steps = self.computed_tokens = 0
-        self.kv_events = KVEventLog.of(self)
-        self.aborted = AbortedReports()
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
         self._stock_waiting = self.waiting
-        self.use(SchedulerConfig.from_dict(settings))
+        self.use(self.config)
 
     def use(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
-        """Start over with other settings, unless they are refused. No call may be unfinished.
-
-        A ``policy`` that no name stands for can be given beside them.
-        """
-        if config.admission == "memory" and not caches_prefixes(self):
-            config = replace(config, admission="off")  # no context is found again, member's or not
-        slots = self.max_num_running_reqs
-        capacity = Capacity(all_blocks(self), self.block_size, slots)
-        queues = LevelQueues(config, policy, slots=slots, capacity=capacity)
-        self.history = HistoryFile(queues.policy, config.history, learns=queues.learns)
-        if hasattr(self, "retention"):  # not the first time
-            self.retention.close()
-            for row in self.table:
-                row.start_over()
-        retention = make_retention(config, queues.learned)
-        self.retention = BlockRetention(self, queues.owners, retention)
-        self.config, self.queues = config, queues
+        super().use(config, policy)
         self._moved: list[QueuedCall] = []
-        levelled = queues.policy.levelled or queues.admission is not None
-        self.waiting = LevelRequestQueue(queues) if levelled else self._stock_waiting
-
-    # -- vLLM's own calls, as events ---------------------------------------------------
-
-    def add_request(self, request: Request) -> None:
-        if request.request_id not in self.requests:
-            self._call_arrived(request)
-        super().add_request(request)
+        levelled = self.queues.policy.levelled or self.queues.admission is not None
+        self.waiting = LevelRequestQueue(self.queues) if levelled else self._stock_waiting
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         now = self.clock()
         self.retention.at(now)
-        if isinstance(self.waiting, LevelRequestQueue):
+        levelled = isinstance(self.waiting, LevelRequestQueue)
+        if levelled:
             # No output of a preempted call may be in flight any more.
             self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
             self.queues.promote(now)
@@ -127,6 +64,8 @@ class ProgramScheduler(AsyncScheduler):
         output = super().schedule(*args, **kwargs)
         for request_id in admitted(output):
             self._call_began(request_id, output.num_scheduled_tokens[request_id], now)
+            if levelled and request_id in self.queues.calls:
+                self._moved.append(self.queues.calls[request_id])
         if output.num_scheduled_tokens:
             self._dispatched[id(output)] = self.clock()
         return output
@@ -136,38 +75,18 @@ class ProgramScheduler(AsyncScheduler):
     ) -> Any:
         dispatched = self._dispatched.pop(id(scheduler_output), None)
         if dispatched is not None:
-            self._stepped(scheduler_output, dispatched)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        return outputs if self.kv_events is None else self.kv_events.attach(outputs)
+            self._charge(scheduler_output, dispatched)
+        return super().update_from_output(scheduler_output, model_runner_output)
 
-    def _preempt_request(
-        self, request: Request, timestamp: float, *args: Any, **kwargs: Any
-    ) -> None:
-        call = self.queues.calls.get(request.request_id)
-        if call is not None:
-            call.computed_tokens = request.num_computed_tokens
-            self.retention.stopped(call)
-            # Whom we preempt, we preempt for a slot, and vLLM for memory.
-            ours = isinstance(self.waiting, LevelRequestQueue) and self.waiting.deferring
-            self.queues.call_preempted(call, self.clock(), for_memory=not ours)
-        super()._preempt_request(request, timestamp, *args, **kwargs)
+    def _charge(self, output: SchedulerOutput, dispatched: float) -> None:
+        """Charge the step's time to the calls in it; with steps in flight, none twice."""
+        now, tokens = self.clock(), output.total_num_scheduled_tokens
+        seconds = now - max(dispatched, self._last_update)
+        self._last_update = now
+        self._moved += self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens)
+        self._stepped(tokens, now)
 
-    def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
-        delay, params = super()._connector_finished(request)
-        if (report := self._call_ended(request)) is not None:
-            params = {**(params or {}), SETTINGS: report}
-        return delay, params
-
-    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        if done := super().reset_prefix_cache(*args, **kwargs):
-            self.retention.cache_emptied(self.table)
-        return bool(done)
-
-    def shutdown(self) -> None:
-        self.history.save()
-        super().shutdown()
-
-    # -- the step ----------------------------------------------------------------------
+    # -- preemption --------------------------------------------------------------------
 
     def _make_room(self, now: float) -> None:
         """Preempt running calls of a worse level for waiting calls of a better one."""
@@ -186,6 +105,10 @@ class ProgramScheduler(AsyncScheduler):
             call.gave_way_to = head.program.program_id
             self._preempt(call, now)
 
+    def _spared(self, call: QueuedCall) -> bool:
+        left = tokens_left(call.item)
+        return left <= self.config.min_remaining_tokens or not may_preempt(self, call.item)
+
     def _preempt(self, call: QueuedCall, now: float) -> None:
         request = call.item
         take_out(self.running, request)
@@ -197,117 +120,14 @@ class ProgramScheduler(AsyncScheduler):
         preempt(self, request, now)
         queue.deferring = False
 
-    def _spared(self, call: QueuedCall) -> bool:
-        left = tokens_left(call.item)
-        return left <= self.config.min_remaining_tokens or not may_preempt(self, call.item)
-
-    def _stepped(self, output: SchedulerOutput, dispatched: float) -> None:
-        """Charge the step's time to the calls in it; with steps in flight, none twice."""
-        now, tokens = self.clock(), output.total_num_scheduled_tokens
-        seconds = now - max(dispatched, self._last_update)
-        self._last_update = now
-        self.steps += 1
-        self.computed_tokens += tokens
-        self._moved += self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens)
-        if self.steps % _STALE_CHECK_STEPS == 0:
-            for row in self.table.stale(now, self.config.stale_after_s, in_tools=True):
-                self.table.end_program(row.program_id)
-                self.queues.program_lost(row, now)
-
-    # -- calls and programs ------------------------------------------------------------
-
-    def _call_arrived(self, request: Request) -> None:
-        now, identity = self.clock(), _identity(request)
-        row = self.table.get(identity.program_id) or self._start_program(identity, now)
-        if row.size_hint is None:
-            row.size_hint = identity.size_hint
-        self.table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
-        self.table.call_arrived(row, request.request_id, now)
-        call = QueuedCall(
-            request.request_id,
-            row,
-            request,
-            identity.path_s,
-            now,
-            node=identity.node,
-            prompt_tokens=request.num_prompt_tokens,
-            resumable=request.resumable,
-            identity=identity,
-            arrived_step=self.steps,
-        )
-        if not row.lone:
-            self.retention.at(now)
-            self.retention.arriving(call)
-        self.queues.call_arrived(call, now)
-
-    def _start_program(self, identity: RequestIdentity, now: float) -> ProgramRow:
-        row = self.table.start_program(
-            identity.program_id,
-            identity.program_type,
-            now,
-            tenant=identity.tenant,
-            session=identity.session,
-        )
-        row.lone = identity.lone
-        return row
-
-    def _call_began(self, request_id: str, scheduled: int, now: float) -> None:
-        """A call was admitted, with so many tokens ``scheduled`` in its first step."""
-        call = self.queues.calls.get(request_id)
-        if call is None:
-            return
-        if self.waiting is not self._stock_waiting:
-            self._moved.append(call)
-        # A streaming session that goes on: it kept its slot while it waited for input.
-        if call.since is None:
-            return
-        # vLLM has counted this step's tokens as computed by now; the rest was cached.
-        cached = call.item.num_computed_tokens - scheduled
-        if call.cached_tokens is None:
-            call.cached_tokens = min(cached, call.prompt_tokens)
-        else:
-            call.recomputed_tokens += max(0, call.computed_tokens - cached)
-        self.queues.call_began(call, now)
-
-    def _call_ended(self, request: Request) -> dict[str, Any] | None:
-        """A request ended, one way or another. Its report, if its client asked for it."""
+    def _preempt_request(
+        self, request: Request, timestamp: float, *args: Any, **kwargs: Any
+    ) -> None:
         call = self.queues.calls.get(request.request_id)
-        if call is None:
-            return None
-        now, identity, row = self.clock(), call.identity, call.program
-        self.retention.at(now)
-        call.computed_tokens = request.num_computed_tokens
-        self.queues.remove(call, now)
-        self.retention.stopped(call)
-        self.retention.ended(call, identity.call_id)
-        times = call.served_s, call.waited_s
-        self.table.call_ended(row, call.call_id, now, call.path_s, *times)
-        self.queues.call_ended(call, now)
-        if row.lone:
-            self.end_program(ProgramTotals.of(row), now)
-        if not identity.report:
-            return None
-        report = report_of(call, self.steps)
-        if request.status.name == "FINISHED_ABORTED" and identity.call_id:
-            self.aborted.keep(identity.call_id, report)
-        return report
-
-    def end_program(self, totals: ProgramTotals, now: float) -> None:
-        """A program ended, having come to so much over all engines."""
-        row = self.table.end_program(totals.program_id)
-        if row is None:
-            return
-        self.table.catch_up(row, totals.service_s)
-        self.retention.at(now)
-        self.queues.program_ended(row, now)
-        if not row.lone:
-            self.history.ended()
-
-    def control(self, op: str, argument: Any = None) -> Any:
-        """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
-        return answer(self, op, argument)
-
-
-def _identity(request: Request) -> RequestIdentity:
-    session_id = getattr(request, "session_id", None)
-    return from_extra_args(request.request_id, extra_args(request), session_id)
+        if call is not None:
+            call.computed_tokens = request.num_computed_tokens
+            self.retention.stopped(call)
+            # Whom we preempt, we preempt for a slot, and vLLM for memory.
+            ours = isinstance(self.waiting, LevelRequestQueue) and self.waiting.deferring
+            self.queues.call_preempted(call, self.clock(), for_memory=not ours)
+        super()._preempt_request(request, timestamp, *args, **kwargs)
