@@ -15,7 +15,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
 from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.records import CachedBlocks, CallState, ProgramRow, QueuedCall
+from agentrt.scheduler.records import OUTSIDE, CachedBlocks, ProgramRow, QueuedCall
 
 
 class Capacity(NamedTuple):
@@ -84,7 +84,7 @@ class Admission(Events):
 
     def take(self, row: ProgramRow) -> list[QueuedCall]:
         """A program's calls, which are outside no longer."""
-        calls = [call for call in row.queued.values() if call.state is CallState.OUTSIDE]
+        calls = [call for call in row.queued.values() if call.state is OUTSIDE]
         for call in calls:
             self.leave(call)
         return calls

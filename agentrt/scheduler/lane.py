@@ -14,7 +14,7 @@ from typing import ClassVar
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.promotion import Priority, Promoter
-from agentrt.scheduler.records import CallState, QueuedCall
+from agentrt.scheduler.records import OUTSIDE, QueuedCall
 
 _FIRST = -sys.maxsize
 """The level before all others."""
@@ -67,7 +67,7 @@ class Lane(Promoter):
             return None
         while (first := self._line.first()) is not None:
             self._line.discard(first)
-            if first.state is not CallState.OUTSIDE:  # it will line up again when it comes in
+            if first.state is not OUTSIDE:  # it will line up again when it comes in
                 self._inside += 1
                 return first
         return None

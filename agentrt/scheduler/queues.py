@@ -21,7 +21,16 @@ from agentrt.scheduler.learned import SCANNED
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Priority
-from agentrt.scheduler.records import CallState, ProgramRow, QueuedCall
+from agentrt.scheduler.records import (
+    ASIDE,
+    DEFERRED,
+    ENDED,
+    OUTSIDE,
+    RUNNING,
+    WAITING,
+    ProgramRow,
+    QueuedCall,
+)
 from agentrt.scheduler.retention import BlockOwners
 
 _EPSILON_S = 1e-9
@@ -91,7 +100,7 @@ class LevelQueues:
 
     def call_began(self, call: QueuedCall, now: float) -> None:
         """A call was taken and runs now."""
-        call.go(CallState.RUNNING)
+        call.go(RUNNING)
         assert call.since is not None
         call.waited_s += now - call.since
         call.since, call.began_at = None, now
@@ -108,7 +117,7 @@ class LevelQueues:
         self, call: QueuedCall, now: float, *, for_memory: bool = False, to_tail: bool = False
     ) -> None:
         """A running call stopped, and has to be `put` back: at its turn, or ``to_tail``."""
-        call.go(CallState.ASIDE)
+        call.go(ASIDE)
         call.since = now
         call.preemptions += 1
         if to_tail:
@@ -129,7 +138,7 @@ class LevelQueues:
         if self._promoter is not None:
             self._promoter.left(call)
         call.program.queued.pop(call.call_id, None)
-        call.go(CallState.ENDED)
+        call.go(ENDED)
 
     def call_ended(self, call: QueuedCall, now: float) -> None:
         """A removed call is in its program's row by now: its other calls' priorities follow."""
@@ -236,13 +245,13 @@ class LevelQueues:
     def put(self, call: QueuedCall, *, deferred: bool = False) -> None:
         """Queue a waiting call by its priority; ``deferred``, only from when it is `release`d."""
         if deferred:
-            call.go(CallState.DEFERRED)
+            call.go(DEFERRED)
             self._deferred[call] = None
             self._waits(call)
         elif self.admission is None or self.admission.goes_on(call):
             self._offer(call)
         else:
-            call.go(CallState.OUTSIDE)
+            call.go(OUTSIDE)
             self.admission.wait(call)
 
     def discard(self, call: QueuedCall) -> bool:
@@ -328,21 +337,21 @@ class LevelQueues:
         call.level, quantum_s, order = priority
         call.key = (call.level, order, next(self._seqs))
         call.quantum_ends_s = call.served_s + quantum_s
-        if call.state is CallState.WAITING:
+        if call.state is WAITING:
             self._waiting.put(call, call.key)
-        elif call.state is CallState.OUTSIDE and self.admission is not None:
+        elif call.state is OUTSIDE and self.admission is not None:
             self.admission.wait(call)
 
     def _leave_queue(self, call: QueuedCall) -> None:
-        if call.state is CallState.WAITING:
+        if call.state is WAITING:
             self._waiting.discard(call)
-        elif call.state is CallState.DEFERRED:
+        elif call.state is DEFERRED:
             del self._deferred[call]
-        elif call.state is CallState.OUTSIDE and self.admission is not None:
+        elif call.state is OUTSIDE and self.admission is not None:
             self.admission.leave(call)
         else:
             return
-        call.go(CallState.ASIDE)
+        call.go(ASIDE)
 
     def _reprioritize(self, calls: Iterable[QueuedCall], now: float) -> None:
         # Of simulated replicas, all have the program's one record: the others' calls are not here.
@@ -357,7 +366,7 @@ class LevelQueues:
                 self._enter(call, priority)
 
     def _offer(self, call: QueuedCall) -> None:
-        call.go(CallState.WAITING)
+        call.go(WAITING)
         self._waiting.put(call, call.key)
         self._waits(call)
 

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from agentrt.errors import InvariantError
@@ -143,7 +143,7 @@ class CachedBlocks:
 # -- calls ---------------------------------------------------------------------------------
 
 
-class CallState(Enum):
+class CallState(StrEnum):
     """Where a call is. Only a `WAITING` one may be taken to run."""
 
     ASIDE = "aside"
@@ -157,17 +157,18 @@ class CallState(Enum):
     ENDED = "ended"
 
 
-_S = CallState
+# By these names a state is found at once: an enumeration looks its members up in Python.
+ASIDE, WAITING, OUTSIDE, DEFERRED, RUNNING, ENDED = CallState
 TRANSITIONS: Mapping[CallState, frozenset[CallState]] = {
-    _S.ASIDE: frozenset({_S.WAITING, _S.OUTSIDE, _S.DEFERRED, _S.RUNNING, _S.ENDED}),
-    _S.WAITING: frozenset({_S.ASIDE, _S.DEFERRED, _S.ENDED}),
-    _S.OUTSIDE: frozenset({_S.ASIDE, _S.WAITING, _S.ENDED}),
-    _S.DEFERRED: frozenset({_S.ASIDE, _S.WAITING, _S.OUTSIDE, _S.ENDED}),
-    _S.RUNNING: frozenset({_S.ASIDE, _S.ENDED}),
-    _S.ENDED: frozenset(),
+    ASIDE: frozenset({WAITING, OUTSIDE, DEFERRED, RUNNING, ENDED}),
+    WAITING: frozenset({ASIDE, DEFERRED, ENDED}),
+    OUTSIDE: frozenset({ASIDE, WAITING, ENDED}),
+    DEFERRED: frozenset({ASIDE, WAITING, OUTSIDE, ENDED}),
+    RUNNING: frozenset({ASIDE, ENDED}),
+    ENDED: frozenset(),
 }
 """From each state, the states that may follow."""
-QUEUED = frozenset({_S.WAITING, _S.OUTSIDE, _S.DEFERRED})
+QUEUED = frozenset({WAITING, OUTSIDE, DEFERRED})
 """The states of calls that count as waiting in the engine's queue."""
 
 
@@ -194,7 +195,7 @@ class QueuedCall:
     arrived_at: float
     node: str = ""
     prompt_tokens: int = 0
-    state: CallState = CallState.ASIDE
+    state: CallState = ASIDE
     level: int = 0
     key: Key = (0, 0.0, 0)
     """Its level, its order there, and a number for its turn: a smaller key runs first."""

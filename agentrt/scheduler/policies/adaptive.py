@@ -50,6 +50,7 @@ class Adaptive(Policy):
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
+        self._least_quantum_s = config.level_quanta[0]
         self._visits: dict[ProgramRow, dict[tuple[Kind, int], float]] = {}
         """By running program: where it was seen, and what it had attained then."""
 
@@ -61,10 +62,11 @@ class Adaptive(Policy):
         path_s = row.path_s if call.path_s is None else call.path_s
         expected = self._expected_s(row, call.node, path_s + call.served_s)
         attained = max(row.attained_s, RESOLUTION_S)
+        doublings = math.log2(expected)
         return Priority(
-            math.floor(BINS_PER_DOUBLING * math.log2(expected)),
-            max(self.config.level_quanta[0], max(attained, expected) / _QUANTA_OF_LIFE),
-            (math.floor((math.log2(attained) + math.log2(expected)) / 2.0), row.started_at),
+            math.floor(BINS_PER_DOUBLING * doublings),
+            max(self._least_quantum_s, max(attained, expected) / _QUANTA_OF_LIFE),
+            (math.floor((math.log2(attained) + doublings) / 2.0), row.started_at),
         )
 
     def _expected_s(self, row: ProgramRow, node: str, path_s: float) -> float:
@@ -72,16 +74,16 @@ class Adaptive(Policy):
 
         ``path_s`` is what ATLAS would rank by: the expectation where nothing is known.
         """
-        service, age = self.learned.service, age_bin(row.attained_s)
-        visits = self._visits.setdefault(row, {})
+        at, age = self.learned.service.at, age_bin(row.attained_s)
+        tenant, type, visits = *row.kind, self._visits.setdefault(row, {})
         expected, factor = max(path_s, RESOLUTION_S), 1.0
-        if (known := service.at((*row.kind, ""), age)) is not None:
+        if (known := at((tenant, type, ""), age)) is not None:
             expected = max(known.left_s.refine(expected), RESOLUTION_S)
-        for what in (*_hint(row), f"{_turn(row.finished_calls)} {node}"):
-            kind = (*row.kind, what)
+        for what in (*_hint(row), _place(row.finished_calls, node)):
+            kind = tenant, type, what
             if len(visits) < WINDOW:
                 visits.setdefault((kind, age), row.attained_s)
-            if (known := service.at(kind, age)) is not None:
+            if (known := at(kind, age)) is not None:
                 factor *= max(known.left_s.refine(expected), RESOLUTION_S) / expected
         return min(max(expected * factor, RESOLUTION_S), LONGEST_S)
 
@@ -96,9 +98,9 @@ class Adaptive(Policy):
 
 
 @lru_cache(maxsize=1024)
-def _turn(finished_calls: int) -> str:
-    """How many calls a program had, to half a doubling."""
-    return f"turn {int(BINS_PER_DOUBLING * math.log2(finished_calls + 1))}"
+def _place(finished_calls: int, node: str) -> str:
+    """How many calls a program had, to half a doubling, and the node that it has come to."""
+    return f"turn {int(BINS_PER_DOUBLING * math.log2(finished_calls + 1))} {node}"
 
 
 def _hint(row: ProgramRow) -> tuple[str, ...]:
