@@ -18,6 +18,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
 from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.learned import SCANNED
+from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Priority
@@ -31,7 +32,6 @@ from agentrt.scheduler.records import (
     ProgramRow,
     QueuedCall,
 )
-from agentrt.scheduler.retention import BlockOwners
 
 _EPSILON_S = 1e-9
 

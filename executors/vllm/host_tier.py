@@ -18,8 +18,9 @@ from agentrt.executors.vllm._compat.offloading import (
     ReqContext,
     in_prefix_order,
 )
+from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import CachedBlocks
-from agentrt.scheduler.retention import BlockOwners, EvictionOrder
+from agentrt.scheduler.retention import EvictionOrder
 
 
 class ProgramCachePolicy(CachePolicy):

@@ -18,8 +18,9 @@ from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.executors.vllm.host_tier import ProgramCachePolicy
 from agentrt.executors.vllm.prefix_history import known_blocks, most_in_common, note_blocks
 from agentrt.scheduler.learned import KINDS, SCANNED
+from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
-from agentrt.scheduler.retention import BlockOwners, EvictionOrder, Retention
+from agentrt.scheduler.retention import EvictionOrder, Retention
 
 
 class BlockRetention:

@@ -11,8 +11,8 @@ from agentrt.interrupts.questions import Question
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import ProgramRow, QueuedCall
-from agentrt.scheduler.retention import BlockOwners
 from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
 from tests.interrupts.scripted import Scripted

@@ -8,12 +8,9 @@ from agentrt.scheduler import ProgramRow, QueuedCall
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import CachedBlocks
-from agentrt.scheduler.retention import (
-    HUMAN,
-    BlockOwners,
-    EvictionOrder,
-)
+from agentrt.scheduler.retention import HUMAN, EvictionOrder
 
 
 class Book:

@@ -9,7 +9,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.scheduler import ProgramRow, QueuedCall
-from agentrt.scheduler import retention as module
+from agentrt.scheduler import owners as module
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Forecast, Learned
@@ -319,8 +319,10 @@ class ByValue(Retention):
 
     name = "by-value"
     values: dict[CachedBlocks, float]
+    asked = 0
 
     def place(self, blocks: CachedBlocks) -> tuple[float, ...] | None:
+        self.asked += 1
         value = self.values[blocks]
         return (value,) if value < 0.5 else None
 
@@ -343,3 +345,27 @@ def test_the_order_is_a_sort_under_random_changes() -> None:
         here = sorted((one for one in owners if one in order), key=lambda one: values[one])
         assert list(order.in_order(float(step))) == here
         assert order.first(float(step)) == (here[0] if here else None)
+
+
+def test_a_place_is_asked_for_once_and_only_where_somebody_loses_blocks() -> None:
+    retention = ByValue(SchedulerConfig(), Learned())
+    order = EvictionOrder(retention, lambda type: 0)
+    first, second, gone = (CachedBlocks(name) for name in "abc")
+    retention.values = {first: 0.3, second: 0.4, gone: 0.0}
+    for _ in range(5):
+        for blocks in (first, second, gone):
+            order.put(blocks)
+    order.discard(gone)
+    assert retention.asked == 0
+    assert [order.first(0.0), order.first(0.0)] == [first] * 2
+    assert retention.asked == 2
+
+
+def test_of_equal_places_the_last_that_changed_comes_last() -> None:
+    retention = ByValue(SchedulerConfig(), Learned())
+    order = EvictionOrder(retention, lambda type: 0)
+    first, second = CachedBlocks("a"), CachedBlocks("b")
+    retention.values = {first: 0.3, second: 0.3}
+    for blocks in (first, second, first):
+        order.put(blocks)
+    assert list(order.in_order(0.0)) == [second, first]

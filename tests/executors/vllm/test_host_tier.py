@@ -18,8 +18,9 @@ from agentrt.executors.vllm.options import EngineOptions, engine_args
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
-from agentrt.scheduler.retention import BlockOwners, EvictionOrder, Place
+from agentrt.scheduler.retention import EvictionOrder, Place
 from agentrt.scheduler.table import ProcessTable
 
 pytestmark = pytest.mark.engine

@@ -1,0 +1,135 @@
+"""Whose the cached blocks of an engine are, and what their programs wait for.
+
+`BlockOwners` keeps `CachedBlocks` in step with the engine's events. Events may be missing or late,
+since a bare client of the engine sends none of tools, and messages travel beside the calls: a
+call's arrival counts as a return.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+
+from agentrt.scheduler.events import Events
+from agentrt.scheduler.learned import KINDS, Learned
+from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
+from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION
+
+
+class BlockOwners(Events):
+    """The cached blocks of one engine's programs and sessions, and what programs wait for.
+
+    ``changed`` is called with those whose place in the order of eviction has changed. ``learned``
+    is None where nothing asks for what gaps are like.
+    """
+
+    def __init__(self, learned: Learned | None) -> None:
+        self._learned = learned
+        self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
+        self._sessions: dict[tuple[str, str], CachedBlocks] = {}
+        self._idle: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """The sessions without a live program, the longest idle first."""
+        self._shared: OrderedDict[str, CachedBlocks] = OrderedDict()
+        self._live: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """How many sessions are idle."""
+        return len(self._idle)
+
+    def sharers(self, type: str) -> int:
+        """How many programs of a type are live."""
+        return self._live.get(type, 0)
+
+    def shared(self, type: str) -> CachedBlocks:
+        """What several programs use, the first of them of this type."""
+        if type not in self._shared:
+            self._shared[type] = CachedBlocks(type, shared=True)
+            if len(self._shared) > KINDS:
+                _, lost = self._shared.popitem(last=False)
+                lost.shared = False
+                self.changed(lost)
+        return self._shared[type]
+
+    def own(self, row: ProgramRow) -> CachedBlocks:
+        """A program's blocks: those of its session, if it has one."""
+        if row.cached is not None:
+            return row.cached
+        session = None if row.session is None else (row.tenant, row.session)
+        blocks = None if session is None else self._sessions.get(session)
+        if blocks is None:
+            blocks = CachedBlocks(row.type, row.tenant, session=session)
+        if session is not None:
+            self._sessions[session] = blocks
+            self._idle.pop(session, None)
+        row.cached = blocks
+        blocks.rows[row] = None
+        self._live[row.type] += 1
+        return blocks
+
+    def forget_chains(self, rows: Iterable[ProgramRow]) -> None:
+        """The cache was emptied on purpose: nothing of it counts as lost."""
+        for blocks in [*(row.cached for row in rows), *self._sessions.values()]:
+            if blocks is not None:
+                blocks.chains.clear()
+
+    # -- events ------------------------------------------------------------------------
+
+    def call_arrived(self, call: QueuedCall, now: float) -> None:
+        row = call.program
+        if row.lone:
+            return
+        blocks = self.own(row)
+        if not any(one.tools for one in blocks.rows):
+            self._close_gap(blocks, now)
+        blocks.branches |= len(row.queued) > 1
+        self.changed(blocks)
+
+    def call_ended(self, call: QueuedCall, now: float) -> None:
+        blocks = call.program.cached
+        if blocks is None:
+            return
+        if not (blocks.calling or blocks.asking):
+            blocks.gap, blocks.since = BETWEEN, now
+        self.changed(blocks)
+
+    def interrupt_began(self, row: ProgramRow, kind: str, name: str, now: float) -> None:
+        if row.cached is not None:
+            row.cached.gap, row.cached.since = HUMAN if kind == "human" else name, now
+            self.changed(row.cached)
+
+    def interrupt_ended(self, row: ProgramRow, kind: str, now: float) -> None:
+        if row.cached is not None and not row.cached.asking:
+            self._close_gap(row.cached, now)
+            self.changed(row.cached)
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        blocks, row.cached = row.cached, None
+        if blocks is None:
+            return
+        del blocks.rows[row]
+        self._live[row.type] -= 1
+        if not self._live[row.type]:
+            del self._live[row.type]
+        if not blocks.rows:
+            self._close_gap(blocks, now, returned=False)
+            if blocks.session is not None:
+                blocks.gap, blocks.since = SESSION, now
+                self._keep_idle(blocks.session)
+        self.changed(blocks)
+
+    def _keep_idle(self, session: tuple[str, str]) -> None:
+        """Keep a session's blocks for its next program, and give up the longest idle."""
+        self._idle[session] = None
+        if len(self._idle) > KINDS:
+            oldest, _ = self._idle.popitem(last=False)
+            lost = self._sessions.pop(oldest)
+            lost.session = None
+            self.changed(lost)
+
+    def _close_gap(self, blocks: CachedBlocks, now: float, *, returned: bool = True) -> None:
+        if blocks.gap is None:
+            return
+        if self._learned is not None:
+            for kind in blocks.kinds(blocks.gap):
+                self._learned.gaps.learn(kind, now - blocks.since, well=returned)
+        blocks.gap, blocks.since = None, now
