@@ -8,11 +8,11 @@ that a preempted call comes back ahead of those that got the same priority after
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
+from typing import NamedTuple
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler.admission import Capacity
+from agentrt.scheduler.admission import Admission, Capacity
 from agentrt.scheduler.by_name import make_admission
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
@@ -36,8 +36,7 @@ from agentrt.scheduler.records import (
 _EPSILON_S = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """What an engine says of its calls: KV blocks that one needs, and who is ``spared`` whatever
     its priority. The default is an engine without memory limits.
     """
@@ -49,10 +48,8 @@ class Room:
 class LevelQueues:
     """The calls of one engine in levels, first come, first served within a level and order.
 
-    A call *arrives* (it is ranked), is *put* in the queue, *taken*, *begins*, is *charged* for each
-    engine step, is perhaps *preempted* and put back, and is *removed*; `CallState` has the states.
-    A call that was taken can also be put back, for an engine that looks and changes its mind.
-
+    A call *arrives* (it is ranked), is *put* in the queue, *taken*, *begins* or is put back, is
+    *charged* for each engine step, is perhaps *preempted* and put back, and is *removed*.
     ``slots`` are those of the engine's batch. With a ``capacity`` of KV cache there are ``owners``
     of its blocks, and an ``admission`` where the settings name one.
     """
@@ -72,10 +69,11 @@ class LevelQueues:
         keeps = config.retention == "cost" or config.admission == "memory"
         self.learns = self.policy.learns or keeps
         self.owners = BlockOwners(self.learned if keeps else None)
-        self.admission = (
-            None if capacity is None else make_admission(config, capacity, self.learned)
-        )
-        self._parts: list[Events] = [] if capacity is None else [self.owners]
+        self.admission: Admission | None = None
+        self._parts: list[Events] = []
+        if capacity is not None:
+            self._parts.append(self.owners)
+            self.admission = make_admission(config, capacity, self.learned)
         if self.admission is not None:
             self.admission.changed = lambda blocks: self.owners.changed(blocks)
             self._parts.append(self.admission)
@@ -129,7 +127,7 @@ class LevelQueues:
         """A call finished or was aborted, in whatever state."""
         if self.calls.pop(call.call_id, None) is None:
             return
-        self._leave_queue(call)
+        self.discard(call)
         if call.since is not None:
             call.waited_s += now - call.since
             call.since = None
@@ -175,13 +173,6 @@ class LevelQueues:
 
     # -- service -----------------------------------------------------------------------
 
-    def charge(self, call: QueuedCall, seconds: float, now: float, steps: int = 1) -> bool:
-        """A call ran for so many seconds, in one engine step or several. True if that moved it."""
-        call.served_s += seconds
-        call.program.attained_s += seconds
-        call.steps += steps
-        return self._charged(call, seconds, now)
-
     def charge_step(
         self, call_ids: Collection[str], seconds: float, now: float, tokens: int = 0
     ) -> list[QueuedCall]:
@@ -196,32 +187,36 @@ class LevelQueues:
             call.steps += 1
             # Without levels there are no quanta, and nobody gives way.
             spent = served >= call.quantum_ends_s - _EPSILON_S
-            if (
-                levelled
-                and (spent or call.promoted or call.since is not None)
-                and self._charged(call, seconds, now)
-            ):
+            if not (spent or call.promoted or call.since is not None):
+                continue
+            if levelled and self._charged(call, seconds, now):
                 moved.append(call)
         for part in self._parts:
             part.stepped(seconds, tokens, len(call_ids))
         return moved
 
+    def charge(self, call: QueuedCall, seconds: float, now: float, steps: int = 1) -> bool:
+        """A call ran for so many seconds, in one engine step or several. True if that moved it."""
+        call.served_s += seconds
+        call.program.attained_s += seconds
+        call.steps += steps
+        return self._charged(call, seconds, now)
+
     def _charged(self, call: QueuedCall, seconds: float, now: float) -> bool:
-        """What follows from a call's charge. True if its place changed."""
         promoter = self._promoter
         if promoter is not None:
             promoter.charged(call, seconds)
-        spent = call.served_s >= call.quantum_ends_s - _EPSILON_S
-        if spent and promoter is not None and promoter.keeps and call.promoted:
+        moved = call.served_s >= call.quantum_ends_s - _EPSILON_S
+        if moved and promoter is not None and promoter.keeps and call.promoted:
             call.quantum_ends_s = call.served_s + promoter.priority.quantum_s
-            spent = False
-        elif spent:
+            moved = False
+        elif moved:
             before = call.level
             self._enter(call, self.policy.on_quantum_expired(call, now))
             call.demotions += call.level > before
         if call.since is not None:  # it was preempted with this step in flight
             self._waits(call)
-        return spent
+        return moved
 
     # -- the waiting calls, in order ---------------------------------------------------
 
@@ -230,16 +225,20 @@ class LevelQueues:
         outside = 0 if self.admission is None else self.admission.calls_outside
         return len(self._waiting) + len(self._deferred) + outside
 
+    @property
+    def ready(self) -> bool:
+        """Whether a call waits that may run."""
+        return bool(self._waiting)
+
     def head(self) -> QueuedCall | None:
         """The call that should run next, or None."""
         return self._waiting.first()
 
     def take(self) -> QueuedCall:
         """Take the head out, to start it or to put it back."""
-        call = self.head()
-        if call is None:
+        if (call := self.head()) is None:
             raise InvariantError("no call waits")
-        self._leave_queue(call)
+        self.discard(call)
         return call
 
     def put(self, call: QueuedCall, *, deferred: bool = False) -> None:
@@ -256,15 +255,21 @@ class LevelQueues:
 
     def discard(self, call: QueuedCall) -> bool:
         """Take a call out of the queue wherever it stands; False if it was not in it."""
-        if not call.queued:
+        if call.state is WAITING:
+            self._waiting.discard(call)
+        elif call.state is DEFERRED:
+            del self._deferred[call]
+        elif call.state is OUTSIDE and self.admission is not None:
+            self.admission.leave(call)
+        else:
             return False
-        self._leave_queue(call)
+        call.go(ASIDE)
         return True
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> None:
         """Put the deferred calls that are ``ready`` where they belong."""
         for call in [call for call in self._deferred if ready(call)]:
-            self._leave_queue(call)
+            self.discard(call)
             self.put(call)
 
     def let_in(self, now: float, running: int) -> None:
@@ -303,10 +308,9 @@ class LevelQueues:
         """Which running calls to preempt so that better waiting calls run in this step.
 
         ``running`` is sorted by key, the worst last. Only a call of a strictly worse level gives
-        way, and never one that hysteresis protects or the engine spares. It gives up its slot of
-        the batch, and never its memory: a waiting call that does not fit into the ``free_blocks``
-        waits until it does, since what is evicted has to be computed again, which delays all
-        others too. No more than ``max_preemptions_per_step`` are chosen.
+        way. It gives up its slot of the batch, and never its memory: a waiting call that does not
+        fit into the ``free_blocks`` waits until it does, since what is evicted has to be computed
+        again, which delays all others too.
         """
         config, victims = self.config, list[QueuedCall]()
         if not (config.preemption and running):
@@ -342,28 +346,19 @@ class LevelQueues:
         elif call.state is OUTSIDE and self.admission is not None:
             self.admission.wait(call)
 
-    def _leave_queue(self, call: QueuedCall) -> None:
-        if call.state is WAITING:
-            self._waiting.discard(call)
-        elif call.state is DEFERRED:
-            del self._deferred[call]
-        elif call.state is OUTSIDE and self.admission is not None:
-            self.admission.leave(call)
-        else:
-            return
-        call.go(ASIDE)
-
     def _reprioritize(self, calls: Iterable[QueuedCall], now: float) -> None:
-        # Of simulated replicas, all have the program's one record: the others' calls are not here.
-        movable = (
-            call
-            for call in calls
-            if call.since is not None and not call.promoted and call.call_id in self.calls
-        )
-        for call in islice(movable, SCANNED):
+        """Ask for the priority of a few of these again: of the first that wait."""
+        left = SCANNED
+        for call in calls:
+            # Simulated replicas share the program's one record: the others' calls are not here.
+            if call.since is None or call.promoted or call.call_id not in self.calls:
+                continue
             priority = self.policy.priority(call, now)
-            if (priority.level, priority.order) != (call.level, call.order):
+            if (priority.level, priority.order) != call.key[:2]:
                 self._enter(call, priority)
+            left -= 1
+            if not left:
+                return
 
     def _offer(self, call: QueuedCall) -> None:
         call.go(WAITING)

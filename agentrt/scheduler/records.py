@@ -229,11 +229,6 @@ class QueuedCall:
     arrived_step: int = 0
 
     @property
-    def order(self) -> Any:
-        """Its place within its level; a smaller one runs first."""
-        return self.key[1]
-
-    @property
     def seq(self) -> int:
         """A number that it gets anew with each priority."""
         return self.key[2]

@@ -64,7 +64,7 @@ class LevelRequestQueue(RequestQueue):
                 self._queues.discard(call)
 
     def __bool__(self) -> bool:
-        return self._queues.head() is not None
+        return self._queues.ready
 
     def __len__(self) -> int:
         return len(self._queues)

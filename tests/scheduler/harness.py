@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentrt.scheduler import LevelQueues, Policy, ProcessTable, QueuedCall, SchedulerConfig
-from agentrt.scheduler.lane import Lane
+from agentrt.scheduler.policies.adaptive import Lane
 from agentrt.scheduler.queues import Room
 from tests.scheduler.integrity import check_queues
 

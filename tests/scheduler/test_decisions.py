@@ -99,7 +99,7 @@ class LooksAtAll(Policy):
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
         if self._when == "program ends":
-            min(self._known.values(), key=lambda call: call.order)
+            min(self._known.values(), key=lambda call: call.key[1])
 
     def _look(self, when: str) -> float:
         return max(c.arrived_at for c in self._known.values()) if when == self._when else 0.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentrt.scheduler import ProgramRow, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.lane import Lane
+from agentrt.scheduler.policies.adaptive import Lane
 from agentrt.scheduler.records import CallState
 from tests.scheduler.harness import Harness
 
