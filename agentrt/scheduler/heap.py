@@ -74,11 +74,11 @@ class Heap(Generic[Item]):
         front = [(entries[0], 0)] if entries else []
         while front:
             entry, at = heapq.heappop(front)
+            if current.get(entry[2]) is entry:
+                yield entry[2]
             for child in (2 * at + 1, 2 * at + 2):
                 if child < len(entries):
                     heapq.heappush(front, (entries[child], child))
-            if current.get(entry[2]) is entry:
-                yield entry[2]
 
     def _tidy(self) -> None:
         if len(self._entries) > 3 * len(self._current):

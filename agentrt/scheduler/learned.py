@@ -9,11 +9,11 @@ count, and its memory is bounded. The prior of a duration is Lindy's rule: what 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 RESOLUTION_S = 0.05
 """Seconds below which durations are not told apart."""
@@ -35,6 +35,8 @@ LONGEST_S = 1e9
 
 Kind = tuple[str, str, str]
 """Tenant, program type, and what it is about: a tool, a size, a node; "" for all."""
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
@@ -75,18 +77,25 @@ class Age:
             self.left_s.add(max(left_s, 0.0))
 
 
-def _at(ages: dict[int, Age], age: int) -> Age:
-    known = ages.get(age)
-    if known is None:
-        known = ages[age] = Age()
-    return known
+class _Recent(OrderedDict[Key, Value]):
+    """What is known by key; of more than `KINDS`, those not seen for the longest time go."""
+
+    def of(self, key: Key, make: Callable[[], Value]) -> Value:
+        """That of a key, which is seen now."""
+        value = self.get(key)
+        if value is None:
+            value = self[key] = make()
+        self.move_to_end(key)
+        if len(self) > KINDS:
+            self.popitem(last=False)
+        return value
 
 
 class Durations:
     """How long what has lasted for a while still lasts: a mean residual life, by kind and age."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[Kind, dict[int, Age]] = OrderedDict()
+        self._kinds: _Recent[Kind, defaultdict[int, Age]] = _Recent()
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -111,9 +120,9 @@ class Durations:
 
     def learn(self, kind: Kind, total_s: float, *, well: bool = True) -> None:
         """Something ended after ``total_s``: what was still to come at each age is known now."""
-        ages = self._ages(kind)
+        ages = self._kinds.of(kind, _ages)
         for age in range(age_bin(total_s) + 1):
-            _at(ages, age).learn(total_s - bin_edge(age), well=well)
+            ages[age].learn(total_s - bin_edge(age), well=well)
 
     def learn_at(self, kind: Kind, age: int, left_s: float, *, well: bool = True) -> None:
         """It lasted for ``left_s`` from this age on."""
@@ -121,22 +130,17 @@ class Durations:
 
     def entry(self, kind: Kind, age: int) -> Age:
         """What is known of a kind at an age, to be changed; a new kind may take another's place."""
-        return _at(self._ages(kind), age)
-
-    def _ages(self, kind: Kind) -> dict[int, Age]:
-        ages = self._kinds.get(kind)
-        if ages is None:
-            ages = self._kinds[kind] = {}
-        self._kinds.move_to_end(kind)
-        if len(self._kinds) > KINDS:
-            self._kinds.popitem(last=False)
-        return ages
+        return self._kinds.of(kind, _ages)[age]
 
     def entries(self) -> Iterator[tuple[Kind, int, Age]]:
         """All that is known, of the kind that was not seen for the longest time first."""
         for kind, ages in self._kinds.items():
             for age, known in ages.items():
                 yield kind, age, known
+
+
+def _ages() -> defaultdict[int, Age]:
+    return defaultdict(Age)
 
 
 @dataclass(slots=True)
@@ -181,7 +185,7 @@ class Learned:
     def __init__(self) -> None:
         self.service, self.gaps, self.costs = Durations(), Durations(), StepCost()
         self._all = _Usual()
-        self._usual: OrderedDict[tuple[str, str], _Usual] = OrderedDict()
+        self._usual: _Recent[tuple[str, str], _Usual] = _Recent()
 
     def output(self, kind: tuple[str, str]) -> int:
         """The output tokens to expect of a call of a program of this tenant and type."""
@@ -201,12 +205,12 @@ class Learned:
 
     def call_arrived(self, kind: tuple[str, str], *, beside: bool) -> None:
         """A call came, ``beside`` another of its program or alone."""
-        self._of(kind).beside.add(beside)
+        self._usual.of(kind, _Usual).beside.add(beside)
 
     def call_ended(self, kind: tuple[str, str], output_tokens: int) -> None:
         """A call ended with so many tokens of output."""
         self._all.output.add(output_tokens)
-        self._of(kind).output.add(output_tokens)
+        self._usual.of(kind, _Usual).output.add(output_tokens)
 
     def first_call(self, kind: tuple[str, str], cached_tokens: int) -> None:
         """A program's first call found so many tokens of its prompt cached.
@@ -214,16 +218,7 @@ class Learned:
         One that found none says nothing: what others had there may have been evicted.
         """
         if cached_tokens:
-            self._of(kind).shared.add(cached_tokens)
-
-    def _of(self, kind: tuple[str, str]) -> _Usual:
-        usual = self._usual.get(kind)
-        if usual is None:
-            usual = self._usual[kind] = _Usual()
-        self._usual.move_to_end(kind)
-        if len(self._usual) > KINDS:
-            self._usual.popitem(last=False)
-        return usual
+            self._usual.of(kind, _Usual).shared.add(cached_tokens)
 
 
 def age_bin(seconds: float) -> int:

@@ -24,22 +24,13 @@ _TURN = 8.0
 
 
 class WorkingSet(Admission):
-    """``memory``: as many programs at a time as fit into the KV cache with their contexts.
+    """The admission ``memory``.
 
     A program claims blocks for its context and for what its calls are expected to add; what all of
     a type share is counted once. It comes in, in the order of the policy, when its claim fits
     beside those of the members. All else follows from one comparison: what it costs to *hold* a
     context against what it costs to *compute it again*, ``token_s`` for each of its tokens, as is
     measured in this engine.
-
-    - A member that waits for a tool is held for at most the time that computing the whole cache
-      takes: after that, its share of the cache has cost more than its context.
-    - Where little of the batch is taken, a program whose type branches comes in without room.
-    - Where nothing runs, the engine waits for a member that is due, for as long as computing the
-      newcomer's whole claim takes. Then the newcomer comes in, whatever it needs.
-    - A member leaves between two calls when those that have calls have outgrown the cache, or for
-      one of a better level, once it was served for `_TURN` times what the switch costs: the time
-      to compute its context, for each member that stands still for it.
 
     ``came_in`` counts the programs that ever became members, ``claimed`` are the blocks that the
     members claim, ``in_use`` those of members that have calls: what the others hold is given up
@@ -113,12 +104,15 @@ class WorkingSet(Admission):
         self.learned.costs.step(seconds, tokens, calls)
 
     def _goes_away(self, row: ProgramRow, now: float) -> None:
-        """A member has no call any more: until when it is held at the least."""
+        """A member has no call any more: until when it is held at the least.
+
+        Not longer than computing the whole cache takes: after that, its share of the cache has
+        cost more than its context (the rule of renting skis).
+        """
         if row.queued or not row.member or row.cached is None:
             return
         chance, seconds = returns(self.learned, row.cached, now)
         held_s = self._compute_s(self.capacity.blocks)
-        # Not known better, it is held until holding has cost as much (the rule of renting skis).
         self._away.put(row, now if seconds > chance * held_s else now + held_s)
         self._nobody_at = None
 
@@ -141,7 +135,10 @@ class WorkingSet(Admission):
         return row.member
 
     def _gives_way(self, row: ProgramRow, call: QueuedCall) -> bool:
-        """Whether a program between two calls leaves for the first of those outside."""
+        """Whether a program between two calls leaves for the first of those outside.
+
+        The switch costs the time to compute its context, for each member that stands still for it.
+        """
         rival = self.first()
         if rival is None or row.oldest or self._fits(rival.program):
             return False
@@ -185,7 +182,8 @@ class WorkingSet(Admission):
     def _waits_for_a_member(self, row: ProgramRow, now: float) -> bool:
         """Whether nothing runs yet, for a member that is due rather than one without room.
 
-        Let in, that would evict a member's blocks, which would evict its own when it is back.
+        Let in, that would evict a member's blocks, which would evict its own when it is back. It
+        waits for as long as its claim takes to compute.
         """
         assert self._still_since is not None
         until = self._still_since + self._compute_s(self._needs(row))
