@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 from agentrt.scheduler.records import ProgramRow, QueuedCall
@@ -21,38 +20,35 @@ class Priority(NamedTuple):
     order: Any = 0.0
 
 
-class Promoter(ABC):
-    """Moves calls that waited for long up before the order of the policy.
+class Promoter:
+    """Moves calls that waited for long up before the order of the policy. This one moves none.
 
     ``priority`` is what they get. Where it ``keeps`` them, they have it until they end; else until
     their quantum is used up.
     """
 
-    priority: Priority
+    priority = Priority(0)
     keeps: ClassVar[bool] = False
 
-    @abstractmethod
     def waits(self, call: QueuedCall) -> None:
         """A call waits in the queue, since ``call.since``; asked again when its level changes."""
 
-    @abstractmethod
     def began(self, call: QueuedCall, now: float) -> None:
         """It began to run."""
 
     def charged(self, call: QueuedCall, seconds: float) -> None:
         """It was served."""
 
-    @abstractmethod
     def left(self, call: QueuedCall) -> None:
         """It ended, in whatever state."""
 
     def program_changed(self, program: ProgramRow) -> None:
         """A program's own service or waiting changed."""
 
-    @abstractmethod
     def promote(self, now: float) -> QueuedCall | None:
         """The next call to move up ``now``, or None. Amortised O(log n)."""
+        return None
 
-    @abstractmethod
     def next_moment(self, now: float) -> float | None:
         """When there may be one, if nothing happens till then; or None."""
+        return None

@@ -21,7 +21,7 @@ from agentrt.scheduler.learned import SCANNED
 from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Policy
-from agentrt.scheduler.promotion import Priority
+from agentrt.scheduler.promotion import Priority, Promoter
 from agentrt.scheduler.records import (
     ASIDE,
     DEFERRED,
@@ -77,7 +77,7 @@ class LevelQueues:
         if self.admission is not None:
             self.admission.changed = lambda blocks: self.owners.changed(blocks)
             self._parts.append(self.admission)
-        self._promoter = self.policy.promoter(slots)
+        self._promoter = self.policy.promoter(slots) or Promoter()
         self._waiting: Heap[QueuedCall] = Heap()
         self._deferred: dict[QueuedCall, None] = {}
         self._seqs = count(1)
@@ -104,8 +104,7 @@ class LevelQueues:
         call.since, call.began_at = None, now
         call.gave_way_to = ""
         call.began_at_step = call.steps
-        if self._promoter is not None:
-            self._promoter.began(call, now)
+        self._promoter.began(call, now)
         for part in self._parts:
             part.call_began(call, now)
         if call.preemptions == 0:
@@ -133,8 +132,7 @@ class LevelQueues:
             call.since = None
             if call.steps == 0:
                 self._reprioritize(self.policy.call_left(call), now)
-        if self._promoter is not None:
-            self._promoter.left(call)
+        self._promoter.left(call)
         call.program.queued.pop(call.call_id, None)
         call.go(ENDED)
 
@@ -142,8 +140,7 @@ class LevelQueues:
         """A removed call is in its program's row by now: its other calls' priorities follow."""
         for part in self._parts:
             part.call_ended(call, now)
-        if self._promoter is not None:
-            self._promoter.program_changed(call.program)
+        self._promoter.program_changed(call.program)
         if self.policy.follows_program:
             self._reprioritize(call.program.queued.values(), now)
         if call.program.ended and not call.program.queued:
@@ -204,10 +201,9 @@ class LevelQueues:
 
     def _charged(self, call: QueuedCall, seconds: float, now: float) -> bool:
         promoter = self._promoter
-        if promoter is not None:
-            promoter.charged(call, seconds)
+        promoter.charged(call, seconds)
         moved = call.served_s >= call.quantum_ends_s - _EPSILON_S
-        if moved and promoter is not None and promoter.keeps and call.promoted:
+        if moved and promoter.keeps and call.promoted:
             call.quantum_ends_s = call.served_s + promoter.priority.quantum_s
             moved = False
         elif moved:
@@ -215,7 +211,7 @@ class LevelQueues:
             self._enter(call, self.policy.on_quantum_expired(call, now))
             call.demotions += call.level > before
         if call.since is not None:  # it was preempted with this step in flight
-            self._waits(call)
+            self._promoter.waits(call)
         return moved
 
     # -- the waiting calls, in order ---------------------------------------------------
@@ -246,7 +242,7 @@ class LevelQueues:
         if deferred:
             call.go(DEFERRED)
             self._deferred[call] = None
-            self._waits(call)
+            self._promoter.waits(call)
         elif self.admission is None or self.admission.goes_on(call):
             self._offer(call)
         else:
@@ -288,19 +284,17 @@ class LevelQueues:
 
     def promote(self, now: float) -> list[QueuedCall]:
         """Move up those calls that waited too long, by the rule that goes with the policy."""
-        if (promoter := self._promoter) is None:
-            return []
         promoted = []
-        while (call := promoter.promote(now)) is not None:
+        while (call := self._promoter.promote(now)) is not None:
             call.promoted = True
             call.promotions += 1
-            self._enter(call, promoter.priority)
+            self._enter(call, self._promoter.priority)
             promoted.append(call)
         return promoted
 
     def next_promotion(self, now: float) -> float | None:
         """When `promote` will next have something to do, if nothing happens till then; or None."""
-        return None if self._promoter is None else self._promoter.next_moment(now)
+        return self._promoter.next_moment(now)
 
     def victims(
         self, running: Sequence[QueuedCall], free_slots: int, free_blocks: int, room: Room
@@ -363,8 +357,4 @@ class LevelQueues:
     def _offer(self, call: QueuedCall) -> None:
         call.go(WAITING)
         self._waiting.put(call, call.key)
-        self._waits(call)
-
-    def _waits(self, call: QueuedCall) -> None:
-        if self._promoter is not None:
-            self._promoter.waits(call)
+        self._promoter.waits(call)

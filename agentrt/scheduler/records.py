@@ -23,20 +23,18 @@ Key = tuple[int, Any, int]
 class ProgramRow:
     """The one record of a program: what it had, what it does, and its part of the KV cache.
 
-    ``service_s`` is the sum of its completed calls' service (PLAS), ``attained_s`` that
-    of its running calls too, as far as this engine charged them; ``path_s`` the
-    longest path of service seen (ATLAS' scalar); ``waiting_s`` its completed calls'
-    time in the engine's queue. ``calls`` are its active calls (threads), each with its
-    arrival time. ``size_hint`` is somebody's guess of its size, in a unit that is the
-    same for all programs of its type.
+    ``service_s`` is the sum of its completed calls' service (PLAS), ``attained_s`` that of its
+    running calls too, as far as this engine charged them; ``path_s`` the longest path of service
+    seen (ATLAS' scalar); ``waiting_s`` its completed calls' time in the engine's queue. ``calls``
+    are its active calls, each with its arrival time. ``size_hint`` is somebody's guess of its size,
+    in a unit that is the same for all programs of its type.
 
     The rest is known in an engine core only. A ``lone`` one is a request without a program.
-    ``queued`` are its calls in this engine, ``cached``
-    its blocks in the prefix cache. Under admission
-    ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context that it comes
-    back for, of which all programs of its type share the first ``shared_tokens``, and for its
-    calls. A ``member`` may use the cache; one that ``returned`` was a member before; ``served_s``
-    is what it had attained when it last came in; ``oldest`` says that it came in for its age.
+    ``queued`` are its calls in this engine, ``cached`` its blocks in the prefix cache. Under
+    admission ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context
+    that it comes back for, of which all programs of its type share the first ``shared_tokens``, and
+    for its calls. A ``member`` may use the cache; one that ``returned`` was a member before;
+    ``served_s`` is what it had attained when it last came in, ``oldest`` that it did for its age.
     """
 
     program_id: str
@@ -97,11 +95,11 @@ class CachedBlocks:
     """What a program, or what all programs of a type share, has in the prefix cache.
 
     ``rows`` are its live programs: none between two programs of a session, and where it is
-    ``shared``; more than one only of a session.
-    ``gap`` names what its program waits for outside the engine (a tool, or one of this module's
-    names), since ``since``. One that ``branches`` had several calls at a time: some of its blocks
-    may never be used again. ``oldest`` is when the free block that it would lose first was used.
-    ``chains`` are the hashes of blocks that its last calls had computed.
+    ``shared``; more than one only of a session. ``gap`` names what its program waits for outside
+    the engine since ``since``: a tool, or a name that `retention` has. One that ``branches`` had
+    several calls at a time: some of its blocks may never be used again. ``oldest`` is when the free
+    block that it would lose first was used, ``chains`` the hashes of blocks that its last calls had
+    computed.
     """
 
     type: str
