@@ -1,14 +1,10 @@
-"""Which programs may use the KV cache now: what an admission is.
-
-The programs whose calls may run are the *members*; the calls of all others wait outside, in an
-order of their own. All calls of a program are inside or all are outside.
-"""
+"""Which programs may use the KV cache now: what an admission is."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 from agentrt.scheduler.config import SchedulerConfig
@@ -27,11 +23,11 @@ class Capacity(NamedTuple):
 
 
 class Admission(Events):
-    """Decides which programs are members, by their rows' ``member``.
+    """Decides which programs are *members*, by their rows' ``member``: whose calls may run.
 
     A call that arrives begins as its level says if it `goes_on`; else it waits outside until
-    `let_in` names it. ``changed`` is called with the cached blocks of programs that became
-    members or ceased to be.
+    `let_in` names it. All calls of a program are inside or all are outside. ``changed`` is called
+    with the cached blocks of programs that became members or ceased to be.
     """
 
     name: ClassVar[str]
@@ -75,19 +71,20 @@ class Admission(Events):
         """The call outside that is next to be let in."""
         return self._outside.first()
 
+    def asked(self, now: float, running: int) -> Iterable[QueuedCall]:
+        """Those that may come in next, the first first."""
+        call = self.first()
+        return () if call is None else (call,)
+
     def let_in(self, now: float, running: int) -> list[QueuedCall]:
         """The calls that wait outside no longer, those of one program; none for no program."""
-        call = self.first()
-        if call is None or not self.admits(call, now, running):
-            return []
-        return self.take(call.program)
-
-    def take(self, row: ProgramRow) -> list[QueuedCall]:
-        """A program's calls, which are outside no longer."""
-        calls = [call for call in row.queued.values() if call.state is OUTSIDE]
-        for call in calls:
-            self.leave(call)
-        return calls
+        for call in self.asked(now, running):
+            if self.admits(call, now, running):
+                calls = [one for one in call.program.queued.values() if one.state is OUTSIDE]
+                for one in calls:
+                    self.leave(one)
+                return calls
+        return []
 
     def next_moment(self) -> float:
         """When somebody may come in at the earliest, if nothing happens till then; or inf."""

@@ -36,7 +36,7 @@ class Cap(Admission):
     name: ClassVar[str] = "cap"
 
     def rank(self, call: QueuedCall) -> tuple[Any, ...]:
-        return (call.program.started_at, call.seq)
+        return (call.program.started_at, call.key[2])
 
     def goes_on(self, call: QueuedCall) -> bool:
         return call.program.member

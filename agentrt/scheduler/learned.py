@@ -1,8 +1,8 @@
 """The one learner: what programs, their calls, their tools and the engine's steps are usually like.
 
 It learns online, per tenant and program type, so that nobody can teach falsehoods about others'
-programs. All its knowledge is faded means, which move from their prior as far as their samples
-count, and its memory is bounded. The prior of a duration is Lindy's rule: what has lasted for
+programs. All it knows are faded means, which move from their prior as far as their samples count,
+in bounded memory. The prior of a duration is Lindy's rule: what has lasted for
 ``a`` seconds is expected to last for ``a`` more. That of an output is the mean over all types.
 """
 
@@ -80,11 +80,15 @@ class Age:
 class _Recent(OrderedDict[Key, Value]):
     """What is known by key; of more than `KINDS`, those not seen for the longest time go."""
 
-    def of(self, key: Key, make: Callable[[], Value]) -> Value:
+    def __init__(self, make: Callable[[], Value]) -> None:
+        super().__init__()
+        self._make = make
+
+    def of(self, key: Key) -> Value:
         """That of a key, which is seen now."""
         value = self.get(key)
         if value is None:
-            value = self[key] = make()
+            value = self[key] = self._make()
         self.move_to_end(key)
         if len(self) > KINDS:
             self.popitem(last=False)
@@ -95,7 +99,7 @@ class Durations:
     """How long what has lasted for a while still lasts: a mean residual life, by kind and age."""
 
     def __init__(self) -> None:
-        self._kinds: _Recent[Kind, defaultdict[int, Age]] = _Recent()
+        self._kinds: _Recent[Kind, defaultdict[int, Age]] = _Recent(lambda: defaultdict(Age))
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -120,27 +124,19 @@ class Durations:
 
     def learn(self, kind: Kind, total_s: float, *, well: bool = True) -> None:
         """Something ended after ``total_s``: what was still to come at each age is known now."""
-        ages = self._kinds.of(kind, _ages)
+        ages = self._kinds.of(kind)
         for age in range(age_bin(total_s) + 1):
             ages[age].learn(total_s - bin_edge(age), well=well)
 
-    def learn_at(self, kind: Kind, age: int, left_s: float, *, well: bool = True) -> None:
-        """It lasted for ``left_s`` from this age on."""
-        self.entry(kind, age).learn(left_s, well=well)
-
     def entry(self, kind: Kind, age: int) -> Age:
-        """What is known of a kind at an age, to be changed; a new kind may take another's place."""
-        return self._kinds.of(kind, _ages)[age]
+        """What is known of a kind at an age, to learn more; a new kind may take another's place."""
+        return self._kinds.of(kind)[age]
 
     def entries(self) -> Iterator[tuple[Kind, int, Age]]:
         """All that is known, of the kind that was not seen for the longest time first."""
         for kind, ages in self._kinds.items():
             for age, known in ages.items():
                 yield kind, age, known
-
-
-def _ages() -> defaultdict[int, Age]:
-    return defaultdict(Age)
 
 
 @dataclass(slots=True)
@@ -185,7 +181,7 @@ class Learned:
     def __init__(self) -> None:
         self.service, self.gaps, self.costs = Durations(), Durations(), StepCost()
         self._all = _Usual()
-        self._usual: _Recent[tuple[str, str], _Usual] = _Recent()
+        self._usual: _Recent[tuple[str, str], _Usual] = _Recent(_Usual)
 
     def output(self, kind: tuple[str, str]) -> int:
         """The output tokens to expect of a call of a program of this tenant and type."""
@@ -205,12 +201,12 @@ class Learned:
 
     def call_arrived(self, kind: tuple[str, str], *, beside: bool) -> None:
         """A call came, ``beside`` another of its program or alone."""
-        self._usual.of(kind, _Usual).beside.add(beside)
+        self._usual.of(kind).beside.add(beside)
 
     def call_ended(self, kind: tuple[str, str], output_tokens: int) -> None:
         """A call ended with so many tokens of output."""
         self._all.output.add(output_tokens)
-        self._usual.of(kind, _Usual).output.add(output_tokens)
+        self._usual.of(kind).output.add(output_tokens)
 
     def first_call(self, kind: tuple[str, str], cached_tokens: int) -> None:
         """A program's first call found so many tokens of its prompt cached.
@@ -218,7 +214,7 @@ class Learned:
         One that found none says nothing: what others had there may have been evicted.
         """
         if cached_tokens:
-            self._usual.of(kind, _Usual).shared.add(cached_tokens)
+            self._usual.of(kind).shared.add(cached_tokens)
 
 
 def age_bin(seconds: float) -> int:

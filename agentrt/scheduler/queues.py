@@ -12,7 +12,7 @@ from itertools import count
 from typing import NamedTuple
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler.admission import Admission, Capacity
+from agentrt.scheduler.admission import Capacity
 from agentrt.scheduler.by_name import make_admission
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
@@ -37,9 +37,7 @@ _EPSILON_S = 1e-9
 
 
 class Room(NamedTuple):
-    """What an engine says of its calls: KV blocks that one needs, and who is ``spared`` whatever
-    its priority. The default is an engine without memory limits.
-    """
+    """The KV blocks that a call needs, and who is ``spared``. The default is unlimited memory."""
 
     blocks_needed: Callable[[QueuedCall], int] = lambda call: 0
     spared: Callable[[QueuedCall], bool] = lambda call: False
@@ -64,16 +62,13 @@ class LevelQueues:
     ) -> None:
         self.config = config
         self.policy = make_policy(config) if policy is None else policy
-        self.learned = self.policy.learned
+        self.learned = learned = self.policy.learned
         self.calls: dict[str, QueuedCall] = {}
         keeps = config.retention == "cost" or config.admission == "memory"
         self.learns = self.policy.learns or keeps
-        self.owners = BlockOwners(self.learned if keeps else None)
-        self.admission: Admission | None = None
-        self._parts: list[Events] = []
-        if capacity is not None:
-            self._parts.append(self.owners)
-            self.admission = make_admission(config, capacity, self.learned)
+        self.owners = BlockOwners(learned if keeps else None)
+        self.admission = None if capacity is None else make_admission(config, capacity, learned)
+        self._parts: list[Events] = [] if capacity is None else [self.owners]
         if self.admission is not None:
             self.admission.changed = lambda blocks: self.owners.changed(blocks)
             self._parts.append(self.admission)
@@ -278,7 +273,8 @@ class LevelQueues:
 
     def in_order(self) -> list[QueuedCall]:
         """All waiting calls, best first. O(n log n): for people and tests."""
-        return sorted(call for call in self.calls.values() if call.queued)
+        waiting = (call for call in self.calls.values() if call.queued)
+        return sorted(waiting, key=lambda call: call.key)
 
     # -- anti-starvation and preemption ------------------------------------------------
 

@@ -16,9 +16,6 @@ from agentrt.scheduler.learned import SCANNED, Kind
 Key = tuple[int, Any, int]
 
 
-# -- programs ------------------------------------------------------------------------------
-
-
 @dataclass(slots=True, eq=False)
 class ProgramRow:
     """The one record of a program: what it had, what it does, and its part of the KV cache.
@@ -87,9 +84,6 @@ class ProgramRow:
         return max(self.last_arrival, self.last_completion)
 
 
-# -- what they have in the prefix cache ----------------------------------------------------
-
-
 @dataclass(slots=True, eq=False)
 class CachedBlocks:
     """What a program, or what all programs of a type share, has in the prefix cache.
@@ -134,11 +128,8 @@ class CachedBlocks:
         return not (self.shared or self.rows or self.session is not None)
 
     def kinds(self, gap: str) -> tuple[Kind, Kind]:
-        """What a gap of its program is an example of: any gap of its type, and this one."""
+        """What a gap of its program is one of: any gap of its type, and this one."""
         return (self.tenant, self.type, ""), (self.tenant, self.type, gap)
-
-
-# -- calls ---------------------------------------------------------------------------------
 
 
 class CallState(StrEnum):
@@ -196,7 +187,7 @@ class QueuedCall:
     state: CallState = ASIDE
     level: int = 0
     key: Key = (0, 0.0, 0)
-    """Its level, its order there, and a number for its turn: a smaller key runs first."""
+    """Its level, its order there, and a new number with each priority: a smaller key runs first."""
     quantum_ends_s: float = math.inf
     """``served_s`` at which its quantum is used up."""
     since: float | None = None
@@ -227,11 +218,6 @@ class QueuedCall:
     arrived_step: int = 0
 
     @property
-    def seq(self) -> int:
-        """A number that it gets anew with each priority."""
-        return self.key[2]
-
-    @property
     def queued(self) -> bool:
         """Whether it stands in a queue."""
         return self.state in QUEUED
@@ -251,6 +237,3 @@ class QueuedCall:
         if state not in TRANSITIONS[self.state]:
             raise InvariantError(f"call {self.call_id}: {self.state.value} to {state.value}")
         self.state = state
-
-    def __lt__(self, other: QueuedCall) -> bool:
-        return self.key < other.key

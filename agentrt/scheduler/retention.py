@@ -24,12 +24,11 @@ SESSION = "(session)"
 _SLOW = (HUMAN, SESSION)
 """Gaps that outlast any cache, until `DOUBT` of them are known."""
 
-
 Place = tuple[float, ...]
 
 
 class Retention(ABC):
-    """Says which blocks go first. It gets plain values, cannot change them, and reads no clock."""
+    """Says which blocks go first."""
 
     name: ClassVar[str]
     expires: ClassVar[bool] = False
@@ -62,9 +61,8 @@ class Cost(Retention):
     """Those go first whose loss costs the least: the expected returns per second.
 
     A block that is lost has to be computed again when its program returns, and every block takes
-    the same time. So a block is worth the chance of a return over the seconds until then. Programs
-    that may not use the cache now (`WorkingSet`) go before those that may, and sessions without a
-    program before both.
+    the same time. Programs that may not use the cache now (`WorkingSet`) go before those that may,
+    and sessions without a program before both.
     """
 
     name: ClassVar[str] = "cost"
@@ -113,14 +111,6 @@ class EvictionOrder:
         self.retention = retention
         self._sharers = sharers
         self.clear()
-
-    def __len__(self) -> int:
-        self._rank()
-        return len(self._placed) + len(self._steady) + len(self._weighed)
-
-    def __contains__(self, blocks: CachedBlocks) -> bool:
-        self._rank()
-        return blocks in self._placed or blocks in self._steady or blocks in self._weighed
 
     def put(self, blocks: CachedBlocks) -> None:
         """Have these, or have them in another place."""

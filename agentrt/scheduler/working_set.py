@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -182,8 +183,7 @@ class WorkingSet(Admission):
     def _waits_for_a_member(self, row: ProgramRow, now: float) -> bool:
         """Whether nothing runs yet, for a member that is due rather than one without room.
 
-        Let in, that would evict a member's blocks, which would evict its own when it is back. It
-        waits for as long as its claim takes to compute.
+        Let in, that would evict a member's blocks, which would evict its own when it is back.
         """
         assert self._still_since is not None
         until = self._still_since + self._compute_s(self._needs(row))
@@ -223,23 +223,17 @@ class WorkingSet(Admission):
         elif self._still_since is None:
             self._still_since = now
         self._looks_at = math.inf
-        calls = self._look(now, running)
+        calls = super().let_in(now, running)
         self._nobody_at = None if calls else running
         return calls
 
-    def _look(self, now: float, running: int) -> list[QueuedCall]:
-        """The calls of the first program that may come in, of a few that are asked."""
+    def asked(self, now: float, running: int) -> Iterable[QueuedCall]:
         oldest = self._by_age.first()
         if oldest is not None and (self._oldest_is_next or self._overdue(oldest, now)):
-            asked = iter([oldest])
-        else:
-            # What waits for more room than there is does not hold up a free slot.
-            several = SCANNED if running < self.capacity.slots else 1
-            asked = islice(self._outside.in_order(), several)
-        for call in asked:
-            if self.admits(call, now, running):
-                return self.take(call.program)
-        return []
+            return (oldest,)
+        # What waits for more room than there is does not hold up a free slot.
+        several = SCANNED if running < self.capacity.slots else 1
+        return islice(self._outside.in_order(), several)
 
     def next_moment(self) -> float:
         until = self._away.first_key()

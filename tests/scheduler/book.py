@@ -84,5 +84,5 @@ class Book:
             taken.append(first)
             order.discard(first)
         assert taken == looked
-        assert len(order) == 0
+        assert not [*order.in_order(now)]
         return taken

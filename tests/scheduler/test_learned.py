@@ -112,8 +112,8 @@ def test_a_forecast_is_made_of_all_that_lasted_as_long(
 
 def test_what_is_learned_at_one_age_says_nothing_of_others() -> None:
     durations = Durations()
-    durations.learn_at(GREP, 3, 9.0)
-    durations.learn_at(GREP, 3, -1.0)
+    durations.entry(GREP, 3).learn(9.0, well=True)
+    durations.entry(GREP, 3).learn(-1.0, well=True)
     known = durations.at(GREP, 3)
     assert known is not None
     assert (known.left_s.value, known.left_s.n) == (4.5, 2.0), "nothing lasts for less than 0"

@@ -128,14 +128,14 @@ def play(admission: str, seed: int) -> tuple[list[list[str]], int]:
     draw, looks = random.Random(seed), 0
     engine = Admitting(admission, blocks=40, slots=3, policy="adaptive")
     working: Any = engine.admission
-    look = working._look
+    look = working.asked
 
     def counted(*state: Any) -> Any:
         nonlocal looks
         looks += 1
         return look(*state)
 
-    working._look = counted
+    working.asked = counted
     began = []
     for _ in range(300):
         for _ in range(draw.randrange(5)):

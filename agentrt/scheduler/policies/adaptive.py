@@ -1,14 +1,13 @@
 """Adaptive: the program that is expected to need the least service still, learned from its kin.
 
-Ours. The expectation is a mean residual life (`agentrt.scheduler.learned`): what programs of the
-same tenant and type needed still when they had attained as much, refined by a hint's size, and by
-the node and the turn that the program has come to. Where few have been there it shrinks to what
-needs no past at all: a program that was served for ``a`` seconds along its critical path is
-expected to need ``a`` more, which ranks as ATLAS does.
+Ours. The expectation is a mean residual life (`agentrt.scheduler.learned`), by tenant and type,
+refined by a hint's size, and by the node and the turn that the program has come to. Where few have
+been there, a program that was served for ``a`` seconds along its critical path is expected to need
+``a`` more, which ranks as ATLAS does.
 
 Programs whose expectations are within a factor of 1.4 stand in one level: there, those that are
-small by what they had and by what they need go first, and then the older ones, but nobody is
-preempted for that.
+small by what they had and by what they need go first, then the older ones. A `Lane` bounds how long
+the large and old wait.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Adaptive(Policy):
         service, total = self.learned.service, row.service_s
         service.learn((*row.kind, ""), total)
         for (kind, age), attained in self._visits.pop(row, {}).items():
-            service.learn_at(kind, age, total - attained)
+            service.entry(kind, age).learn(total - attained, well=True)
 
     def program_lost(self, row: ProgramRow) -> None:
         self._visits.pop(row, None)
@@ -119,7 +118,7 @@ class Lane(Promoter):
     that a lane narrower than one slot works too. A call stays in the lane until it ends.
 
     A lane that nobody needed saves up two quanta of Q_1, of its own rate or of one slot, and no
-    more. So its calls are charged at least twice a quantum, while that credit lasts.
+    more: hence its calls' quantum.
     """
 
     keeps: ClassVar[bool] = True
@@ -138,7 +137,7 @@ class Lane(Promoter):
     def waits(self, call: QueuedCall) -> None:
         # A streaming session may stay for as long as its client likes: it would hold up the lane.
         if not (call.promoted or call.resumable) and call not in self._line:
-            self._line.put(call, (call.program.started_at, call.seq))
+            self._line.put(call, (call.program.started_at, call.key[2]))
 
     def began(self, call: QueuedCall, now: float) -> None:
         self._line.discard(call)
@@ -156,8 +155,8 @@ class Lane(Promoter):
         self._at = now
         if self._credit <= 0 or self._inside >= self._most:
             return None
-        while (first := self._line.first()) is not None:
-            self._line.discard(first)
+        while self._line:
+            first = self._line.pop()
             if first.state is not OUTSIDE:  # it will line up again when it comes in
                 self._inside += 1
                 return first
