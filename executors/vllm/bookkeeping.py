@@ -38,7 +38,6 @@ from agentrt.scheduler.records import ProgramRow, QueuedCall
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 SETTINGS = "agentrt"
-_STALE_CHECK_STEPS = 256
 
 
 class Bookkeeping(AsyncScheduler):
@@ -203,14 +202,11 @@ class Bookkeeping(AsyncScheduler):
         if not row.lone:
             self.history.ended()
 
-    def _stepped(self, tokens: int, now: float) -> None:
-        """One more step, of so many ``tokens``. From time to time, drop silent programs."""
-        self.steps += 1
-        self.computed_tokens += tokens
-        if self.steps % _STALE_CHECK_STEPS == 0:
-            for row in self.table.stale(now, self.config.stale_after_s, in_tools=True):
-                self.table.end_program(row.program_id)
-                self.queues.program_lost(row, now)
+    def _drop_silent(self, now: float) -> None:
+        """Drop the programs that were not heard of for ``stale_after_s``."""
+        for row in self.table.stale(now, self.config.stale_after_s, in_tools=True):
+            self.table.end_program(row.program_id)
+            self.queues.program_lost(row, now)
 
 
 def _identity(request: Request) -> RequestIdentity:

@@ -29,6 +29,8 @@ from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import Room
 from agentrt.scheduler.records import QueuedCall
 
+_STALE_CHECK_STEPS = 256
+
 install_control()
 read_together()
 
@@ -84,7 +86,10 @@ class ProgramScheduler(Bookkeeping):
         seconds = now - max(dispatched, self._last_update)
         self._last_update = now
         self._moved += self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens)
-        self._stepped(tokens, now)
+        self.steps += 1
+        self.computed_tokens += tokens
+        if self.steps % _STALE_CHECK_STEPS == 0:
+            self._drop_silent(now)
 
     # -- preemption --------------------------------------------------------------------
 
