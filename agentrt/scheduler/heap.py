@@ -28,10 +28,6 @@ class Heap(Generic[Item]):
     def __contains__(self, item: object) -> bool:
         return item in self._current
 
-    def __iter__(self) -> Iterator[Item]:
-        """All items, in no order."""
-        return iter(list(self._current))
-
     def put(self, item: Item, key: Any) -> None:
         """Add an item, or move it."""
         self._puts += 1
@@ -68,7 +64,7 @@ class Heap(Generic[Item]):
         del self._current[item]
         return item
 
-    def in_order(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[Item]:
         """The items, the first first. O(k log k) for the first k; nothing may change meanwhile."""
         entries, current = self._entries, self._current
         front = [(entries[0], 0)] if entries else []

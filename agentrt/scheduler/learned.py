@@ -101,9 +101,6 @@ class Durations:
     def __init__(self) -> None:
         self._kinds: _Recent[Kind, defaultdict[int, Age]] = _Recent(lambda: defaultdict(Age))
 
-    def __len__(self) -> int:
-        return len(self._kinds)
-
     def at(self, kind: Kind, age: int) -> Age | None:
         """What is known of a kind at an age (`age_bin`); None for nothing."""
         ages = self._kinds.get(kind)

@@ -310,7 +310,7 @@ class LevelQueues:
             for call in reversed(running)
             if call.residency_steps >= config.min_residency_steps and not room.spared(call)
         )
-        for head in self._waiting.in_order():
+        for head in self._waiting:
             if len(victims) >= config.max_preemptions_per_step or head.level >= running[-1].level:
                 break
             free_blocks -= room.blocks_needed(head)

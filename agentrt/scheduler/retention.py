@@ -143,7 +143,7 @@ class EvictionOrder:
     def in_order(self, now: float) -> Iterator[CachedBlocks]:
         """All of them, in the order in which they lose their blocks: O(n log n)."""
         self._rank()
-        yield from self._placed.in_order()
+        yield from self._placed
         some = [*self._steady, *self._weighed]
         yield from sorted(some, key=lambda blocks: self._weight(blocks, now))
 

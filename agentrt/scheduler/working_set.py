@@ -233,7 +233,7 @@ class WorkingSet(Admission):
             return (oldest,)
         # What waits for more room than there is does not hold up a free slot.
         several = SCANNED if running < self.capacity.slots else 1
-        return islice(self._outside.in_order(), several)
+        return islice(self._outside, several)
 
     def next_moment(self) -> float:
         until = self._away.first_key()

@@ -290,7 +290,7 @@ def test_gaps_are_learned_where_something_asks_for_them(
         call = queues.call_arrived(QueuedCall(f"p/{n}", row, None, None, now), now)
         queues.remove(call, now)
         queues.call_ended(call, now)
-    assert bool(len(queues.learned.gaps)) is queues.learns is learned
+    assert bool([*queues.learned.gaps.entries()]) is queues.learns is learned
     assert LevelQueues(SchedulerConfig(policy="adaptive", **settings), capacity=capacity).learns
 
 
