@@ -33,13 +33,15 @@ class Heap(Generic[Item]):
         self._puts += 1
         self._current[item] = entry = (key, self._puts, item)
         heapq.heappush(self._entries, entry)
-        self._tidy()
+        if len(self._entries) > 3 * len(self._current):
+            self._tidy()
 
     def discard(self, item: Item) -> bool:
         """Take an item out wherever it stands; False if it is not here."""
         if self._current.pop(item, None) is None:
             return False
-        self._tidy()
+        if len(self._entries) > 3 * len(self._current):
+            self._tidy()
         return True
 
     def first(self) -> Item | None:
@@ -77,6 +79,5 @@ class Heap(Generic[Item]):
                     heapq.heappush(front, (entries[child], child))
 
     def _tidy(self) -> None:
-        if len(self._entries) > 3 * len(self._current):
-            self._entries = list(self._current.values())
-            heapq.heapify(self._entries)
+        self._entries = list(self._current.values())
+        heapq.heapify(self._entries)

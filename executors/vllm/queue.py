@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from agentrt.executors.vllm._compat.requests import Request
 from agentrt.executors.vllm._compat.scheduling import RequestQueue
@@ -71,6 +72,19 @@ class LevelRequestQueue(RequestQueue):
 
     def __iter__(self) -> Iterator[Request]:
         return iter([call.item for call in self._queues.in_order()])
+
+
+class RunningCalls(Sequence[QueuedCall]):
+    """The calls of the ``running`` requests, each looked up when it is asked for."""
+
+    def __init__(self, running: Sequence[Request], calls: Mapping[str, QueuedCall]) -> None:
+        self._running, self._calls = running, calls
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._calls[self._running[at].request_id]
 
 
 def put_in_order(

@@ -23,7 +23,7 @@ from agentrt.executors.vllm._compat.scheduling import (
     preempt,
 )
 from agentrt.executors.vllm.bookkeeping import Bookkeeping
-from agentrt.executors.vllm.queue import LevelRequestQueue, put_in_order, take_out
+from agentrt.executors.vllm.queue import LevelRequestQueue, RunningCalls, put_in_order, take_out
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import Room
@@ -66,8 +66,8 @@ class ProgramScheduler(Bookkeeping):
         output = super().schedule(*args, **kwargs)
         for request_id in admitted(output):
             self._call_began(request_id, output.num_scheduled_tokens[request_id], now)
-            if levelled and request_id in self.queues.calls:
-                self._moved.append(self.queues.calls[request_id])
+            if levelled and (call := self.queues.calls.get(request_id)) is not None:
+                self._moved.append(call)
         if output.num_scheduled_tokens:
             self._dispatched[id(output)] = self.clock()
         return output
@@ -103,9 +103,9 @@ class ProgramScheduler(Bookkeeping):
         # The one comparison that nearly every step comes down to.
         if head is None or head.level >= calls[self.running[-1].request_id].level:
             return
-        running = [calls[request.request_id] for request in self.running]
         free = free_blocks(self)
         room = Room(lambda call: blocks_needed(self, call.item, free), self._spared)
+        running = RunningCalls(self.running, calls)
         for call in self.queues.victims(running, free_slots(self), free, room):
             call.gave_way_to = head.program.program_id
             self._preempt(call, now)
