@@ -225,6 +225,8 @@ class QueuedCall:
     holds: int = 0
     identity: Any = None
     """What its client said of it, as the engine knows it."""
+    account: Any = field(default=None, repr=False)
+    """Its `CallAccount`, where one is kept."""
     arrived_step: int = 0
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from agentrt.scheduler.account import spans_of
 from agentrt.scheduler.learned import KINDS
 from agentrt.scheduler.records import QueuedCall
 
@@ -48,4 +49,5 @@ def report_of(call: QueuedCall, step: int) -> dict[str, Any]:
         "returned_tokens": call.known_tokens if began else 0,
         "lost_tokens": max(0, call.known_tokens - cached) if began else 0,
         "level": call.level,
+        "spans": spans_of(call),
     }

@@ -32,6 +32,7 @@ from agentrt.executors.vllm._compat.scheduling import (
     preempt,
 )
 from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
+from agentrt.executors.vllm.accounts import EngineAccount
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.processes import (
@@ -65,6 +66,9 @@ class ProgramScheduler(AsyncScheduler):
     queues: LevelQueues
     history: HistoryFile
     retention: BlockRetention
+    _account: EngineAccount
+    _for: QueuedCall | None
+    """Whom we preempt for now."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -104,6 +108,7 @@ class ProgramScheduler(AsyncScheduler):
         retention = make_retention(config, queues.learned)
         self.retention = BlockRetention(self, queues.owners, retention)
         self.config, self.queues = config, queues
+        self._account, self._for = EngineAccount(self, queues), None
         self._moved: list[QueuedCall] = []
         levelled = queues.policy.levelled or queues.admission is not None
         self.waiting = LevelRequestQueue(queues) if levelled else self._stock_waiting
@@ -122,9 +127,12 @@ class ProgramScheduler(AsyncScheduler):
             # No output of a preempted call may be in flight any more.
             self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
             self.queues.promote(now)
-            self.queues.let_in(now, len(self.running))
+            if came := self.queues.let_in(now, len(self.running)):
+                self._account.let_in(came, now)
             self._make_room(now)
+        self._account.begin_step()
         output = super().schedule(*args, **kwargs)
+        self._account.scheduled(output)
         for request_id in admitted(output):
             self._call_began(request_id, output.num_scheduled_tokens[request_id], now)
         if output.num_scheduled_tokens:
@@ -138,6 +146,7 @@ class ProgramScheduler(AsyncScheduler):
         if dispatched is not None:
             self._stepped(scheduler_output, dispatched)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._account.stepped(self._last_update)
         return outputs if self.kv_events is None else self.kv_events.attach(outputs)
 
     def _preempt_request(
@@ -149,7 +158,9 @@ class ProgramScheduler(AsyncScheduler):
             self.retention.stopped(call)
             # Whom we preempt, we preempt for a slot, and vLLM for memory.
             ours = isinstance(self.waiting, LevelRequestQueue) and self.waiting.deferring
-            self.queues.call_preempted(call, self.clock(), for_memory=not ours)
+            now = self.clock()
+            self._account.preempted(call, now, self._for)
+            self.queues.call_preempted(call, now, for_memory=not ours)
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
     def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
@@ -184,18 +195,18 @@ class ProgramScheduler(AsyncScheduler):
         room = Room(lambda call: blocks_needed(self, call.item, free), self._spared)
         for call in self.queues.victims(running, free_slots(self), free, room):
             call.gave_way_to = head.program.program_id
-            self._preempt(call, now)
+            self._preempt(call, head, now)
 
-    def _preempt(self, call: QueuedCall, now: float) -> None:
+    def _preempt(self, call: QueuedCall, better: QueuedCall, now: float) -> None:
         request = call.item
         take_out(self.running, request)
         queue = self.waiting
         assert isinstance(queue, LevelRequestQueue)
         # vLLM keeps its own victims out of the step that preempts them; ours are
         # preempted before the step begins, so the queue has to do it.
-        queue.deferring = True
+        queue.deferring, self._for = True, better
         preempt(self, request, now)
-        queue.deferring = False
+        queue.deferring, self._for = False, None
 
     def _spared(self, call: QueuedCall) -> bool:
         left = tokens_left(call.item)
@@ -208,7 +219,10 @@ class ProgramScheduler(AsyncScheduler):
         self._last_update = now
         self.steps += 1
         self.computed_tokens += tokens
-        self._moved += self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens)
+        moved = self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens)
+        for call in moved:
+            self._account.moved(call, now)
+        self._moved += moved
         if self.steps % _STALE_CHECK_STEPS == 0:
             for row in self.table.stale(now, self.config.stale_after_s, in_tools=True):
                 self.table.end_program(row.program_id)
@@ -239,6 +253,7 @@ class ProgramScheduler(AsyncScheduler):
             self.retention.at(now)
             self.retention.arriving(call)
         self.queues.call_arrived(call, now)
+        self._account.arrived(call, now)
 
     def _start_program(self, identity: RequestIdentity, now: float) -> ProgramRow:
         row = self.table.start_program(
@@ -263,6 +278,7 @@ class ProgramScheduler(AsyncScheduler):
             return
         # vLLM has counted this step's tokens as computed by now; the rest was cached.
         cached = call.item.num_computed_tokens - scheduled
+        self._account.began(call, now, cached)
         if call.cached_tokens is None:
             call.cached_tokens = min(cached, call.prompt_tokens)
         else:
@@ -277,6 +293,7 @@ class ProgramScheduler(AsyncScheduler):
         now, identity, row = self.clock(), call.identity, call.program
         self.retention.at(now)
         call.computed_tokens = request.num_computed_tokens
+        self._account.ended(call, now)
         self.queues.remove(call, now)
         self.retention.stopped(call)
         self.retention.ended(call, identity.call_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
@@ -44,6 +44,21 @@ def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
         for block in group
         if block._block_hash is not None and block.pool is pool
     ]
+
+
+def on_eviction(scheduler: Scheduler, evicted: Callable[[bytes, int], None]) -> None:
+    """Tell of each cached block that is handed out anew: its old key, and its id."""
+    pool = scheduler.kv_cache_manager.block_pool
+    evict = type(pool)._maybe_evict_cached_block
+
+    def watched(block: KVCacheBlock) -> bool:
+        key = block._block_hash
+        lost = bool(evict(pool, block))
+        if lost:
+            evicted(key, block.block_id)
+        return lost
+
+    pool._maybe_evict_cached_block = watched
 
 
 def find_cached(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[KVCacheBlock]:

@@ -45,6 +45,19 @@ def admitted(output: SchedulerOutput) -> Iterable[str]:
     yield from output.scheduled_cached_reqs.resumed_req_ids
 
 
+def new_blocks(output: SchedulerOutput) -> Iterable[tuple[str, int]]:
+    """The requests that were given blocks in this step, with each block's id; of those that began,
+    also what they found in the prefix cache.
+    """
+    cached = output.scheduled_cached_reqs
+    for new in output.scheduled_new_reqs:
+        for group in new.block_ids:
+            yield from ((new.req_id, block) for block in group)
+    for name, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        for group in groups or ():
+            yield from ((name, block) for block in group)
+
+
 def computed_before(output: SchedulerOutput) -> dict[str, int]:
     """How many tokens of each scheduled request were computed before this step."""
     cached = output.scheduled_cached_reqs

@@ -1,0 +1,206 @@
+"""Where the time of each call in an engine goes, and because of whom: `agentrt.request.spans`.
+
+An `Account` is told when a call arrives, comes in, begins, has its first token, stops and ends, and
+of nothing in between: a step costs the same with and without it. Who made a call wait is noted at
+these moments: who ran when it came, and who began while it waited. Pure; times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrt.request.spans import (
+    ADMISSION,
+    DECODE,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    RECOMPUTE,
+    STARTING,
+)
+from agentrt.scheduler.learned import SCANNED
+from agentrt.scheduler.records import CallState, QueuedCall
+
+FEW = 3
+"""So many programs are named of those that ran as a call came, and of those that began since."""
+MOST = 48
+"""So many spans of a call are kept; what comes after that is added to the last of its reason."""
+
+Plain = list[Any]
+"""A `Cause` or a `Span` as it travels."""
+
+
+@dataclass(slots=True, eq=False)
+class CallAccount:
+    """The closed ``spans`` of one call, and the one that is open ``since`` then, for a ``reason``.
+
+    A call that runs began with so many ``cached`` tokens and ``outputs``. Before its next output
+    so many are ``missing``; the first ``lost`` of them were computed before, and ``lost_by`` took
+    them.
+    """
+
+    since: float
+    level: int
+    attained_s: float
+    by: list[Plain]
+    reason: str = QUEUED
+    spans: list[Plain] = field(default_factory=list)
+    cached: int = 0
+    outputs: int = 0
+    missing: int = 0
+    lost: int = 0
+    lost_by: list[Plain] = field(default_factory=list)
+
+    def close(self, call: QueuedCall, now: float, tokens: int = 0) -> None:
+        """The open span ends, and the next one begins; its reason is the same until it is set."""
+        self._add(self.reason, now - self.since, tokens, self.by)
+        self.open(call, now)
+
+    def close_prefill(self, call: QueuedCall, now: float, computed: int) -> None:
+        """The same for one in which tokens were ``computed``: in their order, the lost first."""
+        seconds, again = now - self.since, min(self.lost, computed)
+        again_s = seconds * again / computed if again else 0.0
+        self._add(RECOMPUTE, again_s, again, self.lost_by)
+        self._add(PREFILL, seconds - again_s, computed - again, [])
+        self.open(call, now)
+
+    def open(self, call: QueuedCall, now: float) -> None:
+        self.since, self.level = now, call.level
+        self.attained_s = call.program.attained_s
+
+    def _add(self, reason: str, seconds: float, tokens: int, by: list[Plain]) -> None:
+        if seconds <= 0.0:
+            return
+        if len(self.spans) >= MOST:
+            for last in reversed(self.spans):
+                if last[0] == reason:
+                    last[1] += seconds
+                    last[4] += tokens
+                    return
+        self.spans.append([reason, seconds, self.level, self.attained_s, tokens, by])
+
+
+class Account:
+    """Keeps the accounts of one engine's calls, each in its call's ``account``.
+
+    ``counts`` says how many tokens of a call are computed now, how many it has in all, and how
+    many of these are its output.
+    ``prefilling`` are the calls that run and have put out nothing since they began.
+    """
+
+    def __init__(self, counts: Callable[[QueuedCall], tuple[int, int, int]]) -> None:
+        self.prefilling: dict[QueuedCall, None] = {}
+        self._counts = counts
+        self._begun: deque[tuple[float, Plain]] = deque(maxlen=SCANNED)
+
+    def arrived(self, call: QueuedCall, ahead: list[Plain], now: float) -> None:
+        """A call waits from now on, behind those ``ahead``."""
+        call.account = CallAccount(now, call.level, call.program.attained_s, ahead)
+
+    def let_in(self, call: QueuedCall, ahead: list[Plain], now: float) -> None:
+        """It was kept out until now; it still waits, behind those ``ahead``."""
+        one: CallAccount = call.account
+        one.reason, one.by = ADMISSION, self._with_begun(one)
+        one.close(call, now)
+        one.reason, one.by = QUEUED, ahead
+
+    def began(
+        self, call: QueuedCall, now: float, cached: int, lost: int, by: Callable[[], list[Plain]]
+    ) -> None:
+        """It runs from now on. Of what is not ``cached`` so many tokens were ``lost``, ``by`` whom
+        is asked only then.
+        """
+        one: CallAccount = call.account
+        if one.reason == QUEUED:
+            one.by = self._with_begun(one)
+            if not one.by:
+                one.reason = STARTING
+        one.close(call, now)
+        _, tokens, one.outputs = self._counts(call)
+        one.cached, one.missing, one.lost = cached, tokens - cached, lost
+        one.lost_by = by() if lost else []
+        if call.preemptions and not one.lost_by:  # part of a block is lost by stopping alone
+            one.lost_by = one.by
+        self._begun.append((now, cause_of(call)))
+        self.prefilling[call] = None
+
+    def first_tokens(self, now: float) -> None:
+        """An engine's step has ended: those calls decode from now on that have put out more."""
+        for call in list(self.prefilling):
+            one: CallAccount = call.account
+            if self._counts(call)[2] > one.outputs:
+                del self.prefilling[call]
+                one.close_prefill(call, now, one.missing)
+                one.reason, one.by = DECODE, []
+
+    def moved(self, call: QueuedCall, now: float) -> None:
+        """It may have another level now."""
+        one: CallAccount = call.account
+        if one.level != call.level and one.reason == DECODE and call.state is CallState.RUNNING:
+            self._stop(call, one, now)
+
+    def preempted(self, call: QueuedCall, now: float, by: list[Plain]) -> None:
+        """It stopped for ``by``, and waits."""
+        one: CallAccount = call.account
+        self._stop(call, one, now)
+        one.reason, one.by = PREEMPTED, by
+
+    def ended(self, call: QueuedCall, now: float) -> None:
+        """It ends, in whatever state; it is not out of it yet."""
+        one: CallAccount = call.account
+        if call.state is CallState.RUNNING:
+            self._stop(call, one, now)
+            return
+        if call.state is CallState.OUTSIDE:
+            one.reason = ADMISSION
+        if one.reason != PREEMPTED:
+            one.by = self._with_begun(one)
+        if one.reason == QUEUED and not one.by:
+            one.reason = STARTING
+        one.close(call, now)
+
+    def _stop(self, call: QueuedCall, one: CallAccount, now: float) -> None:
+        computed, _, outputs = self._counts(call)
+        if call in self.prefilling:
+            del self.prefilling[call]
+            one.close_prefill(call, now, min(max(computed - one.cached, 0), one.missing))
+        else:
+            one.close(call, now, outputs - one.outputs)
+        one.outputs = outputs
+
+    def _with_begun(self, one: CallAccount) -> list[Plain]:
+        """Those it waited for: who was ahead of it as it came, and the last who began since."""
+        named = {cause[0]: cause for cause in one.by}
+        for at, cause in reversed(self._begun):
+            if at < one.since or len(named) >= 2 * FEW:
+                break
+            named.setdefault(cause[0], cause)
+        return list(named.values())
+
+
+def cause_of(call: QueuedCall) -> Plain:
+    """A call's program, as what makes others wait."""
+    return [call.program.program_id, call.level, round(call.program.attained_s, 6)]
+
+
+def few(calls: Iterable[QueuedCall]) -> list[Plain]:
+    """The first few programs that have these calls."""
+    named: dict[str, Plain] = {}
+    for call in calls:
+        if (name := call.program.program_id) not in named:
+            named[name] = cause_of(call)
+            if len(named) == FEW:
+                break
+    return list(named.values())
+
+
+def spans_of(call: QueuedCall) -> list[Plain]:
+    """The spans of a call that ended, to be reported."""
+    one: CallAccount | None = call.account
+    spans = [] if one is None else one.spans
+    for span in spans:
+        span[1], span[3] = round(span[1], 6), round(span[3], 6)
+    return spans
