@@ -37,6 +37,7 @@ Plain = list[Any]
 class CallAccount:
     """The closed ``spans`` of one call, and the one that is open ``since`` then, for a ``reason``.
 
+    Where nobody ran as it came, ``holders`` were those that might keep it out.
     A call that runs began with so many ``cached`` tokens and ``outputs``. Before its next output
     so many are ``missing``; the first ``lost`` of them were computed before, and ``lost_by`` took
     them.
@@ -47,6 +48,7 @@ class CallAccount:
     attained_s: float
     by: list[Plain]
     reason: str = QUEUED
+    holders: list[Plain] = field(default_factory=list)
     spans: list[Plain] = field(default_factory=list)
     cached: int = 0
     outputs: int = 0
@@ -87,24 +89,30 @@ class Account:
     """Keeps the accounts of one engine's calls, each in its call's ``account``.
 
     ``counts`` says how many tokens of a call are computed now, how many it has in all, and how
-    many of these are its output.
+    many of these are its output; ``holders`` which programs keep others out.
     ``prefilling`` are the calls that run and have put out nothing since they began.
     """
 
-    def __init__(self, counts: Callable[[QueuedCall], tuple[int, int, int]]) -> None:
+    def __init__(
+        self,
+        counts: Callable[[QueuedCall], tuple[int, int, int]],
+        holders: Callable[[], list[Plain]],
+    ) -> None:
         self.prefilling: dict[QueuedCall, None] = {}
-        self._counts = counts
+        self._counts, self._holders = counts, holders
         self._begun: deque[tuple[float, Plain]] = deque(maxlen=SCANNED)
 
     def arrived(self, call: QueuedCall, ahead: list[Plain], now: float) -> None:
         """A call waits from now on, behind those ``ahead``."""
-        call.account = CallAccount(now, call.level, call.program.attained_s, ahead)
+        one = CallAccount(now, call.level, call.program.attained_s, ahead)
+        if not ahead:
+            one.holders = self._holders()
+        call.account = one
 
     def let_in(self, call: QueuedCall, ahead: list[Plain], now: float) -> None:
         """It was kept out until now; it still waits, behind those ``ahead``."""
         one: CallAccount = call.account
-        one.reason, one.by = ADMISSION, self._with_begun(one)
-        one.close(call, now)
+        self._close_admission(call, one, now)
         one.reason, one.by = QUEUED, ahead
 
     def began(
@@ -114,16 +122,11 @@ class Account:
         is asked only then.
         """
         one: CallAccount = call.account
-        if one.reason == QUEUED:
-            one.by = self._with_begun(one)
-            if not one.by:
-                one.reason = STARTING
-        one.close(call, now)
+        self._close_wait(call, one, now)
         _, tokens, one.outputs = self._counts(call)
         one.cached, one.missing, one.lost = cached, tokens - cached, lost
-        one.lost_by = by() if lost else []
-        if call.preemptions and not one.lost_by:  # part of a block is lost by stopping alone
-            one.lost_by = one.by
+        if lost:
+            one.lost_by = by() or one.lost_by
         self._begun.append((now, cause_of(call)))
         self.prefilling[call] = None
 
@@ -147,6 +150,7 @@ class Account:
         one: CallAccount = call.account
         self._stop(call, one, now)
         one.reason, one.by = PREEMPTED, by
+        one.lost_by = by  # part of a block is lost by stopping alone
 
     def ended(self, call: QueuedCall, now: float) -> None:
         """It ends, in whatever state; it is not out of it yet."""
@@ -155,11 +159,24 @@ class Account:
             self._stop(call, one, now)
             return
         if call.state is CallState.OUTSIDE:
-            one.reason = ADMISSION
-        if one.reason != PREEMPTED:
-            one.by = self._with_begun(one)
-        if one.reason == QUEUED and not one.by:
+            self._close_admission(call, one, now)
+        else:
+            self._close_wait(call, one, now)
+
+    def _close_admission(self, call: QueuedCall, one: CallAccount, now: float) -> None:
+        one.reason, one.by = ADMISSION, self._with_begun(one)
+        if not one.by:
+            own = call.program.program_id
+            one.by = [cause for cause in one.holders or self._holders() if cause[0] != own][:FEW]
+        if not one.by:
             one.reason = STARTING
+        one.close(call, now)
+
+    def _close_wait(self, call: QueuedCall, one: CallAccount, now: float) -> None:
+        if one.reason == QUEUED:
+            one.by = self._with_begun(one)
+            if not one.by:
+                one.reason = STARTING
         one.close(call, now)
 
     def _stop(self, call: QueuedCall, one: CallAccount, now: float) -> None:

@@ -5,6 +5,7 @@ vLLM does not say for whom it takes a block or preempts; what a step has given t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
@@ -33,7 +34,7 @@ class EngineAccount:
 
     def __init__(self, scheduler: AsyncScheduler, queues: LevelQueues) -> None:
         self._scheduler, self._queues = scheduler, queues
-        self._account = Account(_counts)
+        self._account = Account(_counts, self._holders)
         self.moved, self.ended = self._account.moved, self._account.ended
         self._block_size = hash_block_size(scheduler)
         self._takers: dict[bytes, Plain] = {}
@@ -41,7 +42,7 @@ class EngineAccount:
         self._most = 2 * all_blocks(scheduler)
         self._evicted: list[tuple[bytes, int]] = []
         self._gave_way: list[list[Plain]] = []
-        self._in_step = False
+        self._in_step, self._emptied_at = False, -math.inf
         if caches_prefixes(scheduler):
             on_eviction(scheduler, lambda key, block: self._evicted.append((key, block)))
 
@@ -69,6 +70,10 @@ class EngineAccount:
         if by is None and self._in_step:
             self._gave_way.append(causes)
         self._account.preempted(call, now, causes if by or self._in_step else [EMPTIED])
+
+    def emptied(self, now: float) -> None:
+        """The prefix cache was emptied."""
+        self._emptied_at = now
 
     # -- a step ------------------------------------------------------------------------
 
@@ -110,15 +115,15 @@ class EngineAccount:
     # -- who -----------------------------------------------------------------------------------
 
     def _ahead(self) -> list[Plain]:
-        """A few of the programs that a call waits for that comes now: those that run, the last
-        first, or that are away and may come back.
-        """
+        """A few of the programs that run now, those with the worst place first."""
         calls, running = self._queues.calls, self._scheduler.running
         names = (request.request_id for request in islice(reversed(running), SCANNED))
-        found = few(calls[name] for name in names if name in calls)
-        if found or self._queues.admission is None:
-            return found
-        rows = islice(reversed(self._queues.admission.inside), FEW)
+        return few(calls[name] for name in names if name in calls)
+
+    def _holders(self) -> list[Plain]:
+        """A few of the programs that are members, the last to come in first."""
+        admission = self._queues.admission
+        rows = islice(reversed({} if admission is None else admission.inside), FEW + 1)
         return [[row.program_id, 0, round(row.attained_s, 6)] for row in rows]
 
     def _took(self, call: QueuedCall, cached: int, known: int) -> list[Plain]:
@@ -132,6 +137,8 @@ class EngineAccount:
             if (cause := self._takers.get(key) or self._before.get(key)) is not None:
                 taken[cause[0]] += 1
                 found.setdefault(cause[0], cause)
+        if not found and self._emptied_at >= call.arrived_at:
+            return [EMPTIED]
         return [found[name] for name, _ in taken.most_common(FEW)]
 
 

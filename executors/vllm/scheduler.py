@@ -172,6 +172,7 @@ class ProgramScheduler(AsyncScheduler):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         if done := super().reset_prefix_cache(*args, **kwargs):
             self.retention.cache_emptied(self.table)
+            self._account.emptied(self.clock())
         return bool(done)
 
     def shutdown(self) -> None:
