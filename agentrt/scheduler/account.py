@@ -7,8 +7,8 @@ these moments: who ran when it came, and who began while it waited. Pure; times 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ from agentrt.request.spans import (
     RECOMPUTE,
     STARTING,
 )
-from agentrt.scheduler.learned import SCANNED
 from agentrt.scheduler.records import CallState, QueuedCall
 
 FEW = 3
@@ -37,16 +36,17 @@ Plain = list[Any]
 class CallAccount:
     """The closed ``spans`` of one call, and the one that is open ``since`` then, for a ``reason``.
 
-    Where nobody ran as it came, ``holders`` were those that might keep it out.
-    A call that runs began with so many ``cached`` tokens and ``outputs``. Before its next output
-    so many are ``missing``; the first ``lost`` of them were computed before, and ``lost_by`` took
-    them.
+    ``cause`` is it itself as others name it, since it last began. Where nobody ran as it came,
+    ``holders`` were those that might keep it out. A call that runs began with so many
+    ``cached`` tokens and ``outputs``. Before its next output so many are ``missing``; the first
+    ``lost`` of them were computed before, and ``lost_by`` took them.
     """
 
     since: float
     level: int
     attained_s: float
     by: list[Plain]
+    cause: Plain | None = None
     reason: str = QUEUED
     holders: list[Plain] = field(default_factory=list)
     spans: list[Plain] = field(default_factory=list)
@@ -58,24 +58,21 @@ class CallAccount:
 
     def close(self, call: QueuedCall, now: float, tokens: int = 0) -> None:
         """The open span ends, and the next one begins; its reason is the same until it is set."""
-        self._add(self.reason, now - self.since, tokens, self.by)
-        self.open(call, now)
+        if now > self.since:
+            self._add(self.reason, now - self.since, tokens, self.by)
+        self.since, self.level, self.attained_s = now, call.level, call.program.attained_s
 
     def close_prefill(self, call: QueuedCall, now: float, computed: int) -> None:
         """The same for one in which tokens were ``computed``: in their order, the lost first."""
-        seconds, again = now - self.since, min(self.lost, computed)
-        again_s = seconds * again / computed if again else 0.0
-        self._add(RECOMPUTE, again_s, again, self.lost_by)
-        self._add(PREFILL, seconds - again_s, computed - again, [])
-        self.open(call, now)
-
-    def open(self, call: QueuedCall, now: float) -> None:
-        self.since, self.level = now, call.level
-        self.attained_s = call.program.attained_s
+        if again := min(self.lost, computed):
+            until = now if again == computed else self.since + (now - self.since) * again / computed
+            if until > self.since:
+                self._add(RECOMPUTE, until - self.since, again, self.lost_by)
+            self.since = until
+        self.reason, self.by = PREFILL, []
+        self.close(call, now, computed - again)
 
     def _add(self, reason: str, seconds: float, tokens: int, by: list[Plain]) -> None:
-        if seconds <= 0.0:
-            return
         if len(self.spans) >= MOST:
             for last in reversed(self.spans):
                 if last[0] == reason:
@@ -85,56 +82,63 @@ class CallAccount:
         self.spans.append([reason, seconds, self.level, self.attained_s, tokens, by])
 
 
-class Account:
+class Account(ABC):
     """Keeps the accounts of one engine's calls, each in its call's ``account``.
 
-    ``counts`` says how many tokens of a call are computed now, how many it has in all, and how
-    many of these are its output; ``holders`` which programs keep others out.
     ``prefilling`` are the calls that run and have put out nothing since they began.
     """
 
-    def __init__(
-        self,
-        counts: Callable[[QueuedCall], tuple[int, int, int]],
-        holders: Callable[[], list[Plain]],
-    ) -> None:
+    def __init__(self) -> None:
         self.prefilling: dict[QueuedCall, None] = {}
-        self._counts, self._holders = counts, holders
-        self._begun: deque[tuple[float, Plain]] = deque(maxlen=SCANNED)
+        self._begun: deque[tuple[float, Plain]] = deque(maxlen=FEW)
 
-    def arrived(self, call: QueuedCall, ahead: list[Plain], now: float) -> None:
-        """A call waits from now on, behind those ``ahead``."""
-        one = CallAccount(now, call.level, call.program.attained_s, ahead)
-        if not ahead:
-            one.holders = self._holders()
+    @abstractmethod
+    def counts(self, call: QueuedCall) -> tuple[int, int, int]:
+        """How many of a call's tokens are computed now, how many it has, and has put out."""
+
+    @abstractmethod
+    def ahead(self) -> list[Plain]:
+        """A few of the programs that run now, by their causes."""
+
+    @abstractmethod
+    def holders(self) -> list[Plain]:
+        """A few of the programs that keep others out."""
+
+    @abstractmethod
+    def took(self, call: QueuedCall, cached: int, known: int) -> list[Plain]:
+        """Who took the blocks of a call's tokens between these two numbers."""
+
+    def arrived(self, call: QueuedCall, now: float) -> None:
+        """A call waits from now on."""
+        one = CallAccount(now, call.level, call.program.attained_s, self.ahead())
+        if not one.by:
+            one.holders = self.holders()
         call.account = one
 
-    def let_in(self, call: QueuedCall, ahead: list[Plain], now: float) -> None:
-        """It was kept out until now; it still waits, behind those ``ahead``."""
+    def let_in(self, call: QueuedCall, now: float) -> None:
+        """It was kept out until now, and still waits."""
         one: CallAccount = call.account
         self._close_admission(call, one, now)
-        one.reason, one.by = QUEUED, ahead
+        one.reason, one.by = QUEUED, self.ahead()
 
-    def began(
-        self, call: QueuedCall, now: float, cached: int, lost: int, by: Callable[[], list[Plain]]
-    ) -> None:
-        """It runs from now on. Of what is not ``cached`` so many tokens were ``lost``, ``by`` whom
-        is asked only then.
-        """
+    def began(self, call: QueuedCall, now: float, cached: int) -> None:
+        """It runs from now on, with so many tokens in place, and is still what it was before."""
         one: CallAccount = call.account
         self._close_wait(call, one, now)
-        _, tokens, one.outputs = self._counts(call)
-        one.cached, one.missing, one.lost = cached, tokens - cached, lost
-        if lost:
-            one.lost_by = by() or one.lost_by
-        self._begun.append((now, cause_of(call)))
+        _, tokens, one.outputs = self.counts(call)
+        known = call.computed_tokens if call.preemptions else call.known_tokens
+        one.cached, one.missing, one.lost = cached, tokens - cached, max(known - cached, 0)
+        if one.lost:
+            one.lost_by = self.took(call, cached, known) or one.lost_by
+        one.cause = cause_of(call)
+        self._begun.append((now, one.cause))
         self.prefilling[call] = None
 
     def first_tokens(self, now: float) -> None:
         """An engine's step has ended: those calls decode from now on that have put out more."""
         for call in list(self.prefilling):
             one: CallAccount = call.account
-            if self._counts(call)[2] > one.outputs:
+            if self.counts(call)[2] > one.outputs:
                 del self.prefilling[call]
                 one.close_prefill(call, now, one.missing)
                 one.reason, one.by = DECODE, []
@@ -167,7 +171,7 @@ class Account:
         one.reason, one.by = ADMISSION, self._with_begun(one)
         if not one.by:
             own = call.program.program_id
-            one.by = [cause for cause in one.holders or self._holders() if cause[0] != own][:FEW]
+            one.by = [cause for cause in one.holders or self.holders() if cause[0] != own][:FEW]
         if not one.by:
             one.reason = STARTING
         one.close(call, now)
@@ -180,7 +184,7 @@ class Account:
         one.close(call, now)
 
     def _stop(self, call: QueuedCall, one: CallAccount, now: float) -> None:
-        computed, _, outputs = self._counts(call)
+        computed, _, outputs = self.counts(call)
         if call in self.prefilling:
             del self.prefilling[call]
             one.close_prefill(call, now, min(max(computed - one.cached, 0), one.missing))
@@ -190,9 +194,11 @@ class Account:
 
     def _with_begun(self, one: CallAccount) -> list[Plain]:
         """Those it waited for: who was ahead of it as it came, and the last who began since."""
+        if not self._begun or self._begun[-1][0] < one.since:
+            return one.by
         named = {cause[0]: cause for cause in one.by}
         for at, cause in reversed(self._begun):
-            if at < one.since or len(named) >= 2 * FEW:
+            if at < one.since:
                 break
             named.setdefault(cause[0], cause)
         return list(named.values())
@@ -201,17 +207,6 @@ class Account:
 def cause_of(call: QueuedCall) -> Plain:
     """A call's program, as what makes others wait."""
     return [call.program.program_id, call.level, round(call.program.attained_s, 6)]
-
-
-def few(calls: Iterable[QueuedCall]) -> list[Plain]:
-    """The first few programs that have these calls."""
-    named: dict[str, Plain] = {}
-    for call in calls:
-        if (name := call.program.program_id) not in named:
-            named[name] = cause_of(call)
-            if len(named) == FEW:
-                break
-    return list(named.values())
 
 
 def spans_of(call: QueuedCall) -> list[Plain]:

@@ -127,12 +127,15 @@ class ProgramScheduler(AsyncScheduler):
             # No output of a preempted call may be in flight any more.
             self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
             self.queues.promote(now)
-            if came := self.queues.let_in(now, len(self.running)):
-                self._account.let_in(came, now)
+            for call in self.queues.let_in(now, len(self.running)):
+                self._account.let_in(call, now)
             self._make_room(now)
-        self._account.begin_step()
+        account = self._account
+        account.in_step = True
         output = super().schedule(*args, **kwargs)
-        self._account.scheduled(output)
+        account.in_step = False
+        if account.evicted or account.gave_way:
+            account.settle(output)
         for request_id in admitted(output):
             self._call_began(request_id, output.num_scheduled_tokens[request_id], now)
         if output.num_scheduled_tokens:
@@ -146,7 +149,8 @@ class ProgramScheduler(AsyncScheduler):
         if dispatched is not None:
             self._stepped(scheduler_output, dispatched)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._account.stepped(self._last_update)
+        if self._account.prefilling:
+            self._account.first_tokens(self._last_update)
         return outputs if self.kv_events is None else self.kv_events.attach(outputs)
 
     def _preempt_request(
@@ -159,7 +163,7 @@ class ProgramScheduler(AsyncScheduler):
             # Whom we preempt, we preempt for a slot, and vLLM for memory.
             ours = isinstance(self.waiting, LevelRequestQueue) and self.waiting.deferring
             now = self.clock()
-            self._account.preempted(call, now, self._for)
+            self._account.stopped(call, now, self._for)
             self.queues.call_preempted(call, now, for_memory=not ours)
         super()._preempt_request(request, timestamp, *args, **kwargs)
 

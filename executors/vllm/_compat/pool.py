@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
@@ -46,19 +46,18 @@ def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
     ]
 
 
-def on_eviction(scheduler: Scheduler, evicted: Callable[[bytes, int], None]) -> None:
-    """Tell of each cached block that is handed out anew: its old key, and its id."""
-    pool = scheduler.kv_cache_manager.block_pool
-    evict = type(pool)._maybe_evict_cached_block
+def log_evictions(scheduler: Scheduler, log: list[tuple[bytes, int]]) -> None:
+    """Add each cached block to ``log`` that is handed out anew: its old key, and its id. To be
+    asked for again when the prefix cache was emptied.
+    """
+    cached = scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
+    take, add = type(cached).pop, log.append
 
-    def watched(block: KVCacheBlock) -> bool:
-        key = block._block_hash
-        lost = bool(evict(pool, block))
-        if lost:
-            evicted(key, block.block_id)
-        return lost
+    def logged(key: bytes, block_id: int) -> KVCacheBlock | None:
+        add((key, block_id))
+        return take(cached, key, block_id)
 
-    pool._maybe_evict_cached_block = watched
+    cached.pop = logged
 
 
 def find_cached(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[KVCacheBlock]:
