@@ -48,4 +48,4 @@ class Span(NamedTuple):
 
 def read_spans(values: Iterable[Sequence[Any]]) -> list[Span]:
     """A report's ``spans``. Raises `TypeError` for what is no list of them."""
-    return [Span(*one[:5], tuple(Cause(*cause) for cause in one[5])) for one in values]
+    return [Span(*one[:5], by=tuple(Cause(*cause) for cause in one[5])) for one in values]

@@ -32,7 +32,7 @@ from agentrt.executors.vllm._compat.scheduling import (
     preempt,
 )
 from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
-from agentrt.executors.vllm.accounts import EngineAccount
+from agentrt.executors.vllm.accounts import CallNotes
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.processes import (
@@ -66,7 +66,7 @@ class ProgramScheduler(AsyncScheduler):
     queues: LevelQueues
     history: HistoryFile
     retention: BlockRetention
-    _account: EngineAccount
+    _notes: CallNotes
     _for: QueuedCall | None
     """Whom we preempt for now."""
 
@@ -108,7 +108,7 @@ class ProgramScheduler(AsyncScheduler):
         retention = make_retention(config, queues.learned)
         self.retention = BlockRetention(self, queues.owners, retention)
         self.config, self.queues = config, queues
-        self._account, self._for = EngineAccount(self, queues), None
+        self._notes, self._for = CallNotes(self, queues), None
         self._moved: list[QueuedCall] = []
         levelled = queues.policy.levelled or queues.admission is not None
         self.waiting = LevelRequestQueue(queues) if levelled else self._stock_waiting
@@ -128,14 +128,14 @@ class ProgramScheduler(AsyncScheduler):
             self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
             self.queues.promote(now)
             for call in self.queues.let_in(now, len(self.running)):
-                self._account.let_in(call, now)
+                self._notes.let_in(call, now)
             self._make_room(now)
-        account = self._account
-        account.in_step = True
+        notes = self._notes
+        notes.in_step = True
         output = super().schedule(*args, **kwargs)
-        account.in_step = False
-        if account.evicted or account.gave_way:
-            account.settle(output)
+        notes.in_step = False
+        if notes.evicted or notes.gave_way:
+            notes.settle(output)
         for request_id in admitted(output):
             self._call_began(request_id, output.num_scheduled_tokens[request_id], now)
         if output.num_scheduled_tokens:
@@ -149,8 +149,8 @@ class ProgramScheduler(AsyncScheduler):
         if dispatched is not None:
             self._stepped(scheduler_output, dispatched)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if self._account.prefilling:
-            self._account.first_tokens(self._last_update)
+        if self._notes.prefilling:
+            self._notes.first_tokens(self._last_update)
         return outputs if self.kv_events is None else self.kv_events.attach(outputs)
 
     def _preempt_request(
@@ -163,7 +163,7 @@ class ProgramScheduler(AsyncScheduler):
             # Whom we preempt, we preempt for a slot, and vLLM for memory.
             ours = isinstance(self.waiting, LevelRequestQueue) and self.waiting.deferring
             now = self.clock()
-            self._account.stopped(call, now, self._for)
+            self._notes.stopped(call, now, self._for)
             self.queues.call_preempted(call, now, for_memory=not ours)
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
@@ -176,7 +176,7 @@ class ProgramScheduler(AsyncScheduler):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         if done := super().reset_prefix_cache(*args, **kwargs):
             self.retention.cache_emptied(self.table)
-            self._account.emptied(self.clock())
+            self._notes.emptied(self.clock())
         return bool(done)
 
     def shutdown(self) -> None:
@@ -226,7 +226,7 @@ class ProgramScheduler(AsyncScheduler):
         self.computed_tokens += tokens
         moved = self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens)
         for call in moved:
-            self._account.moved(call, now)
+            self._notes.moved(call, now)
         self._moved += moved
         if self.steps % _STALE_CHECK_STEPS == 0:
             for row in self.table.stale(now, self.config.stale_after_s, in_tools=True):
@@ -258,7 +258,7 @@ class ProgramScheduler(AsyncScheduler):
             self.retention.at(now)
             self.retention.arriving(call)
         self.queues.call_arrived(call, now)
-        self._account.arrived(call, now)
+        self._notes.arrived(call, now)
 
     def _start_program(self, identity: RequestIdentity, now: float) -> ProgramRow:
         row = self.table.start_program(
@@ -283,7 +283,7 @@ class ProgramScheduler(AsyncScheduler):
             return
         # vLLM has counted this step's tokens as computed by now; the rest was cached.
         cached = call.item.num_computed_tokens - scheduled
-        self._account.began(call, now, cached)
+        self._notes.began(call, now, cached)
         if call.cached_tokens is None:
             call.cached_tokens = min(cached, call.prompt_tokens)
         else:
@@ -298,7 +298,7 @@ class ProgramScheduler(AsyncScheduler):
         now, identity, row = self.clock(), call.identity, call.program
         self.retention.at(now)
         call.computed_tokens = request.num_computed_tokens
-        self._account.ended(call, now)
+        self._notes.ended(call, now)
         self.queues.remove(call, now)
         self.retention.stopped(call)
         self.retention.ended(call, identity.call_id)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrt.executors.vllm.reports import read_report
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
-from agentrt.request import CallReport
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,
@@ -134,7 +134,7 @@ class Watch:
         self.ran.append((self.engine.now, {call.program.program_id for call in calls}))
 
     def spans(self, call_id: str) -> list[Span]:
-        return read_spans(CallReport(**self.ended[call_id][2]).spans)
+        return read_spans(read_report(self.ended[call_id][2]).spans)
 
     def ran_between(self, since: float, until: float) -> set[str]:
         """The programs of which a call ran at some time between these."""
