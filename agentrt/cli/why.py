@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agentrt.cli.runs import read_journal_at
 from agentrt.cli.streams import printable
 from agentrt.journal.misses import CHANGED, EVICTED, SALTED, Miss, misses_of
-from agentrt.journal.reading import ReadingStore
 from agentrt.journal.schema import OPEN
 from agentrt.journal.shares import Blame, Share, shares_of
 from agentrt.journal.wall import (
@@ -61,18 +59,19 @@ _MISSES = 5
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.argument("file", metavar="FILE")
 @click.argument("program", metavar="PROGRAM")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def why(file: Path, program: str, as_json: bool) -> None:
-    """Say where the time of PROGRAM went, out of the journal FILE.
+def why(file: str, program: str, as_json: bool) -> None:
+    """Say where the time of PROGRAM went, out of the journal FILE, which may be a
+    postgresql:// URL.
 
     Each second of its wall time has one reason, along its critical path, and calls
     have those of the engine's scheduler: who was before them, and who pushed their
     blocks out of the prefix cache. Then come the calls whose prompts were computed
     though they had been there, or would have been but for a change.
     """
-    with closing(ReadingStore(file)) as store:
+    with read_journal_at(file) as store:
         recorded = read_program(store, program)
     pieces, misses = recorded.pieces(), misses_of(recorded)
     if as_json:

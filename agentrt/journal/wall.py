@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from agentrt.errors import JournalError
 from agentrt.journal.codec import UnkeptError, loads
-from agentrt.journal.past import nodes_of
-from agentrt.journal.reading import near
+from agentrt.journal.reading import history
 from agentrt.journal.schema import (
     CANCELLED,
     DONE,
@@ -132,18 +131,12 @@ class Recorded:
 
 def read_program(store: Store, program_id: str) -> Recorded:
     """What a journal has of a program. Raises `JournalError` if it is not there, or damaged."""
-    fields = ", ".join(RecordedProgram._fields)
-    found = store.query(f"SELECT {fields} FROM agentrt_programs WHERE id = ?", (program_id,))
-    if not found:
-        ids = [row[0] for row in store.query("SELECT id FROM agentrt_programs ORDER BY started")]
-        way = near(program_id, ids) if ids else "it has none"
-        raise JournalError(f"journal {store.name} has no program {program_id!r}; {way}")
+    found = history(store, program_id)
+    if found.root is None:
+        raise JournalError(f"journal {store.name}: program {program_id} has not begun")
     starts = _rows(store, "agentrt_starts", StartRow, program_id)
     ends = _rows(store, "agentrt_ends", EndRow, program_id)
-    nodes_of(store.name, starts, ends)  # whether all are whole
-    if not any(start.node == ROOT for start in starts):
-        raise JournalError(f"journal {store.name}: program {program_id} has not begun")
-    return Recorded(RecordedProgram(*found[0]), _lives(starts, ends))
+    return Recorded(found.program, _lives(starts, ends))
 
 
 def _rows(store: Store, table: str, kind: Any, program_id: str) -> list[Any]:
