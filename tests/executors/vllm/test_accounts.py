@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrt.executors.vllm.accounts import EMPTIED
 from agentrt.executors.vllm.reports import read_report
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
@@ -146,7 +147,7 @@ class Watch:
         return names
 
 
-def check(watch: Watch, *, memory: bool) -> None:
+def check(watch: Watch) -> None:
     for name, (until, call, report) in watch.ended.items():
         spans, at = watch.spans(name), watch.came[name]
         wall = until - at
@@ -184,6 +185,8 @@ def check_causes(watch: Watch, span: Span, since: float, until: float, call: Que
     if span.reason == STARTING:
         others = watch.ran_between(since + 1e-3, until - 1e-3) - {call.program.program_id}
         assert not others, (span, others)
+    if span.reason == PREEMPTED and names != [EMPTIED[0]]:
+        assert set(names) <= watch.ran_between(since, until), span
     if span.reason == QUEUED:
         assert set(names) <= watch.ran_between(since, until), span
 
@@ -206,4 +209,123 @@ def test_each_second_of_a_call_has_one_reason(
     for _ in range(acts):
         storm.act()
     storm.settle(5000)
-    check(watch, memory=admission == "memory")
+    check(watch)
+
+
+# -- by hand ---------------------------------------------------------------------------------------
+
+
+def told(watch: Watch, call_id: str) -> list[tuple[str, float, int, list[str]]]:
+    """A call's spans: reason, seconds, tokens, and the programs that caused it."""
+    return [
+        (span.reason, span.seconds, span.tokens, [cause.program for cause in span.by])
+        for span in watch.spans(call_id)
+    ]
+
+
+def test_queued_behind_whom_and_why_those_were_first() -> None:
+    """1. ``a`` has the slot. 2. ``b`` and ``c`` come, ``c`` first. 3. ``b`` was behind both, and is
+    told how they stood when they began.
+    """
+    watch = Watch(engine("fcfs", slots=1))
+    e = watch.engine
+    e.add("old", prompt(20, 3), 2, of("a"))
+    e.run()
+    e.add("first", prompt(20), 3, of("a"))
+    e.step()
+    e.add("second", prompt(20, 2), 2, of("c"))
+    e.add("third", prompt(20, 4), 1, of("b"))
+    e.run()
+    assert told(watch, "first") == [("prefill", 1.0, 20, []), ("decode", 2.0, 3, [])]
+    assert told(watch, "third") == [("queued", 4.0, 0, ["a", "c"]), ("prefill", 1.0, 20, [])]
+    (a, c) = watch.spans("third")[0].by
+    assert (a.attained_s, c.attained_s) == (2.0, 0.0)
+
+
+def test_preempted_by_whom_and_computed_again() -> None:
+    """1. ``long`` decodes, and goes down a level. 2. ``short`` takes its slot. 3. Of ``long``, what
+    is in no whole block is computed again, for the sake of ``short``.
+    """
+    watch = Watch(engine("plas", slots=1))
+    e = watch.engine
+    e.add("long", prompt(20), 12, of("a"))
+    for _ in range(6):
+        e.step()
+    e.add("short", prompt(20, 2), 2, of("b"))
+    e.run()
+    assert told(watch, "long") == [
+        ("prefill", 1.0, 20, []),
+        ("decode", 3.0, 3, []),
+        ("decode", 2.0, 3, []),
+        ("preempted", 2.0, 0, ["b"]),
+        ("recompute", pytest.approx(0.9, abs=0.01), 9, ["b"]),
+        ("prefill", pytest.approx(0.1, abs=0.01), 1, []),
+        ("decode", 5.0, 5, []),
+    ]
+    assert [span.level for span in watch.spans("long")[:3]] == [0, 0, 1]
+
+
+def test_who_pushed_a_context_out() -> None:
+    """1. ``a`` has a context of 6 blocks, in a cache of 9. 2. ``b`` takes 8 of them. 3. ``a`` comes
+    back: its context is computed again, because of ``b``.
+    """
+    watch = Watch(engine("fcfs", slots=1, blocks=11))
+    e, context = watch.engine, prompt(96)
+    e.add("before", context, 1, of("a"))
+    e.run()
+    e.add("other", prompt(120, 2), 8, of("b"))
+    e.run()
+    e.add("after", [*context, *prompt(16, 3)], 1, of("a"))
+    e.run()
+    assert watch.ended["after"][2]["lost_tokens"] > 0
+    again, new = watch.spans("after")
+    assert (again.reason, again.by[0].program) == ("recompute", "b")
+    assert again.tokens == watch.ended["after"][2]["lost_tokens"]
+    assert again.tokens + new.tokens == 112 - watch.ended["after"][2]["cached_tokens"]
+    assert again.seconds == pytest.approx(again.tokens / (again.tokens + new.tokens), abs=1e-5)
+
+
+def test_kept_out_by_whom() -> None:
+    """A third program is kept out while two use the cache."""
+    watch = Watch(engine("fcfs", "cap", slots=3))
+    e = watch.engine
+    for name in ("a", "b", "c"):
+        e.add(name, prompt(20, ord(name)), 4, of(name))
+        e.step()
+    for _ in range(4):
+        e.step()
+    e.scheduler.control("ends", ["a"])  # type: ignore[attr-defined]
+    e.run()
+    (reason, seconds, _, by), *_ = told(watch, "c")
+    assert (reason, set(by)) == ("admission", {"a", "b"})
+    assert seconds == 3.0
+
+
+def test_an_emptied_cache_is_named() -> None:
+    watch = Watch(engine(slots=1))
+    e = watch.engine
+    e.add("long", prompt(40), 6, of("a"))
+    e.step()
+    e.step()
+    e.scheduler.reset_prefix_cache(True)
+    e.run()
+    spans = told(watch, "long")
+    assert [by for reason, _, _, by in spans if reason in ("preempted", "recompute")] == [
+        ["(prefix cache emptied)"]
+    ] * sum(reason in ("preempted", "recompute") for reason, *_ in spans)
+    assert any(reason == "recompute" for reason, *_ in spans)
+
+
+def test_an_account_is_bounded() -> None:
+    """A call that is preempted again and again has no more spans, and they still sum up."""
+    watch = Watch(engine("round-robin", slots=1))
+    e = watch.engine
+    e.add("one", prompt(20), 120, of("a"))
+    e.add("other", prompt(20, 2), 120, of("b"))
+    e.run()
+    until, call, _ = watch.ended["one"]
+    assert 4 * call.preemptions > MOST
+    assert len(watch.spans("one")) <= MOST + len(REASONS)
+    assert sum(span.seconds for span in watch.spans("one")) == pytest.approx(until, abs=1e-3)
+    assert {span.by[0].program for span in watch.spans("one") if span.by} == {"b"}
+    check(watch)
