@@ -273,7 +273,7 @@ def _spans(stay: Stay) -> Sequence[Span]:
     try:
         if spans := read_spans(report.spans):
             return spans
-    except (TypeError, IndexError) as error:
+    except (TypeError, ValueError) as error:
         where = f"node {stay.start.node} of program {stay.start.program}"
         raise JournalError(f"the account of {where} cannot be read: {error}") from error
     waited = Span(QUEUED, report.waiting_s, report.level)

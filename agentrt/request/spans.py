@@ -47,5 +47,9 @@ class Span(NamedTuple):
 
 
 def read_spans(values: Iterable[Sequence[Any]]) -> list[Span]:
-    """A report's ``spans``. Raises `TypeError` for what is no list of them."""
-    return [Span(*one[:5], by=tuple(Cause(*cause) for cause in one[5])) for one in values]
+    """A report's ``spans``. Raises `TypeError` or `ValueError` for what is no list of them."""
+    spans = []
+    for reason, seconds, level, attained_s, tokens, by in values:
+        causes = tuple(Cause(*cause) for cause in by)
+        spans.append(Span(reason, seconds, level, attained_s, tokens, causes))
+    return spans

@@ -39,14 +39,14 @@ class Admission(Events):
     def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
         self.config, self.capacity, self.learned = config, capacity, learned
         self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
-        self.inside: dict[ProgramRow, None] = {}
+        self.member_rows: dict[ProgramRow, None] = {}
         """The members, as they came in."""
         self._outside: Heap[QueuedCall] = Heap()
 
     @property
     def members(self) -> int:
         """How many programs are members."""
-        return len(self.inside)
+        return len(self.member_rows)
 
     @property
     def calls_outside(self) -> int:
@@ -102,8 +102,8 @@ class Admission(Events):
     def _set_member(self, row: ProgramRow, member: bool) -> None:
         row.member = member
         if member:
-            self.inside[row] = None
+            self.member_rows[row] = None
         else:
-            self.inside.pop(row, None)
+            self.member_rows.pop(row, None)
         if row.cached is not None:
             self.changed(row.cached)

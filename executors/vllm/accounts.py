@@ -163,7 +163,9 @@ class CallNotes:
         """A few of the programs that may keep a call out, the last to come in first."""
         if (admission := self._queues.admission) is None:
             return []
-        rows = [row for row in islice(reversed(admission.inside), FEW + 1) if row != call.program]
+        rows = [
+            row for row in islice(reversed(admission.member_rows), FEW + 1) if row != call.program
+        ]
         return [[row.program_id, 0, row.attained_s] for row in rows[:FEW]]
 
     def _took(self, call: QueuedCall, cached: int, known: int) -> list[Plain]:

@@ -294,7 +294,7 @@ def test_kept_out_by_whom() -> None:
         e.step()
     for _ in range(4):
         e.step()
-    e.scheduler.control("ends", ["a"])  # type: ignore[attr-defined]
+    e.scheduler.control("ends", ["a"])
     e.run()
     (reason, seconds, _, by), *_ = told(watch, "c")
     assert (reason, set(by)) == ("admission", {"a", "b"})
