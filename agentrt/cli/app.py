@@ -22,6 +22,7 @@ _PRODUCT = {
     "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
     "worker": ("agentrt.cli.worker:worker", "Offer functions as tools, at an MQTT broker."),
     "runs": ("agentrt.cli.runs:runs", "List, compare and fork the programs of a journal."),
+    "why": ("agentrt.cli.why:why", "Say where a recorded program's time went."),
     "keys": ("agentrt.cli.serve:keys", "Make API keys for a server's tenants."),
     "questions": (
         "agentrt.cli.questions:questions",

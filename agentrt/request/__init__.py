@@ -8,7 +8,7 @@ call in a `CallReport`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,7 +198,9 @@ class CallReport(Usage):
     scheduler's queue (before the first step and after each preemption). ``steps`` are
     the engine steps that the call ran in; ``arrived_step`` and ``finished_step`` count
     the engine's steps from its start. ``replica`` is the engine that ran it, "" where there
-    is only one.
+    is only one. ``spans`` say where its time in the engine went and why, with their sum from its
+    arrival there to its end: `agentrt.request.spans` reads them. An engine that does not tell has
+    none.
     """
 
     service_s: float = 0.0
@@ -210,6 +212,7 @@ class CallReport(Usage):
     finished_step: int = 0
     level: int = 0
     replica: str = ""
+    spans: Sequence[Sequence[Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,14 @@ class Admission(Events):
     def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
         self.config, self.capacity, self.learned = config, capacity, learned
         self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
-        self.members = 0
+        self.member_rows: dict[ProgramRow, None] = {}
+        """The members, as they came in."""
         self._outside: Heap[QueuedCall] = Heap()
+
+    @property
+    def members(self) -> int:
+        """How many programs are members."""
+        return len(self.member_rows)
 
     @property
     def calls_outside(self) -> int:
@@ -92,6 +98,9 @@ class Admission(Events):
 
     def _set_member(self, row: ProgramRow, member: bool) -> None:
         row.member = member
-        self.members += 1 if member else -1
+        if member:
+            self.member_rows[row] = None
+        else:
+            self.member_rows.pop(row, None)
         if row.cached is not None:
             self.changed(row.cached)

@@ -263,13 +263,19 @@ class LevelQueues:
             self.discard(call)
             self.put(call)
 
-    def let_in(self, now: float, running: int) -> None:
-        """Put the calls of programs that may come in in the queue, beside so many ``running``."""
+    def let_in(self, now: float, running: int) -> Sequence[QueuedCall]:
+        """Put the calls of programs that may come in in the queue, beside so many ``running``.
+
+        These calls.
+        """
         if (admission := self.admission) is None:
-            return
+            return ()
+        came: list[QueuedCall] = []
         while calls := admission.let_in(now, running + len(self._waiting)):
             for call in calls:
                 self._offer(call)
+            came += calls
+        return came
 
     def in_order(self) -> list[QueuedCall]:
         """All waiting calls, best first. O(n log n): for people and tests."""

@@ -215,6 +215,10 @@ class QueuedCall:
     holds: int = 0
     identity: Any = None
     """What its client said of it, as the engine knows it."""
+    notes: list[Any] = field(default_factory=list, repr=False)
+    """What happened to it, where that is noted: `agentrt.scheduler.account`."""
+    cause: list[Any] | None = field(default=None, repr=False)
+    """It itself, as one for which others wait, since it last began."""
     arrived_step: int = 0
 
     @property

@@ -19,6 +19,7 @@ from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_fro
 from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, SchedulerOutput
 from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
+from agentrt.executors.vllm.accounts import CallNotes
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.processes import (
@@ -46,6 +47,7 @@ class Bookkeeping(AsyncScheduler):
     queues: LevelQueues
     history: HistoryFile
     retention: BlockRetention
+    notes: CallNotes
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,6 +62,7 @@ class Bookkeeping(AsyncScheduler):
         self.clock: Callable[[], float] = time.monotonic
         self.table = ProcessTable()
         self.steps = self.computed_tokens = 0
+        self.last_update = 0.0
         self.kv_events = KVEventLog.of(self)
         self.aborted = AbortedReports()
         self.config = SchedulerConfig.from_dict(settings)
@@ -82,6 +85,7 @@ class Bookkeeping(AsyncScheduler):
         retention = make_retention(config, queues.learned)
         self.retention = BlockRetention(self, queues.owners, retention)
         self.config, self.queues = config, queues
+        self.notes = CallNotes(self, queues)
 
     def control(self, op: str, argument: Any = None) -> Any:
         """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
@@ -94,10 +98,21 @@ class Bookkeeping(AsyncScheduler):
             self._call_arrived(request)
         super().add_request(request)
 
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        notes = self.notes
+        notes.in_step = True
+        output = super().schedule(*args, **kwargs)
+        notes.in_step = False
+        if notes.evicted or notes.gave_way:
+            notes.settle(output)
+        return output
+
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: Any
     ) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self.notes.prefilling:
+            self.notes.first_tokens(self.last_update)
         return outputs if self.kv_events is None else self.kv_events.attach(outputs)
 
     def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
@@ -109,6 +124,7 @@ class Bookkeeping(AsyncScheduler):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         if done := super().reset_prefix_cache(*args, **kwargs):
             self.retention.cache_emptied(self.table)
+            self.notes.emptied(self.clock())
         return bool(done)
 
     def shutdown(self) -> None:
@@ -140,6 +156,7 @@ class Bookkeeping(AsyncScheduler):
             self.retention.at(now)
             self.retention.arriving(call)
         self.queues.call_arrived(call, now)
+        self.notes.arrived(call, now)
 
     def _call_began(self, request_id: str, scheduled: int, now: float) -> None:
         """A call was admitted, with so many tokens ``scheduled`` in its first step."""
@@ -149,6 +166,7 @@ class Bookkeeping(AsyncScheduler):
             return
         # vLLM has counted this step's tokens as computed by now; the rest was cached.
         cached = call.item.num_computed_tokens - scheduled
+        self.notes.began(call, now, cached)
         if call.cached_tokens is None:
             call.cached_tokens = min(cached, call.prompt_tokens)
         else:
@@ -163,6 +181,7 @@ class Bookkeeping(AsyncScheduler):
         now, identity, row = self.clock(), call.identity, call.program
         self.retention.at(now)
         call.computed_tokens = request.num_computed_tokens
+        self.notes.ended(call, now)
         self.queues.remove(call, now)
         self.retention.stopped(call)
         self.retention.ended(call, identity.call_id)

@@ -15,6 +15,7 @@ from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Executor, Notification
 from agentrt.executors.outbox import Outbox
 from agentrt.executors.vllm._compat.core import ask_scheduler
+from agentrt.executors.vllm.reports import read_report
 from agentrt.request import CallReport
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramTotals
@@ -67,7 +68,7 @@ class CoreClient(Executor):
 
     async def aborted(self, call_id: str) -> CallReport:
         values = await self._control("aborted", call_id)
-        return CallReport(**values) if values else CallReport()
+        return read_report(values) if values else CallReport()
 
     async def snapshot(self) -> Mapping[str, Any]:
         values = await self._control("snapshot")

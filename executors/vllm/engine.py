@@ -39,6 +39,7 @@ from agentrt.executors.vllm.processes import (
     interrupts_blocked,
     script_left_out,
 )
+from agentrt.executors.vllm.reports import read_report
 from agentrt.executors.vllm.scored import Likely
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
@@ -230,7 +231,7 @@ class VLLMEngine(CoreClient):
         rest = {name: value for name, value in told.items() if name not in (NESTED, KV_EVENTS)}
         output.kv_transfer_params = rest or None
         reason = output.outputs[0].finish_reason or "stop"
-        reply = Reply(text, reason, token_ids=tuple(ids), report=CallReport(**report))
+        reply = Reply(text, reason, token_ids=tuple(ids), report=read_report(report))
         return reply if likely is None else likely.on(reply)
 
     # -- front ends --------------------------------------------------------------------

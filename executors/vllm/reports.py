@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
+from agentrt.request import CallReport
+from agentrt.scheduler.account import noted, spans_of
 from agentrt.scheduler.learned import KINDS
 from agentrt.scheduler.records import QueuedCall
 
@@ -30,7 +33,7 @@ class AbortedReports:
 
 
 def report_of(call: QueuedCall, step: int) -> dict[str, Any]:
-    """The fields of the `CallReport` of a call that ended in the engine's ``step``."""
+    """What `read_report` makes the report of a call of, that ended in the engine's ``step``."""
     began, cached = call.cached_tokens is not None, call.cached_tokens or 0
     return {
         "service_s": call.served_s,
@@ -48,4 +51,11 @@ def report_of(call: QueuedCall, step: int) -> dict[str, Any]:
         "returned_tokens": call.known_tokens if began else 0,
         "lost_tokens": max(0, call.known_tokens - cached) if began else 0,
         "level": call.level,
+        "notes": noted(call),
     }
+
+
+def read_report(values: Mapping[str, Any]) -> CallReport:
+    """A call's report, outside the engine core."""
+    fields = {name: value for name, value in values.items() if name != "notes"}
+    return CallReport(**fields, spans=spans_of(values.get("notes", ())))

@@ -43,7 +43,7 @@ class ProgramScheduler(Bookkeeping):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._dispatched: dict[int, float] = {}
-        self._last_update = 0.0
+        self._for: QueuedCall | None = None  # whom we preempt for now
         self._stock_waiting = self.waiting
         self.use(self.config)
 
@@ -61,7 +61,8 @@ class ProgramScheduler(Bookkeeping):
             # No output of a preempted call may be in flight any more.
             self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
             self.queues.promote(now)
-            self.queues.let_in(now, len(self.running))
+            for call in self.queues.let_in(now, len(self.running)):
+                self.notes.let_in(call, now)
             self._make_room(now)
         output = super().schedule(*args, **kwargs)
         for request_id in admitted(output):
@@ -83,9 +84,12 @@ class ProgramScheduler(Bookkeeping):
     def _charge(self, output: SchedulerOutput, dispatched: float) -> None:
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
         now, tokens = self.clock(), output.total_num_scheduled_tokens
-        seconds = now - max(dispatched, self._last_update)
-        self._last_update = now
-        self._moved += self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens)
+        seconds = now - max(dispatched, self.last_update)
+        self.last_update = now
+        moved = self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens)
+        for call in moved:
+            self.notes.moved(call, now)
+        self._moved += moved
         self.steps += 1
         self.computed_tokens += tokens
         if self.steps % _STALE_CHECK_STEPS == 0:
@@ -108,22 +112,22 @@ class ProgramScheduler(Bookkeeping):
         running = RunningCalls(self.running, calls)
         for call in self.queues.victims(running, free_slots(self), free, room):
             call.gave_way_to = head.program.program_id
-            self._preempt(call, now)
+            self._preempt(call, head, now)
 
     def _spared(self, call: QueuedCall) -> bool:
         left = tokens_left(call.item)
         return left <= self.config.min_remaining_tokens or not may_preempt(self, call.item)
 
-    def _preempt(self, call: QueuedCall, now: float) -> None:
+    def _preempt(self, call: QueuedCall, better: QueuedCall, now: float) -> None:
         request = call.item
         take_out(self.running, request)
         queue = self.waiting
         assert isinstance(queue, LevelRequestQueue)
         # vLLM keeps its own victims out of the step that preempts them; ours are
         # preempted before the step begins, so the queue has to do it.
-        queue.deferring = True
+        queue.deferring, self._for = True, better
         preempt(self, request, now)
-        queue.deferring = False
+        queue.deferring, self._for = False, None
 
     def _preempt_request(
         self, request: Request, timestamp: float, *args: Any, **kwargs: Any
@@ -134,5 +138,7 @@ class ProgramScheduler(Bookkeeping):
             self.retention.stopped(call)
             # Whom we preempt, we preempt for a slot, and vLLM for memory.
             ours = isinstance(self.waiting, LevelRequestQueue) and self.waiting.deferring
-            self.queues.call_preempted(call, self.clock(), for_memory=not ours)
+            now = self.clock()
+            self.notes.stopped(call, now, self._for)
+            self.queues.call_preempted(call, now, for_memory=not ours)
         super()._preempt_request(request, timestamp, *args, **kwargs)

@@ -14,6 +14,7 @@ from agentrt.executors.frontend import Answer, Frontend, FrontProfile, Request
 from agentrt.executors.identity import to_extra_args
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.replicas import ReplicaSet
+from agentrt.executors.vllm.reports import read_report
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_request, make_scheduler
 from agentrt.request import Call, CallReport, CallSpec, Reply
@@ -74,7 +75,7 @@ class SteppedEngine(Executor):
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step())
         try:
-            report = CallReport(**await end)
+            report = read_report(await end)
         finally:
             del self._ends[call.call_id]
             if not end.done() or end.cancelled():
@@ -107,7 +108,7 @@ class SteppedEngine(Executor):
         return bool(step.scheduled or step.finished)
 
     async def aborted(self, call_id: str) -> CallReport:
-        return CallReport(**(self.scheduler.control("aborted", call_id) or {}))
+        return read_report(self.scheduler.control("aborted", call_id) or {})
 
     def notify(self, note: Notification) -> None:
         self.scheduler.control("boundary", [tuple(note)])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.executors.identity import to_extra_args
+from agentrt.executors.vllm.reports import read_report
 from agentrt.lab.engine.headless import (
     HeadlessEngine,
     make_request,
@@ -205,7 +206,7 @@ class VirtualEngine:
         return reports
 
     def _report(self, call_id: str, own: Mapping[str, Any]) -> CallReport:
-        return CallReport(**own) if self._probe is None else self._probe.take(call_id)
+        return read_report(own) if self._probe is None else self._probe.take(call_id)
 
     def boundary(self, program_id: str, what: str, name: str) -> None:
         """A program began to wait for a tool or a human, or was answered: see `Retainer`."""

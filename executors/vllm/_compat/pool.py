@@ -46,6 +46,20 @@ def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
     ]
 
 
+def log_evictions(scheduler: Scheduler, log: list[tuple[bytes, int]]) -> None:
+    """Add each cached block to ``log`` that is handed out anew: its old key, and its id. To be
+    asked for again when the prefix cache was emptied.
+    """
+    cached = scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
+    take, add = type(cached).pop, log.append
+
+    def logged(key: bytes, block_id: int) -> KVCacheBlock | None:
+        add((key, block_id))
+        return take(cached, key, block_id)
+
+    cached.pop = logged
+
+
 def find_cached(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[KVCacheBlock]:
     """The blocks that the prefix cache has with these hashes, of all kinds of its cache."""
     manager = scheduler.kv_cache_manager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -43,6 +43,16 @@ def admitted(output: SchedulerOutput) -> Iterable[str]:
     for new in output.scheduled_new_reqs:
         yield new.req_id
     yield from output.scheduled_cached_reqs.resumed_req_ids
+
+
+def new_blocks(output: SchedulerOutput) -> list[tuple[str, Sequence[Sequence[int]]]]:
+    """The requests that were given blocks in this step, with the blocks' ids, by kind of cache; of
+    those that began, also what they found in the prefix cache.
+    """
+    cached = output.scheduled_cached_reqs
+    given = [(one.req_id, one.block_ids) for one in output.scheduled_new_reqs]
+    each = zip(cached.req_ids, cached.new_block_ids, strict=True)
+    return given + [(name, blocks) for name, blocks in each if blocks is not None]
 
 
 def computed_before(output: SchedulerOutput) -> dict[str, int]:

@@ -13,9 +13,9 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentrt.errors import ConfigError
+from agentrt.executors.vllm.reports import read_report
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
-from agentrt.request import CallReport
 from agentrt.scheduler import policy_names
 from tests.scheduler.integrity import check_queues
 
@@ -100,7 +100,7 @@ def test_reports_add_up() -> None:
         e.step()
     e.add("short", prompt(40, 2), 3, of("b", "c1"))
     reports = {name: report for step in e.run() for name, report in step.reports.items()}
-    row, report = ours(e).table.get("a"), CallReport(**reports["long"])
+    row, report = ours(e).table.get("a"), read_report(reports["long"])
     assert row is not None
     assert (row.service_s, row.waiting_s) == (report.service_s, report.waiting_s) == (12.0, 3.0)
     # 40 prompt and 4 generated tokens were computed; 2 whole blocks of 16 came back.

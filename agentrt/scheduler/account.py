@@ -1,0 +1,194 @@
+"""Where the time of each call in an engine goes, and because of whom: `agentrt.request.spans`.
+
+An engine notes when a call arrives, comes in, begins, has its first token, stops and ends, and
+nothing in between: a step costs the same with and without it. Who made a call wait is noted then,
+too: who ran when it came, and who began while it waited. Whoever reads these notes, outside the
+engine core, makes spans of them. Pure; times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from agentrt.request.spans import (
+    ADMISSION,
+    DECODE,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    RECOMPUTE,
+    STARTING,
+)
+from agentrt.scheduler.records import QueuedCall
+
+FEW = 3
+"""So many programs are named of those that ran as a call came, and of those that began since."""
+MOST = 48
+"""So many spans of a call are kept; what comes after that is added to the last of its reason."""
+
+Plain = list[Any]
+"""A `Cause` or a `Span` as it travels."""
+ARRIVED, CAME_IN, BEGAN, FIRST, MOVED, STOPPED, ENDED, _MADE = range(8)
+Note = Sequence[Any]
+"""What happened, when, the call's level, its program's attained service, and more: that which the
+method of `_Making` takes."""
+
+
+def note(call: QueuedCall, kind: int, now: float, *more: Any) -> None:
+    """Something happened to a call."""
+    notes = call.notes
+    notes.append((kind, now, call.level, call.program.attained_s, *more))
+    if len(notes) > MOST:
+        notes[:] = [(_MADE, now, call.level, 0.0, _folded(notes))]
+
+
+def noted(call: QueuedCall) -> list[Note]:
+    """The notes of a call that ended, as plain values."""
+    notes: list[Note] = call.notes
+    if notes and notes[0][0] == _MADE:
+        return [(_MADE, 0.0, 0, 0.0, _folded(notes).spans)]
+    return notes
+
+
+def spans_of(notes: Iterable[Note]) -> list[Plain]:
+    """The spans of a call out of its notes."""
+    making = _Making().take(notes)
+    for span in making.spans:
+        span[1], span[3] = round(span[1], 6), round(span[3], 6)
+        named = {name: [name, level, round(seconds, 6)] for name, level, seconds in span[5]}
+        span[5] = list(named.values())
+    return making.spans
+
+
+class _Making:
+    """Makes spans of a call's notes. One is open ``since`` then, for a ``reason``; the call was at
+    this ``level``. A call that runs began with so many ``cached`` tokens and ``outputs``. Before
+    its next output so many are ``missing``; the first ``lost`` of them were computed before.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[Plain] = []
+        self.since = self.attained_s = 0.0
+        self.level = self.cached = self.missing = self.lost = self.outputs = 0
+        self.reason, self.filling = QUEUED, False
+        self.by: list[Plain] = []
+        self.held_by: list[Plain] = []
+        self.lost_by: list[Plain] = []
+
+    def take(self, notes: Iterable[Note]) -> _Making:
+        """Go on with these."""
+        for kind, now, level, attained_s, *more in notes:
+            if kind == _MADE:
+                self.spans = more[0]
+                continue
+            _TAKEN[kind](self, now, *more)
+            self.since, self.level, self.attained_s = now, level, attained_s
+        return self
+
+    # -- what happened -----------------------------------------------------------------
+
+    def _arrived(self, now: float, ahead: list[Plain], held_by: list[Plain]) -> None:
+        self.by, self.held_by = ahead, held_by
+
+    def _came_in(
+        self, now: float, begun: Sequence[Any], held_by: list[Plain], ahead: list[Plain]
+    ) -> None:
+        self._close_wait(now, begun, ADMISSION, held_by)
+        self.reason, self.by = QUEUED, ahead
+
+    def _began(self, now: float, begun: Sequence[Any], *counts: Any) -> None:
+        self._close_wait(now, begun, self.reason, [])
+        self.cached, tokens, self.outputs, known, lost_to = counts
+        self.missing, self.lost = tokens - self.cached, max(known - self.cached, 0)
+        self.lost_by = lost_to or self.lost_by
+        self.filling = True
+
+    def _first(self, now: float) -> None:
+        self._close_prefill(now, self.missing)
+
+    def _moved(self, now: float, outputs: int) -> None:
+        self._close(now, DECODE, outputs - self.outputs)
+        self.outputs = outputs
+
+    def _stopped(self, now: float, computed: int, outputs: int, by: list[Plain]) -> None:
+        self._close_run(now, computed, outputs)
+        self.reason, self.by = PREEMPTED, by
+        self.lost_by = by  # part of a block is lost by stopping alone
+
+    def _ended(
+        self,
+        now: float,
+        computed: int,
+        outputs: int,
+        begun: Sequence[Any] | None = None,
+        outside: bool = False,
+        held_by: Sequence[Plain] = (),
+    ) -> None:
+        if begun is None:
+            self._close_run(now, computed, outputs)
+        else:
+            self._close_wait(now, begun, ADMISSION if outside else self.reason, held_by)
+
+    # -- spans -------------------------------------------------------------------------
+
+    def _close_wait(
+        self, now: float, begun: Sequence[Any], reason: str, held_by: Sequence[Plain]
+    ) -> None:
+        """It waited until now, also for those that have ``begun`` meanwhile."""
+        by = self.by
+        if reason != PREEMPTED:
+            named = {cause[0]: cause for cause in by}
+            named |= {cause[0]: cause for at, cause in begun if at >= self.since}
+            by = list(named.values())
+        if reason == ADMISSION:
+            by = by or self.held_by or list(held_by)
+        self._close(now, reason if by or reason == PREEMPTED else STARTING, 0, by)
+
+    def _close_run(self, now: float, computed: int, outputs: int) -> None:
+        if self.filling:
+            self._close_prefill(now, min(max(computed - self.cached, 0), self.missing))
+        else:
+            self._close(now, DECODE, outputs - self.outputs)
+        self.outputs = outputs
+
+    def _close_prefill(self, now: float, computed: int) -> None:
+        """So many tokens were computed, in their order: the lost first."""
+        self.filling = False
+        if again := min(self.lost, computed):
+            until = now if again == computed else self.since + (now - self.since) * again / computed
+            self._close(until, RECOMPUTE, again, self.lost_by)
+            self.since = until
+        self._close(now, PREFILL, computed - again)
+
+    def _close(self, now: float, reason: str, tokens: int = 0, by: Sequence[Plain] = ()) -> None:
+        seconds = now - self.since
+        if seconds <= 0.0:
+            return
+        if len(self.spans) >= MOST:
+            for last in reversed(self.spans):
+                if last[0] == reason:
+                    last[1] += seconds
+                    last[4] += tokens
+                    return
+        self.spans.append([reason, seconds, self.level, self.attained_s, tokens, by])
+
+
+def _folded(notes: Sequence[Note]) -> _Making:
+    """What comes of notes, of which the first may be that already."""
+    if notes[0][0] == _MADE:
+        making: _Making = notes[0][4]
+        return making.take(notes[1:])
+    return _Making().take(notes)
+
+
+_TAKEN: tuple[Callable[..., None], ...] = (
+    _Making._arrived,
+    _Making._came_in,
+    _Making._began,
+    _Making._first,
+    _Making._moved,
+    _Making._stopped,
+    _Making._ended,
+)
+"""By the kind of a note."""

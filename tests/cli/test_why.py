@@ -1,0 +1,80 @@
+"""`agentrt why FILE PROGRAM`: a table for people, JSON for others, and errors with a way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Invoke, Refused
+from tests.journal.made import BEGAN, Made, spent
+from tests.journal.test_misses import RULES, chat, computed
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """A program of three calls, the second of which had to wait; its system prompt has a clock."""
+    queued = ["queued", 2.0, 3, 4.5, 0, [["main-7", 0, 0.25]]]
+    report = spent(queued, ["prefill", 1.0, 3, 4.5, 90], prompt_tokens=90)
+    again = spent(
+        ["recompute", 2.0, 0, 0.0, 64, [["main-8", 0, 0.0]]], lost_tokens=64, prompt_tokens=96
+    )
+    made = Made(10.0)
+    made.node("0#0", "call", 0.0, 1.0, report=computed(90, 0), asked=chat(f"1st {RULES}", "a"))
+    made.node("0#1", "call", 1.0, 4.0, report=report, asked=chat(f"2nd {RULES}", "a"))
+    made.node("0#2", "call", 4.0, 6.0, report=again, asked=chat(f"2nd {RULES}", "b"))
+    made.node("0#3", "tool", 6.0, 10.0)
+    return made.write(tmp_path / "j")
+
+
+def said(invoke: Invoke, capsys: pytest.CaptureFixture[str], *given: object) -> str:
+    assert invoke("why", *given) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_table(journal: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(invoke, capsys, journal, "p-1")
+    for words in (
+        "p-1 (done)",
+        "queued behind 2.00 20",
+        "main-7 2.00 s (level 0, 0.25 s attained; own 3, 4.50 s)",
+        "computed again, pushed out by 2.00 20 64 main-8 2.00 s",
+        "tools 4.00 40",
+        "in all 10.00 100",
+        "node 0#1: 90 of 90 prompt tokens computed, never there: the prompt has changed",
+        "leaves the prompt of node 0#0 after 9 characters",
+        "'[system] ' then '1st You",
+        "64 of them known before: evicted for main-8",
+    ):
+        assert words in text, text
+
+
+def test_json(journal: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> None:
+    found: dict[str, Any] = json.loads(said(invoke, capsys, journal, "p-1", "--json"))
+    assert found["wall_s"] == pytest.approx(10.0)
+    seconds = {one["reason"]: one["seconds"] for one in found["reasons"]}
+    assert seconds == pytest.approx(
+        {"starting": 1.0, "queued": 2.0, "recompute": 2.0, "prefill": 1.0, "tool": 4.0}
+    )
+    assert found["pieces"][1]["by"] == [{"program": "main-7", "level": 0, "attained_s": 0.25}]
+    assert [one["verdict"] for one in found["misses"]] == ["evicted", "changed"]
+    assert found["started"] == BEGAN
+
+
+def test_a_program_that_runs_and_has_no_texts(
+    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(None, content="none").node("0#0", "tool", 0.0, 2.0)
+    text = said(invoke, capsys, made.write(tmp_path / "j"), "p-1")
+    assert "p-1 (open, so far)" in text
+    assert "recorded with --journal-content none: there are no texts" in text
+
+
+def test_bad_input(journal: Path, refused: Refused, tmp_path: Path) -> None:
+    refused("why", journal, "p-2", says=["has no program 'p-2'; did you mean 'p-1'?"])
+    refused("why", journal, "other", says=["there is: p-1"])
+    refused("why", tmp_path / "none", "p-1", says=["there is no such file"])
+    (tmp_path / "text").write_text("hello " * 100)
+    refused("why", tmp_path / "text", "p-1", says=["that is no journal"])

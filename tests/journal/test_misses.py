@@ -1,0 +1,130 @@
+"""Why a call's prompt was computed: evicted by whom, changed where, salted, or new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrt.journal.misses import Miss, misses_of
+from agentrt.request import CallReport, Reply
+from agentrt.request.spans import Cause
+from tests.journal.made import Made, spent
+
+RULES = "You are a cook. " * 30
+
+
+def chat(*said: str, **more: Any) -> dict[str, Any]:
+    roles = ["system", *(["user", "assistant"] * len(said))]
+    pairs = zip(roles, said, strict=False)
+    return {"messages": [{"role": role, "content": text} for role, text in pairs], **more}
+
+
+def computed(prompt: int, cached: int, **more: Any) -> CallReport:
+    return CallReport(prompt_tokens=prompt, cached_tokens=cached, **more)
+
+
+def misses(
+    path: Path, *calls: tuple[Any, CallReport, str], content: str = "full"
+) -> Sequence[Miss]:
+    """Of a program whose calls came one after the other."""
+    made = Made(10.0, content=content)
+    for at, (asked, report, answer) in enumerate(calls):
+        made.node(f"0#{at}", "call", at, at + 1.0, report=report, asked=asked, reply=Reply(answer))
+    return misses_of(made.read(path))
+
+
+def test_a_header_that_changes(tmp_path: Path) -> None:
+    """1. The clock stands before the rules. 2. The second call has all of it anew, and another
+    question: the place of the change, the text around it, and how much is the same again.
+    """
+    first, second = (f"It is {clock}. {RULES}" for clock in ("12:01", "12:02"))
+    (miss,) = misses(
+        tmp_path / "j",
+        (chat(first, "tea?"), computed(100, 0), "yes"),
+        (chat(second, "tea?", "yes", "and milk?"), computed(120, 0), "no"),
+    )
+    assert (miss.node, miss.verdict, miss.earlier) == ("0#1", "changed", "0#0")
+    assert miss.at == len("[system] It is 12:0")
+    assert (miss.before, miss.was[:4], miss.now[:4]) == ("[system] It is 12:0", "1. Y", "2. Y")
+    assert miss.again == len(f". {RULES}\n") + len("[user] tea?\n")
+    assert miss.computed_tokens == 120
+
+
+def test_a_chat_that_goes_on_misses_nothing(tmp_path: Path) -> None:
+    """What it adds was never there; nor was another question after the same rules."""
+    found = misses(
+        tmp_path / "j",
+        (chat(RULES, "tea?"), computed(100, 0), "yes"),
+        (chat(RULES, "tea?", "yes", "and milk?"), computed(120, 96), "no"),
+        (chat(RULES, "coffee?"), computed(100, 80), "no"),
+    )
+    assert found == []
+
+
+def test_the_closest_of_the_earlier_calls_counts(tmp_path: Path) -> None:
+    """Two chats of a program in turns: each goes on from its own."""
+    one, two = f"one {RULES}", f"two {RULES}"
+    found = misses(
+        tmp_path / "j",
+        (chat(one, "a"), computed(100, 0), "b"),
+        (chat(two, "a"), computed(100, 0), "b"),
+        (chat(one, "a", "b", "c"), computed(110, 96), "d"),
+    )
+    assert [(miss.node, miss.earlier) for miss in found] == [("0#1", "0#0")]
+
+
+def test_tools_come_first(tmp_path: Path) -> None:
+    tools = [[{"function": {"name": name}}] for name in ("look", "hear")]
+    (miss,) = misses(
+        tmp_path / "j",
+        (chat(RULES, "a", tools=tools[0]), computed(100, 0), "b"),
+        (chat(RULES, "a", tools=tools[1]), computed(100, 0), "b"),
+    )
+    assert (miss.was[:4], miss.now[:4]) == ("look", "hear")
+    assert miss.again > len(RULES)
+
+
+def test_evicted_blocks(tmp_path: Path) -> None:
+    """The engine lost them, to the programs that it names; the most tokens come first."""
+    by = [["p-7", 0, 1.5]]
+    spans = spent(["recompute", 1.0, 0, 0.0, 64, by], prompt_tokens=120, lost_tokens=64)
+    found = misses(
+        tmp_path / "j",
+        (chat(RULES, "a"), computed(100, 0), "b"),
+        (chat(RULES, "a", "b", "c"), computed(110, 0, lost_tokens=96), "d"),
+        (chat(RULES, "a", "b", "c", "d"), spans, "e"),
+    )
+    assert [(miss.node, miss.verdict, miss.lost_tokens) for miss in found] == [
+        ("0#2", "evicted", 64),
+        ("0#1", "evicted", 96),
+    ]
+    assert found[0].by == (Cause("p-7", 0, 1.5),)
+    assert found[0].earlier == ""
+
+
+def test_salted_prompts(tmp_path: Path) -> None:
+    (miss,) = misses(
+        tmp_path / "j",
+        (chat(RULES, "a", cache_salt="x"), computed(100, 0), "b"),
+        (chat(RULES, "a", cache_salt="y"), computed(100, 0), "b"),
+    )
+    assert (miss.verdict, miss.was, miss.now, miss.earlier) == ("salted", "x", "y", "0#0")
+
+
+def test_contexts_are_compared_by_tokens(tmp_path: Path) -> None:
+    ids = [{"prompt_token_ids": [7] * 20 + [at] + [9] * 20} for at in (1, 2)]
+    (miss,) = misses(tmp_path / "j", *((one, computed(41, 16), "b") for one in ids))
+    assert (miss.at, miss.unit, miss.again) == (20, "tokens", 20)
+    assert miss.before == "7 7 7 7 7 7 7 7 7 7"
+    assert miss.now == "2 9 9 9 9 9 9 9 9 9"
+
+
+def test_without_texts_the_engine_alone_tells(tmp_path: Path) -> None:
+    found = misses(
+        tmp_path / "j",
+        (None, computed(100, 0), "b"),
+        (None, computed(100, 0, lost_tokens=96), "b"),
+        content="none",
+    )
+    assert [(miss.node, miss.verdict, miss.at) for miss in found] == [("0#1", "evicted", 0)]
