@@ -61,8 +61,8 @@ class ProgramScheduler(Bookkeeping):
             # No output of a preempted call may be in flight any more.
             self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
             self.queues.promote(now)
-            for call in self.queues.let_in(now, len(self.running)):
-                self.notes.let_in(call, now)
+            for one in self.queues.let_in(now, len(self.running)):
+                self.notes.let_in(one, now)
             self._make_room(now)
         output = super().schedule(*args, **kwargs)
         for request_id in admitted(output):
