@@ -35,6 +35,10 @@ _LABORATORY = {
         "agentrt.lab.commands.simulate:simulate",
         "Study policies in virtual time, without a model.",
     ),
+    "replay": (
+        "agentrt.lab.commands.replay:replay",
+        "Replay recorded programs under other policies.",
+    ),
     "bench": ("agentrt.lab.commands.bench:bench", "Measure policies against vLLM's own scheduler."),
     "calibrate": (
         "agentrt.lab.commands.calibrate:calibrate",

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrt.cli.engine_log import EngineLog, start_engine
 from agentrt.cli.human import Human
-from agentrt.cli.journals import JournalPlan, opened_journal
+from agentrt.cli.journals import JournalPlan, describe_engine, opened_journal
 from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.cli.screen import Screen
 from agentrt.cli.signals import Drain
@@ -167,6 +167,7 @@ async def _execute(
         with watching(runtime, screen) as watch:
             await start_engine(runtime, screen.progress, log)
             try:
+                await describe_engine(runtime, job.options.scheduler)
                 with drain.possible(partial(_drain, job, runtime, screen)):
                     async with (
                         shown(runtime, job.dashboard, screen.announce),

@@ -12,6 +12,8 @@ from typing import Any
 from agentrt.errors import UsageError
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.store import SQLiteStore, Store
+from agentrt.runtime import Runtime
+from agentrt.scheduler.config import SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +56,22 @@ async def opened_journal(plan: JournalPlan | None) -> AsyncIterator[Journal | No
         return
     async with await Journal.open(plan.opened, plan.options) as journal:
         yield journal
+
+
+async def describe_engine(runtime: Runtime, scheduler: SchedulerConfig) -> None:
+    """Keep in the runtime's journal, if it has one, which engines calls run on, and how they are
+    set: `agentrt replay` goes by that.
+    """
+    if runtime.journal is None:
+        return
+    found = await runtime.executor.snapshot()
+    each = found.get("replicas") or [found]
+    fleet = {"replicas": len(each), "router": found["router"]} if len(each) > 1 else {}
+    runtime.journal.describe(
+        {
+            "model": runtime.executor.info.model,
+            "scheduler": scheduler.to_dict(),
+            **fleet,
+            **each[0].get("sizes", {}),
+        }
+    )

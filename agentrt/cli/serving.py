@@ -17,7 +17,7 @@ from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
 from agentrt.cli.engines import Fleet, make_executor
 from agentrt.cli.execute import lent, make_room
 from agentrt.cli.faults import StoppedError
-from agentrt.cli.journals import opened_journal
+from agentrt.cli.journals import describe_engine, opened_journal
 from agentrt.cli.screen import Screen
 from agentrt.cli.serve_job import ServeJob
 from agentrt.cli.signals import SIGNALS, Drain, Interrupts
@@ -148,6 +148,7 @@ class Serving:
         async with self.screen.showing():
             await start_engine(runtime, self.screen.progress, self.log)
         try:
+            await describe_engine(runtime, job.engine.scheduler)
             with lent(runtime):
                 fronts = fronts_of(await runtime.frontend())
                 server = self._server(runtime, tenants, fronts, served)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -35,6 +35,9 @@ _ENDED = """SELECT e.program FROM agentrt_ends e WHERE e.node = '0' AND e.state 
     AND NOT EXISTS (SELECT 1 FROM agentrt_starts s WHERE s.program = e.program AND s.node = '0'
         AND s.attempt > e.attempt)
     ORDER BY e.ended DESC LIMIT 1000000000 OFFSET ?"""
+
+_DESCRIBE = """INSERT INTO agentrt_journal VALUES ('engine', ?)
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,12 @@ class Journal:
     def fault(self) -> str | None:
         """What is wrong, where nothing can be recorded any more."""
         return None if self._writer.error is None else str(self._writer.error)
+
+    def describe(self, engine: Mapping[str, Any]) -> None:
+        """Keep what the engine is that calls run on from now on, as JSON: for whoever studies the
+        journal, and for no program.
+        """
+        self.put(Statement(_DESCRIBE, (json.dumps(engine),)))
 
     # -- programs ----------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from agentrt.scheduler.table import ProcessTable
 
 _CALL, _PROGRAM = range(2)
 """What comes first at one moment: calls after their gaps, then programs."""
+_TAIL = -1
+"""In place of a call's index: a program's end after its last call."""
 
 
 def drive(backend: Backend, programs: Sequence[ProgramShape], gate: Gate | None = None) -> Ran:
@@ -73,7 +75,10 @@ class Driver:
         self._tick()
         while arrives and self._coming and self._coming[0][0] <= moment:
             at, _, _, what, index = heapq.heappop(self._coming)
-            if isinstance(what, LiveProgram):
+            if isinstance(what, LiveProgram) and index == _TAIL:
+                self._tell_tail(what, "returned")
+                self._end(what, at)
+            elif isinstance(what, LiveProgram):
                 self._emit(what, index)
             else:
                 self._start(what, at)
@@ -151,15 +156,18 @@ class Driver:
         for child in live.ready_after(index):
             self._tell(live, child, ("tool", "human"))
             self._ready(live, child, self._moment)
-        if live.ended:
-            self._end(live)
+        if live.ended and live.shape.tail_s:
+            self._tell_tail(live, "tool")
+            self._expect(self._moment + self._backend.moments(live.shape.tail_s), live, _TAIL)
+        elif live.ended:
+            self._end(live, self._moment)
 
-    def _end(self, live: LiveProgram) -> None:
+    def _end(self, live: LiveProgram, at: float) -> None:
         self.table.end_program(live.row.program_id)
         self._backend.program_ended(live)
         if self._gate:
             self._free(self._gate.ended(live.row.program_id))
-        self.outcomes.append(self._outcome(live))
+        self.outcomes.append(self._outcome(live, self._backend.seconds(at)))
 
     def _tell(self, live: LiveProgram, index: int, what: tuple[str, str]) -> None:
         """Tell the engine that the tool or the human before a call begins, or is done."""
@@ -167,18 +175,22 @@ class Driver:
         if call.after and call.gap_s > 0:
             self._backend.boundary(live.row.program_id, what[call.human], call.tool or "tool")
 
-    def _outcome(self, live: LiveProgram) -> Outcome:
+    def _tell_tail(self, live: LiveProgram, what: str) -> None:
+        if live.shape.tail_tool:
+            self._backend.boundary(live.row.program_id, what, live.shape.tail_tool)
+
+    def _outcome(self, live: LiveProgram, ended_s: float) -> Outcome:
         program, row = live.shape, live.row
         return Outcome(
             program_id=program.program_id,
             type=program.type,
             arrived_s=live.arrived_s,
-            ended_s=self._now_s,
+            ended_s=ended_s,
             ideal_s=self._backend.ideal_s(program),
             output_tokens=program.output_tokens,
             service_s=row.service_s,
             waiting_s=row.waiting_s,
-            tool_s=sum(call.gap_s for call in program.calls),
+            tool_s=sum(call.gap_s for call in program.calls) + program.tail_s,
             preemptions=row.usage.preemptions,
             steps=live.engine_steps,
         )

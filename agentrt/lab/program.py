@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from agentrt.lab.engine.virtual import PrioritizedCall, tokens
 from agentrt.lab.runs.machine import prompt_tokens
@@ -123,6 +124,8 @@ class LiveProgram:
 
     def _prompt(self, index: int) -> list[int]:
         program, call = self.shape, self.shape.calls[index]
+        if call.prompt_ids:
+            return list(chain.from_iterable(call.prompt_ids))
         if call.extends is None:
             ids = self.words(f"system of {program.type}", program.system_tokens)
         else:

@@ -32,6 +32,7 @@ _OF_EACH = (
     "steps",
     "computed_tokens",
     "blocks",
+    "sizes",
     "free_blocks",
     "free_slots",
     "needs_blocks",

@@ -263,7 +263,8 @@ class ReplicaSet(Executor):
         return [r for r in self.replicas if program_id in r.programs and r.state in UP]
 
     async def snapshot(self) -> Mapping[str, Any]:
-        return await snapshot_of(self.replicas)
+        router = self.routing.dispatcher.router.name
+        return {**await snapshot_of(self.replicas), "router": router}
 
     async def metrics(self) -> Sequence[Metric]:
         return await metrics_of(self.replicas)

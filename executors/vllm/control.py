@@ -12,7 +12,7 @@ from agentrt.errors import ConfigError
 from agentrt.executors.history import HistoryFile
 from agentrt.executors.vllm._compat.grammars import prepare
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
-from agentrt.executors.vllm._compat.scheduling import free_slots
+from agentrt.executors.vllm._compat.scheduling import free_slots, sizes
 from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.reports import AbortedReports
 from agentrt.executors.vllm.retention import BlockRetention
@@ -128,7 +128,7 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
     A call's ``since`` is when it began to run, or to wait, as it does now (seconds on the
     machine's monotonic clock), ``waited_s`` its waits before that one; ``free_slots`` are slots
     in the batch that nobody has, and ``needs_blocks`` is what the first waiting call takes of
-    the KV cache.
+    the KV cache. ``sizes`` are what its decisions depend on beside the policy.
     """
     calls = scheduler.queues.calls
     waiting = [calls[request.request_id] for request in scheduler.waiting]
@@ -144,6 +144,7 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
         "protected_blocks": scheduler.retention.protected,
         "needs_blocks": blocks_needed(scheduler, waiting[0].item, free) if waiting else 0,
         "blocks": all_blocks(scheduler),
+        "sizes": sizes(scheduler),
         "free_slots": free_slots(scheduler),
         "computed_tokens": scheduler.computed_tokens,
         "requests": len(scheduler.requests),

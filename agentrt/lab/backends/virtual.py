@@ -204,12 +204,16 @@ class Virtual(Backend):
             )
             number = self._replicas.send(call.call_id, question)
         lane = self.lanes[number]
-        if not lane.engine.busy:
-            lane.engine.wait_until(self._now)
-        lane.engine.submit(request)
+        self._wake(lane)
+        lane.engine.submit(request, live.shape.calls[index].output_ids)
         if not lane.stepping:
             lane.stepping = True
             self._beginning.append(lane)
+
+    def _wake(self, lane: _Lane) -> None:
+        """The clock of an engine without calls has not gone on."""
+        if not lane.engine.busy:
+            lane.engine.wait_until(self._now)
 
     def _had(self, program_id: str) -> list[_Lane]:
         """The engines that have served a program."""
@@ -219,6 +223,7 @@ class Virtual(Backend):
 
     def boundary(self, program_id: str, what: str, name: str) -> None:
         for lane in self._had(program_id):
+            self._wake(lane)
             lane.engine.boundary(program_id, what, name)
 
     def program_ended(self, live: LiveProgram) -> None:
@@ -228,6 +233,7 @@ class Virtual(Backend):
         if self._replicas is not None:
             self._replicas.program_ended(totals.program_id)
         for lane in had:
+            self._wake(lane)
             lane.engine.end_program(totals)
 
     # -- what it has counted -----------------------------------------------------------

@@ -26,13 +26,14 @@ _OUTLIER = 4.0
 class StepWork:
     """What one step computes.
 
-    A call that computes one token decodes; one that computes more is in prefill.
+    A call that computes one token decodes; one that computes more is in prefill. An average step
+    has parts of them.
     ``context_tokens`` is the sum, over both, of a call's tokens up to and with this step.
     """
 
-    prefill_tokens: int = 0
-    decode_calls: int = 0
-    context_tokens: int = 0
+    prefill_tokens: float = 0
+    decode_calls: float = 0
+    context_tokens: float = 0
 
     @classmethod
     def of(cls, scheduled: Mapping[str, int], computed: Mapping[str, int]) -> StepWork:
@@ -192,5 +193,5 @@ def _least_squares(samples: Sequence[Sample]) -> tuple[float, float, float, floa
     return base, prefill, decode, context
 
 
-def _row(work: StepWork) -> tuple[int, int, int, int]:
+def _row(work: StepWork) -> tuple[float, float, float, float]:
     return (1, work.prefill_tokens, work.decode_calls, work.context_tokens)

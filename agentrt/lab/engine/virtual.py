@@ -133,8 +133,9 @@ class VirtualEngine:
         self.counts = EngineCounts()
         self._empty_steps = 0
         self._engine = HeadlessEngine(
-            self.scheduler, options.in_flight, step_time.seconds, output_token
+            self.scheduler, options.in_flight, step_time.seconds, self._token
         )
+        self._told: dict[str, Sequence[int]] = {}
         self._probe = None if isinstance(scheduling, SchedulerConfig) else self._watch()
 
     def _watch(self) -> Probe:
@@ -174,7 +175,7 @@ class VirtualEngine:
     def prepare(self, call: Call, prompt: Sequence[int]) -> Request:
         """The call as vLLM's request, which knows the hashes of its blocks.
 
-        It generates exactly its ``max_tokens``: see `output_token`.
+        It generates exactly its ``max_tokens``.
         """
         return make_request(
             call.call_id,
@@ -186,9 +187,17 @@ class VirtualEngine:
             priority=call.priority if isinstance(call, PrioritizedCall) else 0,
         )
 
-    def submit(self, request: Request) -> None:
-        """A request that `prepare` made arrives now, of this engine or of one like it."""
+    def submit(self, request: Request, output: Sequence[int] = ()) -> None:
+        """A request that `prepare` made arrives now, of this engine or of one like it. It generates
+        ``output``, or what no other one does: see `output_token`.
+        """
+        if output:
+            self._told[request.request_id] = output
         self._engine.submit(request)
+
+    def _token(self, call_id: str, index: int) -> int:
+        told = self._told.get(call_id)
+        return output_token(call_id, index) if told is None else told[index]
 
     def step(self) -> dict[str, CallReport]:
         """One engine step. The calls that ended with it. Raises `InvariantError` if stuck."""
@@ -201,7 +210,8 @@ class VirtualEngine:
         if self._empty_steps > _STUCK_STEPS:
             raise InvariantError(f"{len(self._engine.requests)} calls wait and none can run")
         reports = {name: self._report(name, step.reports[name]) for name in step.finished}
-        for report in reports.values():
+        for name, report in reports.items():
+            self._told.pop(name, None)
             self.counts.add(report)
         return reports
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 """What a drawing's file may end in."""
 
-_MARKERS = "osD^vP*X<>h"
+MARKERS = "osD^vP*X<>h"
 
 
 def check_matplotlib() -> None:
@@ -75,7 +75,7 @@ def draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
 
     loads = list(dict.fromkeys(cell.setting.label for cell in sorted(cells, key=_by_load)))
     for number, policy in enumerate(dict.fromkeys(cell.name for cell in cells)):
-        style: dict[str, Any] = {"color": f"C{number}", "marker": _MARKERS[number % len(_MARKERS)]}
+        style: dict[str, Any] = {"color": f"C{number}", "marker": MARKERS[number % len(MARKERS)]}
         mine = sorted((cell for cell in cells if cell.name == policy), key=_by_load)
         # Bursts are no higher a load: no line leads to them.
         for bursty, label in ((False, policy), (True, None)):

@@ -84,7 +84,7 @@ def about_scales(source: Source) -> str:
 
 _VIRTUAL = """**Virtual time**: the real scheduler and KV-cache manager of vLLM {}, no model; the
 times of its steps are {}. The machine that it ran on does not matter."""
-_SIZES = "Engine: {} batch slots, {} KV blocks of 16 tokens, {} tokens a step at most."
+_SIZES = "Engine: {} batch slots, {} KV blocks of {} tokens, {} tokens a step at most."
 
 
 _STEPS_ALONE = """**Step simulator**: {} batch slots; every step takes {:.2f} ms and gives each
@@ -100,7 +100,7 @@ def about_engine(machine: Machine) -> str:
         measured = "made up, after an 8B model on a large GPU"
     else:
         measured = f"those measured of {times.model} on {times.hardware}"
-    sizes = machine.batch, machine.kv_blocks, machine.max_num_batched_tokens
+    sizes = machine.batch, machine.kv_blocks, machine.block_size, machine.max_num_batched_tokens
     return f"{_VIRTUAL.format(vllm_version(), measured)}\n{_SIZES.format(*sizes)}"
 
 

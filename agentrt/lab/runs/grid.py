@@ -65,7 +65,7 @@ def turns(everyone: Sequence[One], repeat: int) -> list[One]:
 
 def do(spec: RunSpec) -> RunResult:
     """Do a run, in this process."""
-    ran = _ran(spec, arrivals(spec))
+    ran = run(spec, arrivals(spec))
     types = sorted({outcome.type for outcome in ran.outcomes})
     return RunResult(spec, ran.summary(), {name: ran.summary_of(name) for name in types})
 
@@ -77,7 +77,8 @@ def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
     return arranged if hints is None else with_hints(arranged, hints, spec.seed)
 
 
-def _ran(spec: RunSpec, programs: Sequence[ProgramShape]) -> Ran:
+def run(spec: RunSpec, programs: Sequence[ProgramShape]) -> Ran:
+    """The run, with all that came of each program."""
     machine, one = spec.machine, spec.contender
     count, router = machine.replicas, machine.router
     if machine.depth == "virtual":

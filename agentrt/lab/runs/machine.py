@@ -27,9 +27,10 @@ class Machine:
     """An engine with ``batch`` slots, and how deep to simulate it.
 
     ``step_s`` is for depth ``steps``: seconds per step. The others are for ``virtual``:
-    the KV cache in vLLM's blocks of 16 tokens, the tokens that a step computes at most,
-    and the file with the steps' times, None for those of `StepTimeModel`. There are
-    ``replicas`` of it, and ``router`` names what spreads the calls over several.
+    the KV cache in blocks of ``block_size`` tokens, the tokens that a step computes at most,
+    the steps' times or the file with them, None for those of `StepTimeModel`, and the steps
+    ``in_flight``. There are ``replicas`` of it, and ``router`` names what spreads the calls over
+    several.
     """
 
     batch: int = 32
@@ -37,9 +38,11 @@ class Machine:
     depth: str = "steps"
     kv_blocks: int = 8192
     max_num_batched_tokens: int = 2048
-    step_model: Path | None = None
+    step_model: Path | StepTimeModel | None = None
     replicas: int = 1
     router: str = DEFAULT_ROUTER
+    block_size: int = BLOCK_SIZE
+    in_flight: int = 1
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -58,7 +61,9 @@ class Machine:
 
     def step_time(self) -> StepTimeModel:
         """The times of the virtual engine's steps. Raises `ConfigError` for a bad file."""
-        return StepTimeModel() if self.step_model is None else _loaded(self.step_model)
+        if isinstance(self.step_model, Path):
+            return _loaded(self.step_model)
+        return self.step_model or StepTimeModel()
 
     def virtual_options(self) -> VirtualOptions:
         """The virtual engine's size; a single call may fill its whole KV cache."""
@@ -66,8 +71,9 @@ class Machine:
             max_num_seqs=self.batch,
             kv_blocks=self.kv_blocks,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            block_size=BLOCK_SIZE,
-            max_model_len=max(1, self.kv_blocks - 1) * BLOCK_SIZE,
+            block_size=self.block_size,
+            max_model_len=max(1, self.kv_blocks - 1) * self.block_size,
+            in_flight=self.in_flight,
         )
 
     def token_s(self) -> float:
@@ -92,6 +98,7 @@ class Machine:
         times = self.step_time()
         return told | {
             "kv_blocks": self.kv_blocks,
+            "block_size": self.block_size,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "step_time": {
                 "coefficients_s": list(times.coefficients),

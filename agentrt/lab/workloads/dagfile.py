@@ -44,6 +44,8 @@ class _Node(Record):
 class _Head(Record):
     id: str
     type: str | None = None
+    tenant: str = "default"
+    started_at: Number | None = None
 
 
 class _Dag(Record):
@@ -54,13 +56,14 @@ class _Dag(Record):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A node that was read: the calls that it stands for, whether a human is in it.
+    """A node that was read: the calls that it stands for, whether a human is in it, or which tool.
 
     A call stands for itself; an interrupt for the calls before it.
     """
 
     calls: tuple[int, ...]
     human: bool = False
+    tool: str = ""
 
 
 def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> list[ProgramShape]:
@@ -70,12 +73,16 @@ def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> 
     for entry in entries:
         with notes.leaving_out(UNREADABLE):
             dag = entry.read(_Dag)
-            at_s = min((node.created_at for node in dag.nodes), default=0.0)
+            at_s = dag.program.started_at
+            if at_s is None:
+                at_s = min((node.created_at for node in dag.nodes), default=0.0)
             calls = _calls(entry, dag, at_s, scales, notes)
             began += [at_s] if dag.nodes else []
             if calls:
                 kind = dag.program.type or type
-                programs.append(ProgramShape(dag.program.id, kind, calls, at_s))
+                programs.append(
+                    ProgramShape(dag.program.id, kind, calls, at_s, tenant=dag.program.tenant)
+                )
             else:
                 notes[NO_CALLS] += 1
     first = min(began, default=0.0)
@@ -99,9 +106,11 @@ def _calls(
         parents = [seen[parent] for parent in node.parents]
         before = tuple(sorted({call for parent in parents for call in parent.calls}))
         human = any(parent.human for parent in parents)
+        tool = max((parent.tool for parent in parents), default="")
         report = _report(node, where, notes)
         if report is None:
-            seen[node.id] = _Seen(before, human or node.kind == "human")
+            used = (node.name or "") if node.kind == "tool" else tool
+            seen[node.id] = _Seen(before, human or node.kind == "human", used)
             continue
         call = replay.call(
             _place(node),
@@ -111,6 +120,7 @@ def _calls(
             extends=_extended(report, before, reports),
             gap_s=_gap(node, before, ends, began_s, notes),
             human=human,
+            tool=tool,
         )
         seen[node.id] = _Seen((call,))
         ends.append(node.ended_at)

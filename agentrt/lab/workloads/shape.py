@@ -26,7 +26,8 @@ class CallShape:
 
     ``prompt_tokens`` is the whole prompt. It begins with the prompt and the output of
     the earlier call that it ``extends``, or else with the program's shared
-    `ProgramShape.system_tokens`.
+    `ProgramShape.system_tokens`. Where more is known of who shares what with whom,
+    ``prompt_ids`` are its token ids, in parts, and ``output_ids`` those that it generates.
     """
 
     output_tokens: int
@@ -37,6 +38,8 @@ class CallShape:
     extends: int | None = None
     human: bool = False
     tool: str = ""
+    prompt_ids: tuple[Sequence[int], ...] = ()
+    output_ids: tuple[int, ...] = ()
 
     @property
     def needs(self) -> set[int]:
@@ -50,7 +53,8 @@ class ProgramShape:
 
     ``system_tokens`` leading tokens of its prompts are the same in all programs of its
     type. ``hint_tokens`` is a guess, made when the program starts, of the output
-    tokens that it will need in all.
+    tokens that it will need in all. It ends ``tail_s`` after its last call, which a tool takes if
+    ``tail_tool`` names one.
     """
 
     program_id: str
@@ -60,6 +64,8 @@ class ProgramShape:
     tenant: str = "default"
     system_tokens: int = 0
     hint_tokens: float | None = None
+    tail_s: float = 0.0
+    tail_tool: str = ""
 
     def __post_init__(self) -> None:
         if not self.calls:

@@ -1,6 +1,7 @@
 """Programs from files: what agents really did, as shapes that can be run again.
 
-Two formats, told apart by their fields; each file is JSON or JSON lines, gzipped or not:
+A file is a **journal** (`agentrt.lab.workloads.journals`), or JSON or JSON lines, gzipped or not,
+of one of two formats, told apart by their fields:
 
 * **sessions** of coding agents (`agentrt.lab.workloads.sessions`): objects with ``calls``;
 * **DAGs** that ``agentrt run --dag FILE.json`` wrote (`agentrt.lab.workloads.dagfile`).
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads import dagfile, sessions
+from agentrt.lab.workloads import dagfile, journals, sessions
 from agentrt.lab.workloads.fields import Fields, Notes, read_objects
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import ProgramShape
@@ -75,7 +76,8 @@ def read_programs(
     at least a token. A prompt holds the earlier prompt and output that it begins with,
     so contexts shrink in full only if outputs shrink with them; where a prompt had to stay
     longer than the scale says, it is counted.
-    Programs of DAGs arrive when they did, in seconds after the first; sessions at their start.
+    Programs of DAGs and journals arrive when they did, in seconds after the first; sessions at
+    their start.
 
     A session, subagent or DAG that cannot be read is left out. The notes count them, and
     say where the first one is and what is wrong with it.
@@ -85,8 +87,11 @@ def read_programs(
     scales = Scales(context_scale, output_scale, gap_scale)
     source = Path(path)
     notes = Notes()
-    name, entries = _of_one_format(read_objects(source, notes), notes)
-    programs = _READERS[name](entries, _stem(source), scales, notes) if entries else []
+    if journals.is_journal(source):
+        name, programs = "a journal", journals.read(source, scales, notes)
+    else:
+        name, entries = _of_one_format(read_objects(source, notes), notes)
+        programs = _READERS[name](entries, _stem(source), scales, notes) if entries else []
     if not programs:
         raise ConfigError(_nothing_left(source, notes))
     _unique(source, programs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -20,6 +20,20 @@ def free_slots(scheduler: Scheduler) -> int:
     """Batch slots that no running request holds."""
     taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
     return int(scheduler.max_num_active_reqs - taken)
+
+
+def sizes(scheduler: Scheduler) -> dict[str, Any]:
+    """The sizes that its decisions depend on, in vLLM's own words but for ``in_flight``: so many
+    steps are under way at a time.
+    """
+    config = scheduler.scheduler_config
+    return {
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "kv_blocks": scheduler.kv_cache_config.num_blocks,
+        "block_size": scheduler.block_size,
+        "in_flight": 2 if config.async_scheduling else 1,
+    }
 
 
 def preempt(scheduler: Scheduler, request: Request, now: float) -> None:

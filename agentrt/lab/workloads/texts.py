@@ -1,0 +1,86 @@
+"""Token ids for recorded texts: what two prompts have in common is the same in their ids.
+
+A journal has a prompt's text and how many tokens it had, and no ids. All texts go into a tree of
+their common beginnings, in the order of the calls. What is new in a text gets the tokens that are
+new, spread over its characters: so an output has as many as were recorded, in later prompts, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_FIRST = 1 << 41
+"""Above all that `agentrt.lab.engine.virtual.tokens` makes."""
+
+
+class _Edge:
+    """A piece of text with its token ids, and what has followed it so far."""
+
+    __slots__ = ("below", "ids", "text")
+
+    def __init__(self, text: str, ids: range) -> None:
+        self.text, self.ids = text, ids
+        self.below: dict[str, _Edge] = {}
+
+    def split(self, at: int) -> None:
+        """Another text leaves this one here."""
+        cut = round(len(self.ids) * at / len(self.text))
+        rest = _Edge(self.text[at:], self.ids[cut:])
+        rest.below, self.below = self.below, {rest.text[0]: rest}
+        self.text, self.ids = self.text[:at], self.ids[:cut]
+
+
+class Texts:
+    """The trees of all texts so far: those of different roots have nothing in common."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, _Edge] = {}
+        self._next = _FIRST
+
+    def ids(self, root: str, text: str, count: int) -> tuple[range, ...]:
+        """The ``count`` token ids of a text, in parts."""
+        at = self._roots.setdefault(root, _Edge("", range(0)))
+        left, parts = count, list[range]()
+        while text:
+            edge = at.below.get(text[0])
+            if edge is None:
+                edge = at.below[text[0]] = _Edge(text, self._fresh(left))
+            elif not text.startswith(edge.text):
+                pairs = enumerate(zip(text, edge.text, strict=False))
+                edge.split(next((at for at, (one, two) in pairs if one != two), len(text)))
+            parts.append(edge.ids[:left])
+            left -= len(parts[-1])
+            text, at = text[len(edge.text) :], edge
+        # What the text does not show, such as an image, is nobody else's.
+        return tuple(part for part in (*parts, self._fresh(left)) if part)
+
+    def _fresh(self, count: int) -> range:
+        first, self._next = self._next, self._next + count
+        return range(first, self._next)
+
+
+# -- what a chat reads as, about as a template writes it --------------------------------------
+
+
+def prompt_text(request: Mapping[str, Any]) -> str:
+    """A chat request, up to where its answer begins."""
+    tools = json.dumps(request["tools"]) if request.get("tools") else ""
+    told = "".join(f"{one.get('role')}\n{said(one)}" for one in request["messages"])
+    return f"{tools}{told}assistant\n"
+
+
+def said(message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """What a message says: its text and its tool calls, without their ids."""
+    content = message.get("content")
+    text = content if isinstance(content, str) else json.dumps(content or "")
+    given = [one["function"] for one in message.get("tool_calls") or ()] if calls is None else calls
+    return "".join([text, *map(_called, given), "\n"])
+
+
+def _called(call: Mapping[str, Any]) -> str:
+    arguments = call["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return f"{call['name']}{arguments}"
