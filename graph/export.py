@@ -98,6 +98,8 @@ def _node_json(node: Node) -> dict[str, Any]:
         given = interrupt.arguments
         fields["interrupt"] = asdict(replace(interrupt, arguments=None))
         fields["interrupt"]["arguments"] = None if given is None else _plain(given)
+    if node.report is not None:
+        del fields["report"]["spans"]  # a journal has them, and times to see them against
     fields["kind"] = node.kind.value
     fields["state"] = node.state.value
     fields["parents"] = list(node.parents)
