@@ -303,21 +303,26 @@ class NodeRecord:
     not ``kept`` is what a program does while it is stopped.
     """
 
-    __slots__ = ("first", "kept", "key", "label", "past", "place", "program", "start")
+    __slots__ = ("first", "kept", "label", "past", "place", "program", "start")
 
     def __init__(
         self, program: ProgramRecord, start: StartRow, past: PastNode | None, *, kept: bool = True
     ) -> None:
         self.program, self.start, self.past, self.kept = program, start, past, kept
         self.place, self.label = start.node, start.name
-        self.key = program.key_of(self.place)
         self.first = start.started if past is None else past.first
+
+    @property
+    def key(self) -> str:
+        """That of the node's work: the same, however often it is begun."""
+        return self.program.key_of(self.place)
 
     def begin(self) -> None:
         """An attempt begins; it is written with what comes next."""
         if self.kept:
-            attempt = self.start.attempt + 1
-            self.start = self.start._replace(attempt=attempt, started=time.time())
+            before = self.start
+            row = *before[:2], before.attempt + 1, *before[3:-1], time.time()
+            self.start = StartRow._make(row)
             self.program.add(self.start)
 
     async def begin_now(self) -> None:

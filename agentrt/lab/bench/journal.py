@@ -68,7 +68,9 @@ process, also that in the kernel. Each repeat runs all sides, and compares them 
 def journal(**options: Any) -> None:
     """Processor time of a call with a journal, over that without one."""
     load = Load(options["programs"], options["calls"])
-    engines = {INSTANT: Instant, **({VLLM: partial(_vllm, load)} if options["real"] else {})}
+    engines: dict[str, Callable[[], Executor]] = {INSTANT: Instant}
+    if options["real"]:
+        engines[VLLM] = partial(_vllm, load)
     measured = Results({"engine": "engine", "journal": "journal"})
     measured.expect((engine, side) for engine in engines for side in SIDES)
 
