@@ -50,6 +50,7 @@ _TEXTS: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = 
     set: ("set", lambda value: sorted(value, key=repr), set),
     frozenset: ("frozenset", lambda value: sorted(value, key=repr), frozenset),
 }
+Said = tuple[object, orjson.Fragment]
 _READERS = {name: read for name, _, read in _TEXTS.values()}
 
 
@@ -57,13 +58,15 @@ class UnkeptError(AgentrtError):
     """A value that a journal cannot keep, or cannot give back."""
 
 
-def dumps(value: Any) -> str:
-    """A value as JSON text. Raises `UnkeptError`."""
-    made = _encoded(value, 0)
+def dumps(value: Any, said: Said | None = None) -> str:
+    """A value as JSON text; ``said`` is what one of its fields is, and the text of that.
+
+    Raises `UnkeptError`.
+    """
     try:
-        return orjson.dumps(made).decode()
+        return orjson.dumps(_encoded(value, 0, said)).decode()
     except TypeError:  # a number of more than 64 bits, or half of a surrogate pair
-        return json.dumps(made, separators=(",", ":"))
+        return json.dumps(_encoded(value, 0), separators=(",", ":"))
 
 
 def loads(text: str) -> Any:
@@ -97,7 +100,7 @@ def digest_of(*texts: str) -> str:
 # -- to JSON --------------------------------------------------------------------------------
 
 
-def _encoded(value: Any, depth: int) -> Any:
+def _encoded(value: Any, depth: int, said: Said | None = None) -> Any:
     if depth > _DEEPEST:
         raise UnkeptError("it is nested too deeply, or in itself")
     kind = type(value)
@@ -112,7 +115,7 @@ def _encoded(value: Any, depth: int) -> Any:
     if kind in _TEXTS:
         name, write, _ = _TEXTS[kind]
         return {_KIND: name, "value": _encoded(write(value), depth + 1)}
-    return _instance(value, depth)
+    return _instance(value, depth, said)
 
 
 def _object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
@@ -122,7 +125,7 @@ def _object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     return {_KIND: "dict", "value": pairs}
 
 
-def _instance(value: Any, depth: int) -> dict[str, Any]:
+def _instance(value: Any, depth: int, said: Said | None) -> dict[str, Any]:
     """An instance of a class that can be found again."""
     kind = type(value)
     name, fields = _known(cast(Hashable, kind))
@@ -133,7 +136,9 @@ def _instance(value: Any, depth: int) -> dict[str, Any]:
         every = zip(fields.names, fields.defaults, fields.read(value), strict=True)
         made = {field: given for field, default, given in every if given is not default}
         for field, given in made.items():
-            if type(given) not in _PLAIN:
+            if said is not None and given is said[0]:
+                made[field] = said[1]
+            elif type(given) not in _PLAIN:
                 made[field] = _encoded(given, depth + 1)
         return {_KIND: name, **made}
     if isinstance(value, enum.Enum):

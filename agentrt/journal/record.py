@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from orjson import Fragment
+
 from agentrt.errors import (
     DivergenceError,
     EngineError,
@@ -17,7 +19,7 @@ from agentrt.errors import (
     ToolLostError,
     UsageError,
 )
-from agentrt.journal.codec import UnkeptError, digest_of, dumps, loads, shown
+from agentrt.journal.codec import Said, UnkeptError, digest_of, dumps, loads, shown
 from agentrt.journal.difference import difference
 from agentrt.journal.past import Past, PastNode
 from agentrt.journal.schema import (
@@ -221,12 +223,12 @@ class ProgramRecord:
         """A node begins."""
         self._sink.put(start)
 
-    def outcome(self, value: Any, state: str) -> tuple[str, str]:
+    def outcome(self, value: Any, state: str, said: Said | None = None) -> tuple[str, str]:
         """A node's state and its outcome, as far as that can be kept."""
         if self._sink.content != "full":
             return state, ""
         try:
-            return state, dumps(value)
+            return state, dumps(value, said)
         except UnkeptError as error:
             if state != FAILED:
                 return LOST, json.dumps(str(error))
@@ -253,8 +255,9 @@ class ProgramRecord:
         if dag is not None:
             self.places[dag[0]] = start.node
             parents = " ".join(self.places.get(one, "?") for one in dag[1])
-        said = "" if account is None else dumps(account)
-        self._end(start, *self.outcome(value, DONE), (said, parents))
+        text = "" if account is None else dumps(account)
+        said = (account, Fragment(text)) if text else None
+        self._end(start, *self.outcome(value, DONE, said), (text, parents))
 
     def failed(self, start: StartRow, error: BaseException) -> bool:
         """A node has failed, or was cancelled. Whether that is to be written now."""
