@@ -14,13 +14,13 @@ import datetime
 import decimal
 import enum
 import json
-import math
 import pathlib
 import sys
 import uuid
 from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache, partial
 from hashlib import blake2b
+from math import isfinite
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
@@ -104,12 +104,18 @@ def _encoded(value: Any, depth: int, said: Said | None = None) -> Any:
     if depth > _DEEPEST:
         raise UnkeptError("it is nested too deeply, or in itself")
     kind = type(value)
-    if kind in _PLAIN or (kind is float and math.isfinite(value)):
+    if kind in _PLAIN or (kind is float and isfinite(value)):
         return value
     if kind is list:
         if _PLAIN.issuperset(map(type, value)):  # many are long lists of token ids
             return value
-        return [_encoded(each, depth + 1) for each in value]
+        # Here, since a call for each number takes longer than all else.
+        return [
+            each
+            if (kind := type(each)) in _PLAIN or (kind is float and isfinite(each))
+            else _encoded(each, depth + 1)
+            for each in value
+        ]
     if kind is dict:
         return _object(value, depth)
     if kind in _TEXTS:

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
@@ -38,10 +38,17 @@ from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
 
 OFF, INSTANT, VLLM = "off", "answers at once", "vLLM"
-SIDES: Sequence[str] = (OFF, *get_args(Content))
+_KEPT: Sequence[Content] = ("none", "full")
+SIDES: Sequence[str] = (OFF, *_KEPT)
 _PROMPT = "What does the harvest of the northern fields need before the first frost? " * 8
-_SAYS = "It needs dry days, enough hands, and sound carts for the road to the mill. " * 2
-_TOKENS = 32
+_WORD = "dry, "
+_BY = [["other-1", 0, 0.5], ["other-2", 1, 2.5]]
+_SPANS = [
+    ["queued", 0.125, 0, 0.5, 0, _BY],
+    ["prefill", 0.05, 0, 0.5, 130, []],
+    ["decode", 0.2, 1, 0.5, 128, []],
+]
+"""As vLLM's engine has them."""
 _SPREAD = "{:.0f} ({:.0f}-{:.0f})"
 COLUMNS = (
     Column("CPU us a call", "cpu_us", _SPREAD),
@@ -51,10 +58,10 @@ COLUMNS = (
 EPILOG = """\b
 Examples:
   agentrt bench journal --repeat 20
-  agentrt bench journal --real --programs 8 --calls 10 --json
+  agentrt bench journal --real --calls 10 --json
 
 \b
-The sides are those of --journal-content; off is without a journal. CPU is processor time of this
+A side is what --journal-content keeps; off is without a journal. CPU is processor time of this
 process, also that in the kernel. Each repeat runs all sides, and compares them with each other.
 """
 
@@ -62,13 +69,14 @@ process, also that in the kernel. Each repeat runs all sides, and compares them 
 @click.command(epilog=EPILOG)
 @count_option("--programs", default=16, about="So many at once.")
 @count_option("--calls", default=40, about="Of each program, one after the other.")
+@count_option("--tokens", default=128, about="Of each answer.")
 @count_option("--repeat", default=10, about="Turns of each side.")
 @click.option("--real", is_flag=True, help="Also under vLLM's front end, and with its engine.")
 @json_option
 def journal(**options: Any) -> None:
     """Processor time of a call with a journal, over that without one."""
-    load = Load(options["programs"], options["calls"])
-    engines: dict[str, Callable[[], Executor]] = {INSTANT: Instant}
+    load = Load(options["programs"], options["calls"], options["tokens"])
+    engines: dict[str, Callable[[], Executor]] = {INSTANT: partial(Instant, load.tokens)}
     if options["real"]:
         engines[VLLM] = partial(_vllm, load)
     measured = Results({"engine": "engine", "journal": "journal"})
@@ -93,10 +101,10 @@ async def measure(
                 await start_engine(runtime, lambda message: None, log)
             stack.push_async_callback(runtime.close)
             sides: dict[str, Journal | None] = {OFF: None}
-            for side in get_args(Content):
-                opened = partial(SQLiteStore, Path(folder, side))
-                journal = await Journal.open(opened, JournalOptions(side))
-                sides[side] = await stack.enter_async_context(journal)
+            for content in _KEPT:
+                opened = partial(SQLiteStore, Path(folder, content))
+                journal = await Journal.open(opened, JournalOptions(content))
+                sides[content] = await stack.enter_async_context(journal)
             for repeat in range(-1, repeats):
                 note(f"{engine}: repeat {repeat + 1} of {repeats}")
                 order = turns(SIDES, max(0, repeat))
@@ -109,10 +117,11 @@ async def measure(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many ``programs`` at once, of so many ``calls`` each."""
+    """So many ``programs`` at once, of so many ``calls`` each, with so many ``tokens``."""
 
     programs: int
     calls: int
+    tokens: int
 
     async def run(self, runtime: Runtime, journal: Journal | None) -> float:
         """Run it; microseconds of processor time for each call."""
@@ -129,16 +138,21 @@ class Load:
     async def _ask(self, ctx: Context, number: int) -> None:
         for call in range(self.calls):
             question = f"{number}.{call}: {_PROMPT}"
-            await ctx.llm(question, max_tokens=_TOKENS, ignore_eos=True)
+            await ctx.llm(question, max_tokens=self.tokens, ignore_eos=True)
 
 
 class Instant(Executor):
     """Gives every call the same answer, in the next turn of the event loop."""
 
+    def __init__(self, tokens: int) -> None:
+        self._says = _WORD * tokens
+        self._report = CallReport(
+            service_s=0.25, waiting_s=0.125, steps=tokens, output_tokens=tokens, spans=_SPANS
+        )
+
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         await asyncio.sleep(0)
-        report = CallReport(service_s=0.25, waiting_s=0.125, steps=_TOKENS, output_tokens=_TOKENS)
-        yield Chunk(_SAYS, Reply(_SAYS, report=report))
+        yield Chunk(self._says, Reply(self._says, report=self._report))
 
 
 def _vllm(load: Load) -> VLLMEngine:
