@@ -144,7 +144,7 @@ def _instance(value: Any, depth: int, said: Said | None) -> dict[str, Any]:
         for field, given in made.items():
             if said is not None and given is said[0]:
                 made[field] = said[1]
-            elif type(given) not in _PLAIN:
+            elif type(given) not in _PLAIN and field not in fields.plain:
                 made[field] = _encoded(given, depth + 1)
         return {_KIND: name, **made}
     if isinstance(value, enum.Enum):
@@ -159,11 +159,14 @@ def _instance(value: Any, depth: int, said: Said | None) -> dict[str, Any]:
 
 
 class _Fields(NamedTuple):
-    """Those of a dataclass with their defaults; ``read`` gives the values of all."""
+    """Those of a dataclass with their defaults; ``read`` gives the values of all. What is ``plain``
+    is JSON as it is.
+    """
 
     names: tuple[str, ...]
     defaults: tuple[Any, ...]
     read: Callable[[Any], tuple[Any, ...]]
+    plain: frozenset[str]
 
 
 @lru_cache(maxsize=256)
@@ -179,7 +182,8 @@ def _known(kind: Any) -> tuple[str | None, _Fields | None]:
     names = tuple(one.name for one in fields)
     # With one name, and with none, attrgetter gives no tuple.
     read = attrgetter(*names) if len(names) > 1 else partial(_read, names)
-    return name, _Fields(names, tuple(one.default for one in fields), read)
+    plain = frozenset(one.name for one in fields if one.metadata.get("plain"))
+    return name, _Fields(names, tuple(one.default for one in fields), read, plain)
 
 
 def _read(names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
