@@ -23,6 +23,7 @@ _PRODUCT = {
     "worker": ("agentrt.cli.worker:worker", "Offer functions as tools, at an MQTT broker."),
     "runs": ("agentrt.cli.runs:runs", "List, compare and fork the programs of a journal."),
     "why": ("agentrt.cli.why:why", "Say where a recorded program's time went."),
+    "trace": ("agentrt.cli.trace:trace", "Make a timeline of a journal, for Perfetto."),
     "keys": ("agentrt.cli.serve:keys", "Make API keys for a server's tenants."),
     "questions": (
         "agentrt.cli.questions:questions",

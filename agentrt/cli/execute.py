@@ -101,6 +101,7 @@ class Job:
     max_live: int = 4096
     answers: Sequence[str] = ()
     dag: Path | None = None
+    timeline: Path | None = None
     dashboard: int | None = None
     tools: ToolSources = NO_TOOLS
     traces: str | None = None

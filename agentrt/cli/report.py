@@ -35,7 +35,7 @@ _FAULTS_SHOWN = 3
 def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as_json: bool) -> int:
     """Write everything that a finished job has to show. Returns the exit code.
 
-    Raises `ConfigError` if the graph cannot be written, after all else was.
+    Raises `ConfigError` if the graph or the timeline cannot be written, after all else was.
     """
     losers = [run for run in outcome.runs if failed(run)]
     for run in losers:
@@ -54,6 +54,7 @@ def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as
         say(f"error: {len(losers)} of {len(outcome.runs)} programs failed")
     _tell_questions(outcome.questions)
     _write_dag(job, outcome.runs)
+    _write_timeline(job, outcome.runs)
     return _code(losers) or (INTERRUPTED if outcome.questions else 0)
 
 
@@ -113,6 +114,14 @@ def _write_dag(job: Job, runs: Sequence[Run]) -> None:
         write(dags[0] if len(dags) == 1 else dags, job.dag)
     except OSError as error:
         raise ConfigError(f"--dag {str(job.dag)!r}: {error.strerror or error}") from error
+
+
+def _write_timeline(job: Job, runs: Sequence[Run]) -> None:
+    if job.timeline is not None:
+        from agentrt.cli.perfetto import write
+        from agentrt.cli.timeline import of_run
+
+        write([of_run(run) for run in runs], job.timeline)
 
 
 def _code(losers: Sequence[Run]) -> int:

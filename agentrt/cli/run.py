@@ -85,6 +85,11 @@ output_group = together(
         "Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
         "as_json",
     ),
+    output.file(
+        "--trace",
+        "Write a timeline of programs, calls, tools and the engine, for https://ui.perfetto.dev.",
+        dir_okay=True,
+    ),
     dashboard_option,
     traces_option,
     output.flag("--verbose", "Show vLLM's own log on stderr, and no live view."),
@@ -161,6 +166,7 @@ def run_planned(
         check_transformers(click.get_current_context(), engine_flags)
     engine = engine_options(options, engine_flags)
     check_output("--dag", options["dag"], (".json", ".mmd"))
+    check_output("--trace", options["trace"])
     check_dashboard(options["dashboard"])
     tools, fleet = read_tools(options), read_fleet(options)
     traces = read_traces(options["traces"], engine_flags)
@@ -173,6 +179,7 @@ def run_planned(
         max_live=options["max_live"],
         answers=options["answers"],
         dag=options["dag"],
+        timeline=options["trace"],
         dashboard=options["dashboard"],
         tools=tools,
         traces=traces,

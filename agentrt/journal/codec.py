@@ -14,19 +14,22 @@ import datetime
 import decimal
 import enum
 import json
-import math
 import pathlib
 import sys
 import uuid
 from collections.abc import Callable, Hashable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Any, cast
+from math import isfinite
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
+
+import orjson
 
 from agentrt.errors import AgentrtError
 
 _KIND = "$"
-_PLAIN = (str, int, bool, type(None))
+_PLAIN = frozenset({str, int, bool, type(None)})
 _DEEPEST = 200
 _TEXTS: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
@@ -47,6 +50,7 @@ _TEXTS: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = 
     set: ("set", lambda value: sorted(value, key=repr), set),
     frozenset: ("frozenset", lambda value: sorted(value, key=repr), frozenset),
 }
+Said = tuple[object, orjson.Fragment]
 _READERS = {name: read for name, _, read in _TEXTS.values()}
 
 
@@ -54,9 +58,15 @@ class UnkeptError(AgentrtError):
     """A value that a journal cannot keep, or cannot give back."""
 
 
-def dumps(value: Any) -> str:
-    """A value as JSON text. Raises `UnkeptError`."""
-    return json.dumps(_encoded(value, 0), separators=(",", ":"))
+def dumps(value: Any, said: Said | None = None) -> str:
+    """A value as JSON text; ``said`` is what one of its fields is, and the text of that.
+
+    Raises `UnkeptError`.
+    """
+    try:
+        return orjson.dumps(_encoded(value, 0, said)).decode()
+    except TypeError:  # a number of more than 64 bits, or half of a surrogate pair
+        return json.dumps(_encoded(value, 0), separators=(",", ":"))
 
 
 def loads(text: str) -> Any:
@@ -72,6 +82,10 @@ def shown(value: Any) -> str:
     a part that cannot be kept its type stands.
     """
     try:
+        return orjson.dumps(value, _sketched, orjson.OPT_PASSTHROUGH_DATACLASS).decode()
+    except TypeError:  # as above, or keys that are no text
+        pass
+    try:
         return json.dumps(value, separators=(",", ":"), default=_sketched)
     except (TypeError, ValueError, RecursionError):
         return json.dumps({_KIND: "?", "value": type(value).__qualname__})
@@ -79,29 +93,35 @@ def shown(value: Any) -> str:
 
 def digest_of(*texts: str) -> str:
     """A fingerprint of texts."""
-    digest = blake2b(digest_size=16)
-    for text in texts:
-        digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
-    return digest.hexdigest()
+    whole = "\0".join(texts).encode("utf-8", "surrogatepass")
+    return blake2b(whole, digest_size=16).hexdigest()
 
 
 # -- to JSON --------------------------------------------------------------------------------
 
 
-def _encoded(value: Any, depth: int) -> Any:
+def _encoded(value: Any, depth: int, said: Said | None = None) -> Any:
     if depth > _DEEPEST:
         raise UnkeptError("it is nested too deeply, or in itself")
     kind = type(value)
-    if kind in _PLAIN or (kind is float and math.isfinite(value)):
+    if kind in _PLAIN or (kind is float and isfinite(value)):
         return value
     if kind is list:
-        return [_encoded(each, depth + 1) for each in value]
+        if _PLAIN.issuperset(map(type, value)):  # many are long lists of token ids
+            return value
+        # Here, since a call for each number takes longer than all else.
+        return [
+            each
+            if (kind := type(each)) in _PLAIN or (kind is float and isfinite(each))
+            else _encoded(each, depth + 1)
+            for each in value
+        ]
     if kind is dict:
         return _object(value, depth)
     if kind in _TEXTS:
         name, write, _ = _TEXTS[kind]
         return {_KIND: name, "value": _encoded(write(value), depth + 1)}
-    return _instance(value, depth)
+    return _instance(value, depth, said)
 
 
 def _object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
@@ -111,19 +131,22 @@ def _object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     return {_KIND: "dict", "value": pairs}
 
 
-def _instance(value: Any, depth: int) -> dict[str, Any]:
+def _instance(value: Any, depth: int, said: Said | None) -> dict[str, Any]:
     """An instance of a class that can be found again."""
     kind = type(value)
     name, fields = _known(cast(Hashable, kind))
     if name is None:
         raise UnkeptError(f"a {kind.__qualname__!r} object, whose class has no place of its own")
     if fields is not None:
-        made: dict[str, Any] = {_KIND: name}
-        for field, default in fields:
-            # Most fields of a reply are as they were: left out, a row is half as long.
-            if (given := getattr(value, field)) is not default:
+        # Most fields of a reply are as they were: left out, a row is half as long.
+        every = zip(fields.names, fields.defaults, fields.read(value), strict=True)
+        made = {field: given for field, default, given in every if given is not default}
+        for field, given in made.items():
+            if said is not None and given is said[0]:
+                made[field] = said[1]
+            elif type(given) not in _PLAIN and field not in fields.plain:
                 made[field] = _encoded(given, depth + 1)
-        return made
+        return {_KIND: name, **made}
     if isinstance(value, enum.Enum):
         return {_KIND: name, "value": _encoded(value.value, depth + 1)}
     if isinstance(value, BaseException):
@@ -135,16 +158,36 @@ def _instance(value: Any, depth: int) -> dict[str, Any]:
     raise UnkeptError(f"a {kind.__qualname__!r} object")
 
 
+class _Fields(NamedTuple):
+    """Those of a dataclass with their defaults; ``read`` gives the values of all. What is ``plain``
+    is JSON as it is.
+    """
+
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    read: Callable[[Any], tuple[Any, ...]]
+    plain: frozenset[str]
+
+
 @lru_cache(maxsize=256)
-def _known(kind: Any) -> tuple[str | None, tuple[tuple[str, Any], ...] | None]:
-    """The name by which a class is found again, and a dataclass's fields with their defaults."""
+def _known(kind: Any) -> tuple[str | None, _Fields | None]:
+    """The name by which a class is found again, and a dataclass's fields."""
     name = f"{kind.__module__}:{kind.__qualname__}"
     found = _class_of(name)
     if found is None or found is not kind:
         return None, None
     if issubclass(found, BaseException | enum.Enum) or not dataclasses.is_dataclass(found):
         return name, None
-    return name, tuple((one.name, one.default) for one in dataclasses.fields(found) if one.init)
+    fields = [one for one in dataclasses.fields(found) if one.init]
+    names = tuple(one.name for one in fields)
+    # With one name, and with none, attrgetter gives no tuple.
+    read = attrgetter(*names) if len(names) > 1 else partial(_read, names)
+    plain = frozenset(one.name for one in fields if one.metadata.get("plain"))
+    return name, _Fields(names, tuple(one.default for one in fields), read, plain)
+
+
+def _read(names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
+    return tuple(getattr(value, name) for name in names)
 
 
 def _error(error: BaseException, depth: int) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import psycopg
 
 from agentrt.errors import JournalError, JournalWriteError
-from agentrt.journal.schema import INSERTS, TABLES, VERSION, VIEW, Change, Statement
-from agentrt.journal.store import Store, check_version
+from agentrt.journal.schema import TABLES, VERSION, VIEW, Change
+from agentrt.journal.store import Store, check_version, in_groups
 
 T = TypeVar("T")
 _TRIES = 6
@@ -81,11 +81,9 @@ class PostgresStore(Store):
 
     def _write(self, changes: Sequence[Change]) -> None:
         with self._connect().transaction():
-            for one in changes:
-                if isinstance(one, Statement):
-                    self._execute(*one)
-                else:
-                    self._execute(INSERTS[type(one)], one)
+            for statement, rows in in_groups(changes):
+                for row in rows:
+                    self._execute(statement, row)
 
     def _again(self, work: Callable[[], T]) -> T:
         """Do ``work``, and once more while the database restarts."""

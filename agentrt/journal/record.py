@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from orjson import Fragment
+
 from agentrt.errors import (
     DivergenceError,
     EngineError,
@@ -17,7 +19,7 @@ from agentrt.errors import (
     ToolLostError,
     UsageError,
 )
-from agentrt.journal.codec import UnkeptError, digest_of, dumps, loads, shown
+from agentrt.journal.codec import Said, UnkeptError, digest_of, dumps, loads, shown
 from agentrt.journal.difference import difference
 from agentrt.journal.past import Past, PastNode
 from agentrt.journal.schema import (
@@ -221,12 +223,12 @@ class ProgramRecord:
         """A node begins."""
         self._sink.put(start)
 
-    def outcome(self, value: Any, state: str) -> tuple[str, str]:
+    def outcome(self, value: Any, state: str, said: Said | None = None) -> tuple[str, str]:
         """A node's state and its outcome, as far as that can be kept."""
         if self._sink.content != "full":
             return state, ""
         try:
-            return state, dumps(value)
+            return state, dumps(value, said)
         except UnkeptError as error:
             if state != FAILED:
                 return LOST, json.dumps(str(error))
@@ -253,8 +255,9 @@ class ProgramRecord:
         if dag is not None:
             self.places[dag[0]] = start.node
             parents = " ".join(self.places.get(one, "?") for one in dag[1])
-        said = "" if account is None else dumps(account)
-        self._end(start, *self.outcome(value, DONE), (said, parents))
+        text = "" if account is None else dumps(account)
+        said = (account, Fragment(text)) if text else None
+        self._end(start, *self.outcome(value, DONE, said), (text, parents))
 
     def failed(self, start: StartRow, error: BaseException) -> bool:
         """A node has failed, or was cancelled. Whether that is to be written now."""
@@ -303,21 +306,26 @@ class NodeRecord:
     not ``kept`` is what a program does while it is stopped.
     """
 
-    __slots__ = ("first", "kept", "key", "label", "past", "place", "program", "start")
+    __slots__ = ("first", "kept", "label", "past", "place", "program", "start")
 
     def __init__(
         self, program: ProgramRecord, start: StartRow, past: PastNode | None, *, kept: bool = True
     ) -> None:
         self.program, self.start, self.past, self.kept = program, start, past, kept
         self.place, self.label = start.node, start.name
-        self.key = program.key_of(self.place)
         self.first = start.started if past is None else past.first
+
+    @property
+    def key(self) -> str:
+        """That of the node's work: the same, however often it is begun."""
+        return self.program.key_of(self.place)
 
     def begin(self) -> None:
         """An attempt begins; it is written with what comes next."""
         if self.kept:
-            attempt = self.start.attempt + 1
-            self.start = self.start._replace(attempt=attempt, started=time.time())
+            before = self.start
+            row = *before[:2], before.attempt + 1, *before[3:-1], time.time()
+            self.start = StartRow._make(row)
             self.program.add(self.start)
 
     async def begin_now(self) -> None:

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from zlib import crc32
 
-from agentrt.journal.codec import digest_of
-
-VERSION = 1
+VERSION = 2
 APPLICATION = 0x61727401
 """SQLite's ``application_id`` of a journal."""
 OPEN, DONE, FAILED, CANCELLED, LOST = "open", "done", "failed", "cancelled", "lost"
@@ -60,7 +59,8 @@ class StartRow(NamedTuple):
 class EndRow(NamedTuple):
     """A node ended. ``place`` is its place in the order of the program's ends, ``outcome`` the
     result or the error, ``account`` what the engine said of a call: both JSON. ``parents`` are the
-    nodes that had to end before it began, with a blank between. ``mark`` fingerprints the row.
+    nodes that had to end before it began, with a blank between. ``mark`` is a checksum of the
+    first six values.
     """
 
     program: str
@@ -76,12 +76,17 @@ class EndRow(NamedTuple):
 
     def marked(self) -> EndRow:
         """The row with its mark."""
-        return self._replace(mark=digest_of(*map(str, self[:6])))
+        return EndRow(*self[:9], _mark_of(self))
 
     @property
     def is_whole(self) -> bool:
         """Whether it is as it was written."""
-        return self.mark == digest_of(*map(str, self[:6]))
+        return self.mark == _mark_of(self)
+
+
+def _mark_of(row: EndRow) -> str:
+    whole = "\0".join(map(str, row[:6])).encode("utf-8", "surrogatepass")
+    return f"{crc32(whole):08x}"
 
 
 class Rest(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -119,10 +119,8 @@ class SQLiteStore(Store):
             raise JournalWriteError(f"journal {self.name} is closed")
         try:
             connection.execute("BEGIN IMMEDIATE")
-            for one in changes:
-                connection.execute(
-                    *(one if isinstance(one, Statement) else (INSERTS[type(one)], one))
-                )
+            for statement, rows in in_groups(changes):
+                connection.executemany(statement, rows)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             if connection.in_transaction:
@@ -155,6 +153,21 @@ class SQLiteStore(Store):
             f"journal {self.name}: {text}; name a file that can be written, in a folder that is "
             "there"
         )
+
+
+def in_groups(changes: Iterable[Change]) -> Iterator[tuple[str, list[Sequence[Any]]]]:
+    """The changes by their statements. Rows of one kind come together: their tables do not know
+    of each other. What is deleted, and what comes after that, stays behind what came before.
+    """
+    groups: dict[str, list[Sequence[Any]]] = {}
+    for one in changes:
+        if isinstance(one, Statement):
+            yield from groups.items()
+            groups.clear()
+            yield one.statement, [one.values]
+        else:
+            groups.setdefault(INSERTS[type(one)], []).append(one)
+    yield from groups.items()
 
 
 def check_version(name: str, version: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from queue import SimpleQueue
 
 from agentrt.errors import JournalWriteError
 from agentrt.journal.schema import Change
@@ -15,6 +16,7 @@ Waiting = list[asyncio.Future[None]]
 class Writer:
     """Writes rows in the order in which they came. All methods belong to one event loop.
 
+    The thread has one batch at a time: all that was put until the loop had done what was ready.
     Once a write has failed, so does every later one: a journal has no gaps.
     """
 
@@ -23,25 +25,25 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._rows: list[Change] = []
         self._waiting: Waiting = []
-        self._closed = False
+        self._busy = False
         self._error: Exception | None = None
-        self._wake = threading.Condition()
+        self._batches: SimpleQueue[tuple[list[Change], Waiting] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="agentrt/journal", daemon=True)
         self._thread.start()
 
     def put(self, *rows: Change) -> None:
         """Write them, in one transaction, with the next that is waited for."""
-        with self._wake:
-            self._rows.extend(rows)
+        self._rows.extend(rows)
 
     async def written(self) -> None:
         """Wait until all that was put is on the disk. Raises `JournalWriteError`."""
         if self._error is not None:
             raise self._error
         done = self._loop.create_future()
-        with self._wake:
-            self._waiting.append(done)
-            self._wake.notify()
+        self._waiting.append(done)
+        if not self._busy:
+            self._busy = True
+            self._loop.call_soon(self._send)
         await done
 
     @property
@@ -51,44 +53,45 @@ class Writer:
 
     async def close(self) -> None:
         """Write what is left, end the thread, and close the store. Idempotent."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify()
+        self._send()
+        self._batches.put(None)
         await asyncio.to_thread(self._thread.join)
         self._store.close()
+
+    def _send(self) -> None:
+        rows, self._rows = self._rows, []
+        waiting, self._waiting = self._waiting, []
+        self._batches.put((rows, waiting))
+
+    def _wrote(self, waiting: Waiting, error: Exception | None) -> None:
+        self._error = error
+        for one in waiting:
+            if one.done():  # who waited was cancelled
+                continue
+            if error is None:
+                one.set_result(None)
+            else:
+                one.set_exception(error)
+        self._busy = bool(self._waiting)
+        if self._busy:
+            self._loop.call_soon(self._send)
 
     # -- in the thread -----------------------------------------------------------------
 
     def _work(self) -> None:
-        while True:
-            with self._wake:
-                while not self._waiting and not self._closed:
-                    self._wake.wait()
-                rows, self._rows = self._rows, []
-                waiting, self._waiting = self._waiting, []
-                over = self._closed and not rows and not waiting
-            if over:
-                return
-            self._write(rows)
+        error: Exception | None = None
+        while (batch := self._batches.get()) is not None:
+            rows, waiting = batch
+            if error is None and rows:
+                error = self._write(rows)
             if waiting:
-                self._loop.call_soon_threadsafe(_tell, waiting, self._error)
+                self._loop.call_soon_threadsafe(self._wrote, waiting, error)
 
-    def _write(self, rows: list[Change]) -> None:
-        if not rows or self._error is not None:
-            return
+    def _write(self, rows: list[Change]) -> Exception | None:
         try:
             self._store.write(rows)
         except JournalWriteError as error:
-            self._error = error
+            return error
         except Exception as error:
-            self._error = JournalWriteError(f"journal {self._store.name}: {error!r}")
-
-
-def _tell(waiting: Waiting, error: Exception | None) -> None:
-    for one in waiting:
-        if one.done():  # who waited was cancelled
-            continue
-        if error is None:
-            one.set_result(None)
-        else:
-            one.set_exception(error)
+            return JournalWriteError(f"journal {self._store.name}: {error!r}")
+        return None

@@ -212,7 +212,8 @@ class CallReport(Usage):
     finished_step: int = 0
     level: int = 0
     replica: str = ""
-    spans: Sequence[Sequence[Any]] = ()
+    # To make JSON of each number by itself takes longer than of all else.
+    spans: Sequence[Sequence[Any]] = field(default=(), metadata={"plain": True})
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_data_comes_back(value: Any) -> None:
     text = dumps(value)
-    assert text.isascii()
+    assert "\0" not in text.encode().decode()  # as all databases take it
     assert repr(loads(text)) == repr(value)
 
 

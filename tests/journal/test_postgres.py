@@ -14,7 +14,7 @@ from agentrt.cli.runs import read_journal_at
 from agentrt.errors import JournalError, JournalWriteError
 from agentrt.journal.postgres import PostgresStore
 from agentrt.journal.reading import histories
-from agentrt.journal.schema import Statement
+from agentrt.journal.schema import VERSION, Statement
 from agentrt.program import Program
 from tests.journal.killing import World, ends, live
 from tests.serving.langgraph.postgres import cluster
@@ -67,9 +67,9 @@ def test_a_connection_that_was_cut_is_made_again(url: str) -> None:
 def test_another_version_and_another_host(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as other:
         change = "UPDATE agentrt_journal SET value = %s WHERE key = 'version'"
-        other.execute(change, ["2"])
+        other.execute(change, [str(VERSION + 1)])
         with pytest.raises(JournalError, match="a newer agentrt wrote it"):
             store(url)
-        other.execute(change, ["1"])
+        other.execute(change, [str(VERSION)])
     with pytest.raises(JournalError, match="postgresql://here"):
         store("postgresql://nobody@127.0.0.1:1/none")

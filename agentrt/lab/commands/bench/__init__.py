@@ -14,6 +14,10 @@ from agentrt.cli.options import write_groups
 from agentrt.lab.commands.bench.policies import EPILOG, compare, policies_options
 
 BENCHMARKS = {
+    "journal": (
+        "agentrt.lab.bench.journal:journal",
+        "What a journal takes of the processor, for each call.",
+    ),
     "memory": (
         "agentrt.lab.bench.memory:memory",
         "Programs whose contexts do not fit the KV cache.",
