@@ -4,7 +4,8 @@
 `codec` makes JSON of values and back. `past` is what is known of one program, `record` what is
 written of it, `waits` what those that are parked wait for, and `difference` the words for code that
 has changed. `journal` opens it all. `reading` is for those who look at it, and `forking` makes
-other programs out of it.
+other programs out of it. `wall` tells where a program's wall time went, `shares` sums that up, and
+`misses` tells why prompts were computed.
 """
 
 from __future__ import annotations
