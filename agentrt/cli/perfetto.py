@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from agentrt.cli.timeline import CALL, ENGINE, Slice, Timeline
+from agentrt.cli.timeline import CALL, ENGINE, Slice, Timeline, level_name
 from agentrt.errors import ConfigError
 from agentrt.request.spans import DECODE, PREFILL, RECOMPUTE
 
@@ -123,7 +123,7 @@ class _Events:
         changes += [(one.until, -1, one.about["level"]) for one in parts]
         for at, change, level in sorted(changes):
             counts[level] += change
-            args = {f"level {each}": number for each, number in counts.items()}
+            args = {level_name(each): number for each, number in counts.items()}
             self._add("C", process, at, name=name, args=args)
 
     def _add(self, phase: str, process: int, at: float | None, **more: Any) -> None:

@@ -19,6 +19,7 @@ from agentrt.runtime.run import Run
 
 CALL, PROGRAM, ENGINE = "call", "program", "engine"
 """``engine`` is the time in an engine that does not say more."""
+_FAR = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,12 @@ def _inner(node: Slice, report: CallReport) -> list[Slice]:
                 "by": ", ".join(one.program for one in span.by),
             }
             found.append(
-                Slice(f"{span.reason}, level {span.level}", span.reason, since, until, about)
+                Slice(f"{span.reason}, {level_name(span.level)}", span.reason, since, until, about)
             )
         until = since
     return found[::-1]
+
+
+def level_name(level: int) -> str:
+    """A queue's level in words; that of `agentrt.scheduler.lane` is before all others."""
+    return f"level {level}" if level > -_FAR else "lane"

@@ -66,10 +66,11 @@ def test_help_lists_the_commands_that_are_there(product: Path) -> None:
     done = run(product, CALL, "--help")
     listed = done.stdout.partition("Commands:")[2].strip().splitlines()
     names = [line.split()[0] for line in listed if not line.startswith("    ")]
-    assert names == ["run", "serve", "worker", "keys", "questions", "answer"]
+    journals = ["runs", "why", "trace"]
+    assert names == ["run", "serve", "worker", *journals, "keys", "questions", "answer"]
     refused = run(product, CALL, "simulate")
     assert refused.returncode == 2
-    assert "no such command 'simulate'; there is: run, serve, worker, keys" in refused.stderr
+    assert "no such command 'simulate'; there is: run, serve, worker, runs" in refused.stderr
 
 
 def test_a_program_runs(product: Path) -> None:
