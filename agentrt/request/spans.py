@@ -19,6 +19,9 @@ REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, RECOMPUTE, PREFILL, DECODE)
 ``preempted``: it had to stop for ``by``. ``recompute``: tokens that its program had computed
 before, whose blocks ``by`` took. ``prefill``: other tokens before its next output. ``decode``: its
 output."""
+FEW, MOST = 3, 48
+"""So many programs are named of those that ran as a call came, and of those that began since; so
+many spans of a call are kept, and what comes after that is added to the last of its reason."""
 
 
 class Cause(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,
+    MOST,
     PREEMPTED,
     PREFILL,
     QUEUED,
@@ -21,11 +22,6 @@ from agentrt.request.spans import (
     STARTING,
 )
 from agentrt.scheduler.records import QueuedCall
-
-FEW = 3
-"""So many programs are named of those that ran as a call came, and of those that began since."""
-MOST = 48
-"""So many spans of a call are kept; what comes after that is added to the last of its reason."""
 
 Plain = list[Any]
 """A `Cause` or a `Span` as it travels."""

@@ -35,14 +35,8 @@ class Admission(Events):
     def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
         self.config, self.capacity, self.learned = config, capacity, learned
         self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
-        self.member_rows: dict[ProgramRow, None] = {}
-        """The members, as they came in."""
+        self.members: dict[ProgramRow, None] = {}  # as they came in
         self._outside: Heap[QueuedCall] = Heap()
-
-    @property
-    def members(self) -> int:
-        """How many programs are members."""
-        return len(self.member_rows)
 
     @property
     def calls_outside(self) -> int:
@@ -99,8 +93,8 @@ class Admission(Events):
     def _set_member(self, row: ProgramRow, member: bool) -> None:
         row.member = member
         if member:
-            self.member_rows[row] = None
+            self.members[row] = None
         else:
-            self.member_rows.pop(row, None)
+            self.members.pop(row, None)
         if row.cached is not None:
             self.changed(row.cached)

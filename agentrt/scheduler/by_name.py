@@ -42,7 +42,7 @@ class Cap(Admission):
         return call.program.member
 
     def admits(self, call: QueuedCall, now: float, running: int) -> bool:
-        if running and self.members >= self.config.admission_cap:
+        if running and len(self.members) >= self.config.admission_cap:
             return False
         self._set_member(call.program, True)
         return True

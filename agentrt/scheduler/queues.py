@@ -263,15 +263,11 @@ class LevelQueues:
             self.discard(call)
             self.put(call)
 
-    def let_in(self, now: float, running: int) -> Sequence[QueuedCall]:
-        """Put the calls of programs that may come in in the queue, beside so many ``running``.
-
-        These calls.
-        """
-        if (admission := self.admission) is None:
-            return ()
+    def let_in(self, now: float, running: int) -> list[QueuedCall]:
+        """Put those in the queue that may come in, beside so many ``running``: these calls."""
         came: list[QueuedCall] = []
-        while calls := admission.let_in(now, running + len(self._waiting)):
+        admission = self.admission
+        while admission and (calls := admission.let_in(now, running + len(self._waiting))):
             for call in calls:
                 self._offer(call)
             came += calls

@@ -78,11 +78,6 @@ class ProgramRow:
         self.context_tokens = self.shared_tokens = self.claim = self.in_use = 0
         self.member = self.returned = self.oldest = False
 
-    @property
-    def last_heard(self) -> float:
-        """When this program last began or ended something."""
-        return max(self.last_arrival, self.last_completion)
-
 
 @dataclass(slots=True, eq=False)
 class CachedBlocks:
@@ -215,21 +210,14 @@ class QueuedCall:
     holds: int = 0
     identity: Any = None
     """What its client said of it, as the engine knows it."""
-    notes: list[Any] = field(default_factory=list, repr=False)
-    """What happened to it, where that is noted: `agentrt.scheduler.account`."""
-    cause: list[Any] | None = field(default=None, repr=False)
-    """It itself, as one for which others wait, since it last began."""
+    notes: list[Any] = field(default_factory=list, repr=False)  # `agentrt.scheduler.account`
+    cause: list[Any] | None = field(default=None, repr=False)  # it, as one others wait for
     arrived_step: int = 0
 
     @property
     def queued(self) -> bool:
         """Whether it stands in a queue."""
         return self.state in QUEUED
-
-    @property
-    def quantum_left(self) -> float:
-        """Seconds of service until its priority is asked for again."""
-        return self.quantum_ends_s - self.served_s
 
     @property
     def residency_steps(self) -> int:

@@ -36,7 +36,7 @@ def state_of(row: ProgramRow, now: float, stale_after_s: float) -> ProgramState:
         return ProgramState.WAITING_FOR_EVENT
     if row.humans:
         return ProgramState.WAITING_FOR_HUMAN
-    if now - row.last_heard >= stale_after_s:
+    if now - last_heard(row) >= stale_after_s:
         return ProgramState.STALE
     return ProgramState.RUNNING
 
@@ -182,7 +182,7 @@ class ProcessTable:
         """
         found: list[ProgramRow] = []
         for row in self._rows.values():
-            if now - row.last_heard < stale_after_s:
+            if now - last_heard(row) < stale_after_s:
                 break
             if not (row.calls or (not in_tools and (row.tools or row.humans or row.events))):
                 found.append(row)
@@ -203,3 +203,8 @@ class ProcessTable:
         if self._rows.get(row.program_id) is row:
             del self._rows[row.program_id]
             self._rows[row.program_id] = row
+
+
+def last_heard(row: ProgramRow) -> float:
+    """When a program last began or ended something."""
+    return max(row.last_arrival, row.last_completion)

@@ -84,7 +84,7 @@ class WorkingSet(Admission):
             self._reckon(row)
 
     def call_preempted(self, call: QueuedCall, now: float, *, for_memory: bool) -> None:
-        if for_memory and len(call.program.queued) <= 1 < self.members:
+        if for_memory and len(call.program.queued) <= 1 < len(self.members):
             self._leave(call.program)
 
     def call_ended(self, call: QueuedCall, now: float) -> None:
@@ -130,7 +130,7 @@ class WorkingSet(Admission):
             return False
         if len(row.queued) > 1:
             return True
-        outgrown = self.members > 1 and self.in_use > self.capacity.blocks
+        outgrown = len(self.members) > 1 and self.in_use > self.capacity.blocks
         if outgrown or self._gives_way(row, call):
             self._leave(row)
         return row.member
@@ -145,7 +145,7 @@ class WorkingSet(Admission):
             return False
         if not (self._oldest_is_next or rival.level < call.level):
             return False
-        beside = min(self.members, self.capacity.slots)
+        beside = min(len(self.members), self.capacity.slots)
         reload_s = row.context_tokens * self.learned.costs.token_s
         return row.attained_s - row.served_s >= _TURN * reload_s * beside
 

@@ -12,12 +12,12 @@ from itertools import islice
 from agentrt.executors.vllm._compat.pool import all_blocks, log_evictions
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_size
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, SchedulerOutput, new_blocks
+from agentrt.request.spans import FEW
 from agentrt.scheduler.account import (
     ARRIVED,
     BEGAN,
     CAME_IN,
     ENDED,
-    FEW,
     FIRST,
     MOVED,
     STOPPED,
@@ -163,9 +163,7 @@ class CallNotes:
         """A few of the programs that may keep a call out, the last to come in first."""
         if (admission := self._queues.admission) is None:
             return []
-        rows = [
-            row for row in islice(reversed(admission.member_rows), FEW + 1) if row != call.program
-        ]
+        rows = [row for row in islice(reversed(admission.members), FEW + 1) if row != call.program]
         return [[row.program_id, 0, row.attained_s] for row in rows[:FEW]]
 
     def _took(self, call: QueuedCall, cached: int, known: int) -> list[Plain]:

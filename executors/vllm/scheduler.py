@@ -119,14 +119,13 @@ class ProgramScheduler(Bookkeeping):
         return left <= self.config.min_remaining_tokens or not may_preempt(self, call.item)
 
     def _preempt(self, call: QueuedCall, better: QueuedCall, now: float) -> None:
-        request = call.item
-        take_out(self.running, request)
+        take_out(self.running, call.item)
         queue = self.waiting
         assert isinstance(queue, LevelRequestQueue)
         # vLLM keeps its own victims out of the step that preempts them; ours are
         # preempted before the step begins, so the queue has to do it.
         queue.deferring, self._for = True, better
-        preempt(self, request, now)
+        preempt(self, call.item, now)
         queue.deferring, self._for = False, None
 
     def _preempt_request(
@@ -136,9 +135,8 @@ class ProgramScheduler(Bookkeeping):
         if call is not None:
             call.computed_tokens = request.num_computed_tokens
             self.retention.stopped(call)
-            # Whom we preempt, we preempt for a slot, and vLLM for memory.
-            ours = isinstance(self.waiting, LevelRequestQueue) and self.waiting.deferring
             now = self.clock()
             self.notes.stopped(call, now, self._for)
-            self.queues.call_preempted(call, now, for_memory=not ours)
+            # Whom we preempt, we preempt for a slot, and vLLM for memory.
+            self.queues.call_preempted(call, now, for_memory=self._for is None)
         super()._preempt_request(request, timestamp, *args, **kwargs)

@@ -19,7 +19,7 @@ from agentrt.journal.codec import UnkeptError
 from agentrt.journal.schema import RecordedProgram
 from agentrt.journal.waits import ParkedQuestion, Waits
 from agentrt.runtime.run import Run
-from agentrt.scheduler.table import ProgramState
+from agentrt.scheduler.table import ProgramState, last_heard
 from agentrt.serving.programs.left import LeftRun, left_run
 from agentrt.serving.programs.runs import ProgramRuns, ServedRun
 from agentrt.serving.questions.asked import Asked, Viewer, Wanted
@@ -93,7 +93,7 @@ class Parking:
         record = run.record
         if record is None or not record.rests or run.parked:
             return False
-        if self._runtime.now() - run.row.last_heard < after_s or self._journal.content != "full":
+        if self._runtime.now() - last_heard(run.row) < after_s or self._journal.content != "full":
             return False
         if run.options.get("waits", True) or record.listens or record.stopping():
             return False

@@ -146,7 +146,7 @@ def test_with_nothing_running_the_first_comes_in_whatever_it_needs() -> None:
     assert engine.working.claimed == 100
     engine.end(large)
     engine.end_program("a")
-    assert engine.working.claimed == engine.working.members == 0
+    assert engine.working.claimed == len(engine.working.members) == 0
 
 
 def test_a_shared_prefix_is_claimed_by_the_first_and_given_back_by_the_last() -> None:

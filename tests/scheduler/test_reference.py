@@ -156,7 +156,7 @@ class Both:
         for call in everybody:
             real = self.real(call)
             assert (real.level, real.promoted) == (call.level, call.promoted)
-            assert real.quantum_left == call.left_s
+            assert real.quantum_ends_s - real.served_s == call.left_s
         self.compare_next_promotion()
         self.compare_victims(which, int(seconds))
 

@@ -161,7 +161,7 @@ class Crowd(Admitting):
         shared = {self.told[name].kind: self.told[name].shared for name in members}
         claims = sum(self.told[name].blocks(BLOCKS) for name in members)
         idle = sum(self.told[name].blocks(BLOCKS) for name in members if not self.told[name].own)
-        assert self.working.members == len(members)
+        assert len(self.working.members) == len(members)
         assert self.working.claimed - self.working.in_use == idle
         assert (
             claims
@@ -188,7 +188,7 @@ def through(seed: int, policy: str, target: float | None, programs: int) -> Crow
             assert program in crowd.stuck, f"{program} never went on"
             crowd.give_up(program)
     assert (
-        crowd.working.members
+        len(crowd.working.members)
         == crowd.working.claimed
         == crowd.working.in_use
         == crowd.admission.calls_outside

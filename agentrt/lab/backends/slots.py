@@ -154,8 +154,8 @@ class Slots:
         job: Job = call.item
         clock = self._clock
         budget = job.left
-        if not math.isinf(call.quantum_left):
-            budget = max(1, step_of(call.quantum_left, clock.step_s))
+        if not math.isinf(left := call.quantum_ends_s - call.served_s):
+            budget = max(1, step_of(left, clock.step_s))
         stamp = job.stamp
         clock.when(clock.at + min(job.left, budget), lambda: self._due(call, stamp))
 

@@ -21,6 +21,8 @@ from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_schedul
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,
+    FEW,
+    MOST,
     PREEMPTED,
     PREFILL,
     QUEUED,
@@ -31,7 +33,6 @@ from agentrt.request.spans import (
     read_spans,
 )
 from agentrt.scheduler import policy_names
-from agentrt.scheduler.account import FEW, MOST
 from agentrt.scheduler.records import QueuedCall
 from tests.executors.vllm.storms import PATIENCE_S, Storm
 

@@ -29,7 +29,7 @@ def accounts(scheduler: ProgramScheduler) -> tuple[int, int, int]:
     """Members, the blocks that they claim, and those of members with calls."""
     found = scheduler.queues.admission
     assert isinstance(found, WorkingSet)
-    return found.members, found.claimed, found.in_use
+    return len(found.members), found.claimed, found.in_use
 
 
 def test_settings_change_while_programs_are_away() -> None:
