@@ -71,6 +71,8 @@ class Recording:
 def is_journal(path: Path) -> bool:
     """Whether a file may be one: it is of SQLite."""
     try:
+        if not path.is_file():  # a pipe would wait for its writer
+            return False
         with path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except (OSError, ValueError):
