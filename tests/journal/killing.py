@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrt import Context, Runtime, program, tool
 from agentrt.errors import JournalWriteError
-from agentrt.executors.base import Chunk
+from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.frontend import RequestFrontend
 from agentrt.interrupts.questions import Question
 from agentrt.journal import Journal, JournalOptions
@@ -227,7 +227,7 @@ async def live(
     after: bool = False,
     options: JournalOptions | None = None,
     given: Any = "tea",
-    engine: ScriptedExecutor | None = None,
+    engine: Executor | None = None,
     answers: bool = True,
     opened: Callable[[Path], Store] = QuickStore,
     durable: Durable | None = None,

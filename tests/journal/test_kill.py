@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
+import random
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.journal.counting import Counts
 from tests.journal.killing import World, live, recorded_in
 
-UNLIKE = ("chance", "order")
-"""What is another one in each undisturbed run: random values, and which of two came first."""
 
-
-def comparable(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name not in UNLIKE}
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-async def test_killed_at_each_write(tmp_path: Path, after: bool) -> None:
-    """1. An undisturbed run. 2. One that is killed at write 1, 2, … goes on in a second life, with
-    the same result. 3. What was recorded does not run again, and all else runs once.
+async def test_killed_at_each_write(tmp_path: Path) -> None:
+    """1. An undisturbed run. 2. One that is killed at write 1, 2, …, before or after it, goes on in
+    a second life, with the same result. 3. Programs that are killed at a random write, and again
+    at one of the next life. What was recorded does not run again, and all else runs once.
     """
-    undisturbed, kills = World(), 0
+    undisturbed, paths = World(), (tmp_path / str(n) for n in count())
     whole = await live(tmp_path / "whole", undisturbed)
     assert whole is not None
     assert set(undisturbed.calls.values()) == set(undisturbed.tools.values()) == {1}
-    while True:
-        path, first, second = tmp_path / str(kills), World(), World()
-        if await live(path, first, at=kills + 1, after=after) is not None:
-            break
-        kills += 1
-        calls, tools = recorded_in(path) if kills > 1 or after else (set(), set())
-        run = await live(path, second)
-        assert run is not None
-        assert run.error is None
-        assert comparable(run.result) == comparable(whole.result)
-        assert not calls & set(second.calls)
-        assert not tools & set(second.tools)
-        assert calls | set(second.calls) == set(undisturbed.calls)
-        assert tools | set(second.tools) == set(undisturbed.tools)
-        assert set(second.calls.values()) | set(second.tools.values()) <= {1}
-    assert kills >= 20
+    counts = Counts(whole, undisturbed)
+    for after in (False, True):
+        write = 1
+        while await counts.lives(next(paths), [(write, after)]):
+            write += 1
+        assert write > 20
+    rng = random.Random(33)
+    for _ in range(8):
+        deaths = [(rng.randint(2, 16), rng.random() < 0.5), (rng.randint(2, 6), rng.random() < 0.5)]
+        await counts.lives(next(paths), deaths)
+    assert counts.kills >= 50
+    assert counts.faults == {}
 
 
 async def test_killed_again_and_again(tmp_path: Path) -> None:
