@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,27 +10,42 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.executors.base import Executor
+from agentrt.request import Call
 from agentrt.runtime.run import Run
-from tests.journal.killing import At, Engine, World, live, recorded_in
+from tests.journal.killing import At, Engine, World, asked_of, everything, live, recorded_in
 
 UNLIKE = ("chance", "order")
 """What is another one in each undisturbed run: random values, and which of two came first."""
 _TO_ITS_END = (-1, False)
+_USER = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
+
+
+def asked_in(text: str, call: Call) -> str:
+    """What a call asks, as a `World` counts it; its token ids are this ``text``, in ChatML."""
+    said = _USER.findall(text)
+    return str(said[-1]) if said else asked_of(call)  # a context is no chat
 
 
 def comparable(result: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name not in UNLIKE}
 
 
+def known_in(path: Path) -> tuple[set[str], set[str]]:
+    """The calls and tools that are recorded; none where nothing has begun."""
+    return recorded_in(path) if path.exists() else (set(), set())
+
+
 @dataclass(slots=True)
 class Counts:
     """How often programs were killed, and their ``faults``: what was done again that was recorded,
-    done twice in one life, or never; and results that are not those of the ``whole`` run.
+    done twice in one life, or never; and results that are not those of the ``whole`` run. Its calls
+    had at ``most`` so many tokens.
     """
 
     whole: Run
     undisturbed: World
     engine: Callable[[World], Executor] = Engine
+    most: int = 256
     kills: int = 0
     faults: Counter[str] = field(default_factory=Counter)
 
@@ -37,13 +53,12 @@ class Counts:
         """A program lives in this journal: it is killed at these writes (and whether after them),
         each in a life of its own, and then gets to its end. How often it was killed.
         """
-        kills, run, world = 0, None, World()
-        recorded: tuple[set[str], set[str]] = (set(), set())
+        kills = 0
         for at, after in (*deaths, _TO_ITS_END):
-            if path.exists():
-                recorded = recorded_in(path)
+            recorded = known_in(path)
             world = World()
-            run = await live(path, world, at=at, after=after, engine=self.engine(world))
+            made, engine = everything(world, self.most), self.engine(world)
+            run = await live(path, world, made=made, at=at, after=after, engine=engine)
             self._count("call", recorded[0], world.calls)
             self._count("tool", recorded[1], world.tools)
             if run is not None:

@@ -109,8 +109,10 @@ class World:
     dead: threading.Event = field(default_factory=threading.Event)
 
 
-def everything(world: World) -> Program:
-    """Fan-out, tools of both kinds, a spawned program, a saved context, a question, and time."""
+def everything(world: World, most: int = 256) -> Program:
+    """Fan-out, tools of both kinds, a spawned program, a saved context, a question, and time; calls
+    have at ``most`` so many tokens.
+    """
 
     @tool(idempotent=True)
     async def look(item: str) -> dict[str, Any]:
@@ -124,14 +126,14 @@ def everything(world: World) -> Program:
         return float(len(item))
 
     async def branch(ctx: Context, name: str) -> str:
-        reply = await ctx.llm(f"branch {name}", temperature=0.5)
+        reply = await ctx.llm(f"branch {name}", temperature=0.5, max_tokens=most)
         seen = await ctx.tool(look, item=name)
         return f"{reply.text}:{seen['seen']}:{await ctx.tool(weigh, item=name)}"
 
     @program
     async def helper(ctx: Context, text: str) -> str:
-        first = await ctx.llm(f"helper {text}")
-        return (await ctx.llm(f"helper again {first.text}")).text
+        first = await ctx.llm(f"helper {text}", max_tokens=most)
+        return (await ctx.llm(f"helper again {first.text}", max_tokens=most)).text
 
     @program
     async def all_kinds(ctx: Context, text: str) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def everything(world: World) -> Program:
         score = await fork.score("end")
         answer = await ctx.human("go on?", choices=["yes", "no"])
         await ctx.sleep(0.0)
-        stream = ctx.llm(f"streamed {answer}", stream=True)
+        stream = ctx.llm(f"streamed {answer}", stream=True, max_tokens=most)
         streamed = "".join([piece async for piece in stream])
         return {
             "found": found,
