@@ -19,6 +19,10 @@ BENCHMARKS = {
         "benchmarks.interrupts.command:interrupts",
         "Tools' calls beside the bare libraries'.",
     ),
+    "kills": (
+        "benchmarks.kills:kills",
+        "Recorded programs on a real engine, killed and begun again.",
+    ),
     "mutation": ("benchmarks.mutation.command:mutation", "What the tests of pure rooms let pass."),
     "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on the disk alone."),
     "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, beside vLLM's own."),
