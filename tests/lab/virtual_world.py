@@ -204,16 +204,16 @@ async def record(
     return ends
 
 
-def burst(world: World) -> Arrivals:
+def burst(world: World, seed: int = 0) -> Arrivals:
     """Programs of one to ten turns that share a system prompt, with tools, and some with branches:
-    more than the batch and the KV cache have room for.
+    more than the batch and the KV cache have room for. Others with each ``seed``.
     """
 
     async def look(seconds: float) -> None:
         await world.pause(seconds)
 
     async def main(ctx: Context, number: int) -> None:
-        rng = random.Random(number)
+        rng = random.Random(number + 100 * seed)
         messages = [SYSTEM, user(f"Question {number}: {'why ' * rng.randint(2, 90)}")]
         for turn in range(rng.choice((1, 2, 5, 9))):
             reply = await ctx.llm(messages, max_tokens=rng.randint(4, 60))
@@ -225,7 +225,7 @@ def burst(world: World) -> Arrivals:
             await world.together(*(ctx.llm(one, max_tokens=9) for one in branches))
             await ctx.llm(messages, max_tokens=6)
 
-    rng, moments = random.Random(3), [0.0]
+    rng, moments = random.Random(3 + seed), [0.0]
     for number in range(1, 16):
         lull = 9.0 if number == 12 else 0.0  # the engine is idle while tools run
         moments.append(moments[-1] + lull + rng.expovariate(6.0))
