@@ -19,7 +19,7 @@ from agentrt.serving.langgraph.database import TIMEOUTS, Address
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import ServedProgram, Server
-from tests.doubles.scripted import ScriptedExecutor
+from tests.journal import killing as journaled
 from tests.serving.alone import serve_alone
 
 _folder = Path()
@@ -35,9 +35,14 @@ def happened(what: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Engine(ScriptedExecutor):
+class Engine(journaled.Engine):
+    """Writes down what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(journaled.World())
+
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        happened(f"call {call.spec.messages[-1]['content']}")
+        happened(f"call {journaled.asked_of(call)}")
         async for chunk in super().generate(call, stream=stream):
             yield chunk
 
@@ -57,10 +62,20 @@ async def helper(ctx: Context, text: str) -> str:
     return str(await ctx.llm(f"help {text}"))
 
 
+async def story(ctx: Context, text: str) -> str:
+    context = await ctx.context(text)
+    await context.generate(3)
+    await context.save("story")
+    fork = (await ctx.open("story")).fork()
+    await fork.generate(3)
+    return await fork.text()
+
+
 @program
 async def work(ctx: Context, text: str) -> list[Any]:
     helping = ctx.spawn(helper, text)
-    found = await asyncio.gather(*(branch(ctx, name) for name in "abc"))
+    branches = (branch(ctx, name) for name in "abc")
+    found = await asyncio.gather(*branches, story(ctx, text))
     answer = await ctx.human("go on?")
     return [*found, answer, await helping, str(await ctx.llm("last"))]
 
@@ -73,10 +88,9 @@ def store_of(database: str) -> Store:
 
 
 async def main(database: str, port: int) -> None:
-    engine = Engine(lambda call: f"said {call.spec.messages[-1]['content']}")
     async with (
         await Journal.open(lambda: store_of(database)) as journal,
-        Runtime(engine, ask_human=None, journal=journal) as runtime,
+        Runtime(Engine(), ask_human=None, journal=journal) as runtime,
     ):
         server = Server(runtime, ("scripted",), {"work": ServedProgram(work, "durable.py")})
         await serve_alone(server, [programs, questions], port)

@@ -21,9 +21,9 @@ from tests.serving.programs.durable import serve, store_of
 
 WAIT_S = 60.0
 WHOLE = [*(f"said branch {one} {one.upper()}" for one in "abc")]
-WHOLE += ["yes", "said help tea", "said last"]
+WHOLE += ["teadefghi", "yes", "said help tea", "said last"]
 EVERYTHING = {f"{what} {one}" for what in ("call branch", "tool") for one in "abc"}
-EVERYTHING |= {"call help tea", "call last"}
+EVERYTHING |= {"call help tea", "call last", "call tokens 3", "call tokens 6"}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -58,13 +58,16 @@ def recorded_in(database: str) -> set[str]:
         "SELECT kind, asked FROM agentrt_nodes WHERE state = 'done' AND kind IN ('call', 'tool')"
     )
     store.close()
-    asked = [(kind, json.loads(text)) for kind, text in rows]
-    return {
-        f"call {one['messages'][-1]['content']}"
-        if kind == "call"
-        else f"tool {one['arguments']['item']}"
-        for kind, one in asked
-    }
+    return {asked_as(kind, json.loads(text)) for kind, text in rows}
+
+
+def asked_as(kind: str, asked: Any) -> str:
+    """What is recorded, as the server writes down what happens."""
+    if kind == "tool":
+        return f"tool {asked['arguments']['item']}"
+    if "messages" in asked:
+        return f"call {asked['messages'][-1]['content']}"
+    return f"call tokens {len(asked['prompt_token_ids'])}"
 
 
 async def test_killed_again_and_again(process: Process, database: str, tmp_path: Path) -> None:
@@ -74,7 +77,7 @@ async def test_killed_again_and_again(process: Process, database: str, tmp_path:
     """
     rng, happened, dies = random.Random(3), tmp_path / "happened", tmp_path / "dies"
     happened.touch()
-    lines: list[str] = []
+    lines, before = list[str](), set[str]()
     run = "work-1"
     for life in range(3):
         dies.write_text(str(len(lines) + rng.randint(1, 2)))
@@ -90,9 +93,11 @@ async def test_killed_again_and_again(process: Process, database: str, tmp_path:
         await process.died()
         new = happened.read_text().splitlines()[len(lines) :]
         assert len(new) > 0
+        assert not before & set(new)
         lines += new
+        before = recorded_in(database)
     dies.unlink()
-    before, seen = recorded_in(database), set[str]()
+    seen = set[str]()
     for life in range(2):
         await process.start()
         async with httpx.AsyncClient(base_url=process.url, timeout=WAIT_S) as client:
