@@ -22,6 +22,7 @@ MOST = 64 * 1024 * 1024
 WAIT_S = 10.0
 """How long a pipe may be silent."""
 _CHUNK = 1024 * 1024
+_DATABASE = b"SQLite format 3\0"
 
 
 def check_plain(path: Path, most: float = math.inf) -> None:
@@ -35,6 +36,17 @@ def check_plain(path: Path, most: float = math.inf) -> None:
             raise OSError(errno.EINVAL, "that is no plain file")
         if found.st_size > most:
             raise _too_large(most)
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file that is there is one of SQLite, as journals are."""
+    try:
+        if not path.is_file():  # a pipe would wait for its writer
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_DATABASE)) == _DATABASE
+    except (OSError, ValueError):
+        return False
 
 
 def lock_beside(path: Path) -> IO[str]:

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from agentrt.cli.timeline import CALL, ENGINE, Slice, Timeline, level_name
+from agentrt.cli.values import check_output
 from agentrt.errors import ConfigError
 from agentrt.request.spans import DECODE, PREFILL, RECOMPUTE
 
@@ -26,6 +27,7 @@ _NS = 1e9
 
 def write(timelines: Sequence[Timeline], path: Path) -> None:
     """Write the file; its time begins with the first program. Raises `ConfigError`."""
+    check_output("trace", path)  # there may be a journal by now
     first = min((one.since for line in timelines for one in line.lives), default=0.0)
     events = _Events(first)
     for timeline in timelines:

@@ -62,6 +62,8 @@ def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -
         raise ConfigError(f"{where}: there is no folder {str(path.parent)!r}; make it")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise ConfigError(f"{where}: no permission to write there")
+    if files.is_database(path):
+        raise ConfigError(f"{where}: that is a database, such as a journal; name another file")
 
 
 def _read_file(path: Path, flag: str) -> Any:

@@ -212,4 +212,6 @@ def test_what_cannot_be_is_refused(
     assert invoke("run", write(SOURCE), "--human", "yes", "--journal", there) == 0
     refused("trace", there, out, "--program", "main-9", says=["main-9"])
     refused("trace", there, tmp_path / "none" / "t.json", says=["no folder"])
+    refused("trace", there, there, says=["that is a database"])
+    refused("run", "x.py", "--trace", there, says=["that is a database"])
     refused("run", "x.py", "--trace", tmp_path, says=["--trace", "folder"])

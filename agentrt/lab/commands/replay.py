@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
+from agentrt.files import is_database
 from agentrt.lab.commands.options import ManyCommand, count_option, file, json_flag, many
 from agentrt.lab.commands.outputs import check_plot, silence_vllm
 from agentrt.lab.commands.progress import do_all
@@ -21,7 +22,7 @@ from agentrt.lab.runs.grid import grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
-from agentrt.lab.workloads.journals import Recording, is_journal, read_recording
+from agentrt.lab.workloads.journals import Recording, read_recording
 
 _EPILOG = """\b
 Examples:
@@ -98,7 +99,7 @@ def replay(journal: Path, **options: Any) -> None:
 
 
 def _read(path: Path) -> Recording:
-    if path.is_file() and path.stat().st_size and not is_journal(path):
+    if path.is_file() and path.stat().st_size and not is_database(path):
         raise ConfigError(
             f"{str(path)!r} is no journal: give a file of agentrt run --journal or agentrt serve; "
             "other recordings are for agentrt simulate run --trace"

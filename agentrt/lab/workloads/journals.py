@@ -29,7 +29,6 @@ from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.lab.workloads.texts import Texts, prompt_text, said
 
-_MAGIC = b"SQLite format 3\0"
 _ALL = 10**9
 _KINDS = {"call": "call", "tool": "tool", "human": "human", "event": "event", "sleep": "event"}
 """Nodes that take time, and their kind in a DAG."""
@@ -66,17 +65,6 @@ class Recording:
     outcomes: tuple[Outcome, ...]
     calls: tuple[RecordedCall, ...]
     engine: Mapping[str, Any]
-
-
-def is_journal(path: Path) -> bool:
-    """Whether a file may be one: it is of SQLite."""
-    try:
-        if not path.is_file():  # a pipe would wait for its writer
-            return False
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except (OSError, ValueError):
-        return False
 
 
 def read(path: Path, scales: Scales, notes: Notes) -> list[ProgramShape]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrt.errors import ConfigError
+from agentrt.files import is_database
 from agentrt.lab.workloads import dagfile, journals, sessions
 from agentrt.lab.workloads.fields import Fields, Notes, read_objects
 from agentrt.lab.workloads.replay import Scales
@@ -87,7 +88,7 @@ def read_programs(
     scales = Scales(context_scale, output_scale, gap_scale)
     source = Path(path)
     notes = Notes()
-    if journals.is_journal(source):
+    if is_database(source):
         name, programs = "a journal", journals.read(source, scales, notes)
     else:
         name, entries = _of_one_format(read_objects(source, notes), notes)
