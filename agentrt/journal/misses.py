@@ -134,13 +134,19 @@ def _again(earlier: _Prompt, prompt: _Prompt, at: int) -> int:
     """How much of the earlier prompt comes again in this one, after ``at``."""
     if not prompt.parts:
         return _common(earlier.asked[:at:-1], prompt.asked[:at:-1])
-    index = begin = 0
-    while begin + len(prompt.parts[index]) <= at:
-        begin += len(prompt.parts[index])
+    (old, was), (new, now) = _part_at(earlier.parts, at), _part_at(prompt.parts, at)
+    later = set(earlier.parts[old:])
+    again = sum(len(part) for part in prompt.parts[new + 1 :] if part in later)
+    return _common(was[::-1], now[::-1]) + again
+
+
+def _part_at(parts: Sequence[str], at: int) -> tuple[int, str]:
+    """The part after so many characters, of which there are more, and what is left of it."""
+    index = 0
+    while at >= len(parts[index]):
+        at -= len(parts[index])
         index += 1
-    later = set(earlier.parts[index:])
-    changed = (one.parts[index][at - begin :][::-1] for one in (earlier, prompt))
-    return _common(*changed) + sum(len(part) for part in prompt.parts[index + 1 :] if part in later)
+    return index, parts[index][at:]
 
 
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -51,6 +51,20 @@ def test_a_header_that_changes(tmp_path: Path) -> None:
     assert miss.computed_tokens == 120
 
 
+def test_a_message_that_reads_as_two(tmp_path: Path) -> None:
+    """A transcript in one message, and then message by message: the texts begin alike, and their
+    messages end elsewhere.
+    """
+    whole = f"tea?\n[assistant] 1{RULES}"
+    (miss,) = misses(
+        tmp_path / "j",
+        (chat(RULES, whole), computed(100, 0), "yes"),
+        (chat(RULES, "tea?", f"2{RULES}"), computed(100, 0), "yes"),
+    )
+    assert (miss.verdict, miss.was[:4], miss.now[:4]) == ("changed", "1You", "2You")
+    assert miss.again == len(f"{RULES}\n")
+
+
 def test_a_chat_that_goes_on_misses_nothing(tmp_path: Path) -> None:
     """What it adds was never there; nor was another question after the same rules."""
     found = misses(
