@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from agentrt.cli.runs import read_journal_at
+from agentrt.cli.runs_text import aligned
 from agentrt.cli.streams import printable
 from agentrt.journal.misses import CHANGED, EVICTED, SALTED, Miss, misses_of
 from agentrt.journal.schema import OPEN
@@ -75,12 +72,10 @@ def why(file: str, program: str, as_json: bool) -> None:
         recorded = read_program(store, program)
     pieces, misses = recorded.pieces(), misses_of(recorded)
     if as_json:
-        click.echo(json.dumps(_as_json(recorded, pieces, misses), ensure_ascii=False))
+        click.echo(json.dumps(_as_json(recorded, pieces, misses)))
         return
-    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
-    console.print(_table(recorded, shares_of(pieces)))
-    for line in _miss_lines(recorded, misses):
-        console.print(printable(line))
+    for line in (*_table(recorded, shares_of(pieces)), *_miss_lines(recorded, misses)):
+        click.echo(printable(line))
 
 
 def _as_json(recorded: Recorded, pieces: Sequence[Piece], misses: Sequence[Miss]) -> dict[str, Any]:
@@ -103,26 +98,18 @@ def _as_json(recorded: Recorded, pieces: Sequence[Piece], misses: Sequence[Miss]
 # -- the reasons -----------------------------------------------------------------------------------
 
 
-def _table(recorded: Recorded, shares: Sequence[Share]) -> Table:
+def _table(recorded: Recorded, shares: Sequence[Share]) -> Iterator[str]:
     wall = recorded.until - recorded.since
     so_far = ", so far" if recorded.state == OPEN else ""
-    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
-    table.title = Text(printable(f"{recorded.program.id} ({recorded.state}{so_far})"), "bold")
-    table.add_column("reason", no_wrap=True)
-    for name in ("seconds", "%"):
-        table.add_column(name, justify="right")
-    table.add_column("tokens", justify="right")
-    table.add_column("by", overflow="fold")
+    yield f"{recorded.program.id} ({recorded.state}{so_far})"
+    rows = [("reason", "seconds", "  %", "tokens", "by")]
     for share in shares:
-        table.add_row(
-            _WORDS[share.reason],
-            f"{share.seconds:.2f}",
-            f"{100 * share.seconds / wall:.0f}" if wall else "",
-            str(share.tokens or ""),
-            printable("; ".join(map(_blamed, share.by[:_BLAMED]))),
-        )
-    table.add_row("in all", f"{sum(share.seconds for share in shares):.2f}", "100", "", "")
-    return table
+        part = f"{100 * share.seconds / wall:3.0f}" if wall else ""
+        by = "; ".join(map(_blamed, share.by[:_BLAMED]))
+        seconds, tokens = f"{share.seconds:7.2f}", f"{share.tokens or '':>6}"
+        rows.append((_WORDS[share.reason], seconds, part, tokens, by))
+    whole = sum(share.seconds for share in shares)
+    yield from aligned([*rows, ("in all", f"{whole:7.2f}", "100", "", "")])
 
 
 def _blamed(blame: Blame) -> str:

@@ -22,7 +22,7 @@ def journal(tmp_path: Path) -> Path:
         ["recompute", 2.0, 0, 0.0, 64, [["main-8", 0, 0.0]]], lost_tokens=64, prompt_tokens=96
     )
     made = Made(10.0)
-    made.node("0#0", "call", 0.0, 1.0, report=computed(90, 0), asked=chat(f"1st {RULES}", "a"))
+    made.node("0#0", "call", 0.0, 1.0, report=computed(90, 0), asked=chat(f"1st {RULES}", "\ud83d"))
     made.node("0#1", "call", 1.0, 4.0, report=report, asked=chat(f"2nd {RULES}", "a"))
     made.node("0#2", "call", 4.0, 6.0, report=again, asked=chat(f"2nd {RULES}", "b"))
     made.node("0#3", "tool", 6.0, 10.0)
@@ -31,15 +31,15 @@ def journal(tmp_path: Path) -> Path:
 
 def said(invoke: Invoke, capsys: pytest.CaptureFixture[str], *given: object) -> str:
     assert invoke("why", *given) == 0
-    return " ".join(capsys.readouterr().out.split())
+    lines = capsys.readouterr().out.splitlines()
+    return "\n".join(" ".join(line.split()) for line in lines)
 
 
 def test_the_table(journal: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(invoke, capsys, journal, "p-1")
     for words in (
         "p-1 (done)",
-        "queued behind 2.00 20",
-        "main-7 2.00 s (level 0, 0.25 s attained; own 3, 4.50 s)",
+        "queued behind 2.00 20 main-7 2.00 s (level 0, 0.25 s attained; own 3, 4.50 s)",
         "computed again, pushed out by 2.00 20 64 main-8 2.00 s",
         "tools 4.00 40",
         "in all 10.00 100",
