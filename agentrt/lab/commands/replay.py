@@ -99,6 +99,10 @@ def replay(journal: Path, **options: Any) -> None:
 
 
 def _read(path: Path) -> Recording:
+    if str(path).startswith(("postgresql:/", "postgres:/")):
+        raise ConfigError(
+            f"{str(path)!r}: a replay reads files alone: record the programs with --journal FILE"
+        )
     if path.is_file() and path.stat().st_size and not is_database(path):
         raise ConfigError(
             f"{str(path)!r} is no journal: give a file of agentrt run --journal or agentrt serve; "

@@ -127,6 +127,7 @@ async def test_what_cannot_be_replayed_is_refused(
     for args, said in (
         ((tmp_path / "none",), "there is no such file"),
         ((text,), "is no journal: give a file of agentrt run --journal"),
+        (("postgresql://h/d",), "a replay reads files alone"),
         ((empty,), "no program in it made a call and ended (it has no programs)"),
         ((journal, "--policy", "fast"), "unknown policy 'fast'"),
         ((journal, "--router", "cost"), "--router chooses among replicas"),
