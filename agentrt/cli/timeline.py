@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agentrt.graph import Node
+from agentrt.journal.schema import ROOT
 from agentrt.journal.store import Store
-from agentrt.journal.wall import Recorded, Stay, read_program
+from agentrt.journal.wall import Recorded, Stay, engine_spans, read_program
 from agentrt.request import CallReport
-from agentrt.request.spans import QUEUED, Span, read_spans
 from agentrt.runtime.run import Run
 
-CALL, PROGRAM, ENGINE = "call", "program", "engine"
-"""``engine`` is the time in an engine that does not say more."""
+CALL, PROGRAM = "call", "program"
 _FAR = 1 << 32
 
 
@@ -94,7 +93,8 @@ def _of_node(node: Node, over: float) -> Slice:
 
 def of_journal(store: Store, only: str | None = None) -> list[Timeline]:
     """The programs that a journal has, or ``only`` this one. Raises `JournalError`."""
-    query = "SELECT id FROM agentrt_programs ORDER BY started, number"
+    query = f"""SELECT id FROM agentrt_programs WHERE id IN
+        (SELECT program FROM agentrt_starts WHERE node = '{ROOT}') ORDER BY started, number"""
     ids = [str(row[0]) for row in store.query(query)] if only is None else [only]
     return [_of_recorded(read_program(store, one)) for one in ids]
 
@@ -142,11 +142,9 @@ def _node(node: Slice) -> Slice:
 
 
 def _inner(node: Slice, report: CallReport) -> list[Slice]:
-    """A call's time in its engine, which ends as the call does: in its spans, or two sums."""
-    waited = Span(QUEUED, report.waiting_s, report.level)
-    sums = [waited, Span(ENGINE, report.service_s, report.level)]
+    """A call's time in its engine, which ends as the call does."""
     found, until = list[Slice](), node.until
-    for span in reversed(read_spans(report.spans) or sums):
+    for span in reversed(engine_spans(report, node.name)):
         since = max(until - span.seconds, node.since)
         if since < until:
             about = {

@@ -30,7 +30,8 @@ class ReadingStore(SQLiteStore):
     def _open(self) -> None:
         path = self._path.absolute()
         if not path.is_file():
-            raise JournalError(f"journal {self.name}: there is no such file; name a journal")
+            what = "that is a folder" if path.is_dir() else "there is no such file"
+            raise JournalError(f"journal {self.name}: {what}; name a journal")
         # A folder that cannot be written has no place for what SQLite keeps beside the file.
         beside = path.with_name(f"{path.name}-wal").exists() or os.access(path.parent, os.W_OK)
         address = f"{path.as_uri()}?{'mode=ro' if beside else 'immutable=1'}"
@@ -82,20 +83,30 @@ def histories(
 
 def history(store: Store, program_id: str) -> History:
     """What is recorded of a program. Raises `JournalError` if it is not there, or damaged."""
+    program, nodes = read_row(store, program_id), read_nodes(store, program_id)
+    root = nodes.pop(ROOT, None)
+    ordered = sorted(nodes.items(), key=lambda item: (item[1].start.started, _numbers(item[0])))
+    return History(store.name, program, root, dict(ordered))
+
+
+def read_row(store: Store, program_id: str) -> RecordedProgram:
+    """A program's own row. Raises `JournalError` if there is none."""
     fields = ", ".join(RecordedProgram._fields)
     found = store.query(f"SELECT {fields} FROM agentrt_programs WHERE id = ?", (program_id,))
     if not found:
         ids = [row[0] for row in store.query("SELECT id FROM agentrt_programs ORDER BY started")]
         way = _near(program_id, ids) if ids else "it has none"
         raise JournalError(f"journal {store.name} has no program {program_id!r}; {way}")
-    nodes = read_nodes(store, program_id)
-    root = nodes.pop(ROOT, None)
-    ordered = sorted(nodes.items(), key=lambda item: (item[1].start.started, _numbers(item[0])))
-    return History(store.name, RecordedProgram(*found[0]), root, dict(ordered))
+    return RecordedProgram(*found[0])
 
 
 def read_nodes(store: Store, program_id: str) -> dict[str, PastNode]:
     """A program's nodes by their places, itself with them. Raises `JournalError`."""
+    return nodes_of(store.name, *read_rows(store, program_id))
+
+
+def read_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
+    """All attempts at a program's nodes, itself with them. Raises `JournalError`."""
     starts, ends = (
         store.query(f"SELECT {', '.join(fields)} FROM {table} WHERE program = ?", (program_id,))
         for table, fields in (
@@ -103,7 +114,7 @@ def read_nodes(store: Store, program_id: str) -> dict[str, PastNode]:
             ("agentrt_ends", EndRow._fields),
         )
     )
-    return nodes_of(store.name, map(StartRow._make, starts), map(EndRow._make, ends))
+    return [*map(StartRow._make, starts)], [*map(EndRow._make, ends)]
 
 
 def find(old: History, name: str) -> str:

@@ -12,11 +12,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentrt.errors import JournalError
 from agentrt.journal.codec import UnkeptError, loads
-from agentrt.journal.reading import history
+from agentrt.journal.past import nodes_of
+from agentrt.journal.reading import read_row, read_rows
 from agentrt.journal.schema import (
     CANCELLED,
     DONE,
@@ -131,17 +132,10 @@ class Recorded:
 
 def read_program(store: Store, program_id: str) -> Recorded:
     """What a journal has of a program. Raises `JournalError` if it is not there, or damaged."""
-    found = history(store, program_id)
-    if found.root is None:
+    program, (starts, ends) = read_row(store, program_id), read_rows(store, program_id)
+    if ROOT not in nodes_of(store.name, starts, ends):  # which checks them
         raise JournalError(f"journal {store.name}: program {program_id} has not begun")
-    starts = _rows(store, "agentrt_starts", StartRow, program_id)
-    ends = _rows(store, "agentrt_ends", EndRow, program_id)
-    return Recorded(found.program, _lives(starts, ends))
-
-
-def _rows(store: Store, table: str, kind: Any, program_id: str) -> list[Any]:
-    query = f"SELECT {', '.join(kind._fields)} FROM {table} WHERE program = ?"
-    return [kind._make(row) for row in store.query(query, (program_id,))]
+    return Recorded(program, _lives(starts, ends))
 
 
 def _lives(starts: Sequence[StartRow], ends: Sequence[EndRow]) -> list[Life]:
@@ -270,11 +264,14 @@ def _spans(stay: Stay) -> Sequence[Span]:
     report = stay.report
     if report is None:
         return [Span(ENGINE, stay.until - stay.start.started)]
-    try:
-        if spans := read_spans(report.spans):
-            return spans
-    except (TypeError, ValueError) as error:
-        where = f"node {stay.start.node} of program {stay.start.program}"
-        raise JournalError(f"the account of {where} cannot be read: {error}") from error
+    return engine_spans(report, f"node {stay.start.node} of program {stay.start.program}")
+
+
+def engine_spans(report: CallReport, where: str) -> Sequence[Span]:
+    """A call's time in its engine: in its spans, or two sums. Raises `JournalError`."""
     waited = Span(QUEUED, report.waiting_s, report.level)
-    return [waited, Span(ENGINE, report.service_s, report.level)]
+    sums = [waited, Span(ENGINE, report.service_s, report.level)]
+    try:
+        return read_spans(report.spans) or sums
+    except (TypeError, ValueError) as error:
+        raise JournalError(f"the account of {where} cannot be read: {error}") from error

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from agentrt.cli.perfetto import write as write_trace
 from agentrt.cli.timeline import Timeline, of_run
 from agentrt.executors.base import Chunk, Executor
 from agentrt.interrupts.questions import Question
+from agentrt.journal.schema import RecordedProgram
+from agentrt.journal.store import SQLiteStore
 from agentrt.request import Call, CallReport, Reply
 from agentrt.runtime.run import Run as ProgramRun
 from tests.cli.conftest import Invoke, Refused, Run, Write
 from tests.cli.trace_processor import TraceProcessor, missing
+from tests.journal.made import Made
 
 SOURCE = """
 import asyncio
@@ -202,6 +206,17 @@ def test_a_command_and_its_journal_show_the_same_nodes(
     assert run[("human", "go on?")] == kept[("human", "human")] == 2
     assert run[("program", "main")] == kept[("program", "main")] == 2
     assert (one[("program", "main")], one[("call", "llm")]) == (1, 4)
+
+
+def test_a_program_that_is_about_to_begin(invoke: Invoke, tmp_path: Path) -> None:
+    """A journal that is being written has its row, and no node of it yet."""
+    made = Made(1.0).node("0#0", "tool", 0.0, 1.0)
+    there, out = made.write(tmp_path / "j"), tmp_path / "t.json"
+    with closing(SQLiteStore(there)) as store:
+        (row,) = store.query("SELECT * FROM agentrt_programs")
+        store.write([RecordedProgram("p-2", *row[1:])])
+    assert invoke("trace", there, out) == 0
+    assert _slices(out) == Counter({("program", "p"): 1, ("tool", "tool"): 1})
 
 
 def test_what_cannot_be_is_refused(
