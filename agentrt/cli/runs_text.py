@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrt.graph import ExecutionDAG, NodeKind
 from agentrt.journal.codec import loads
+from agentrt.journal.misses import texts_of
 from agentrt.journal.past import PastNode
 from agentrt.journal.reading import REPLY, History
 from agentrt.journal.schema import FAILED
@@ -85,7 +86,8 @@ def history_text(found: History, *, full: bool) -> Iterator[str]:
     ways = _ways(found)
     lines = aligned([_row(found.nodes[place], len(way)) for place, way in ways.items()])
     for line, place in zip(lines, ways, strict=True):
-        said = question_of(found.nodes[place]), answer_of(found.nodes[place])
+        node = found.nodes[place]
+        said = question_of(node, whole=full), answer_of(node)
         if full:
             yield line
             named = zip(("asked", "answered"), said, strict=True)
@@ -120,10 +122,14 @@ def _row(node: PastNode, depth: int) -> tuple[Any, ...]:
 # -- what was asked and answered --------------------------------------------------------------
 
 
-def question_of(node: PastNode) -> str:
-    """What a node was asked, for people; "" if that is its name, or was not kept."""
+def question_of(node: PastNode, *, whole: bool = False) -> str:
+    """What a node was asked, for people; "" if that is its name, or was not kept. Of a chat that is
+    its last message, or the ``whole`` of it.
+    """
     asked = _parsed("asked", node.start.asked)
     if isinstance(asked, dict):
+        if whole and (texts := [*texts_of(asked)]):
+            return "".join(texts)
         if messages := asked.get("messages"):
             asked = messages[-1].get("content")
         elif "prompt_token_ids" in asked:

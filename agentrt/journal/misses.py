@@ -181,7 +181,7 @@ def _prompt(stay: Stay) -> _Prompt | None:
     if isinstance(ids, list):
         answer = [] if reply is None else list(reply.token_ids)
         return _Prompt(stay.start.node, ids, [*ids, *answer], salt)
-    parts = list(_texts(asked))
+    parts = list(texts_of(asked))
     said = "" if reply is None else _message(reply.message)
     text = "".join(parts)
     return _Prompt(stay.start.node, text, text + said, salt, parts)
@@ -196,7 +196,7 @@ def _reply(stay: Stay) -> Reply | None:
     return value if isinstance(value, Reply) else None
 
 
-def _texts(asked: Mapping[str, Any]) -> Iterator[str]:
+def texts_of(asked: Mapping[str, Any]) -> Iterator[str]:
     """A chat request as text: most templates put its tools first."""
     if tools := asked.get("tools"):
         yield f"[tools] {json.dumps(tools, ensure_ascii=False)}\n"

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Invoke, Ran, Refused, Run, Write
+from tests.journal.made import Made
+from tests.journal.test_misses import RULES, chat
 
 SOURCE = """
 import asyncio
@@ -79,6 +81,16 @@ def test_show(journal: Path, runs: Runs) -> None:
     assert '    asked: {"item": "branch b"}\n    answered: BRANCH B\n' in one
     node = runs("show", journal, "main-1", "--node", "human", "--json").json["nodes"][0]
     assert (node["node"], node["outcome"], node["asked"]["question"]) == ("0#1", "yes", "go on?")
+
+
+def test_a_whole_chat(runs: Runs, tmp_path: Path) -> None:
+    """In full a call has all its messages, else the last."""
+    path = Made(2.0).node("0#0", "call", 0.0, 1.0, asked=chat(RULES, "tea?")).write(tmp_path / "j")
+    assert "done  1.00  tea?\n" in runs("show", path, "p-1").out
+    for given in (["--full"], ["--node", "0#0"]):
+        assert (
+            f"asked: [system] {RULES}\n    [user] tea?\n" in runs("show", path, "p-1", *given).out
+        )
 
 
 def test_nodes_that_are_no_calls(run_program: Run, runs: Runs, tmp_path: Path) -> None:
