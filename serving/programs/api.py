@@ -30,7 +30,7 @@ from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import Label, RunRequest, Strict
 from agentrt.serving.programs.client_programs import ClientProgram
 from agentrt.serving.programs.identity import Claim
-from agentrt.serving.programs.left import LATE, ended_run, left_runs, programs_of
+from agentrt.serving.programs.left import LATE, ended_run, left_runs
 from agentrt.serving.programs.parked import Parking
 from agentrt.serving.programs.runs import ProgramRuns, RunAnswer, ServedRun
 from agentrt.serving.questions.asked import Asked
@@ -280,8 +280,9 @@ async def go_on(server: Server, runs: ProgramRuns) -> None:
     server.checks["journal"] = journal.fault
     registry = server.runtime.registry
     registry.opened = max(registry.opened, await journal.last_number())
-    for program, left in programs_of(native, await left_runs(journal, native)):
-        runs.go_on(program, left)
+    programs = {program.name: program for program in native.values()}
+    for left in await left_runs(journal, programs):
+        runs.go_on(programs[left.type], left)
 
 
 def _submissions() -> Any:

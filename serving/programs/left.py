@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from agentrt.journal import Journal
 from agentrt.journal.codec import UnkeptError, loads
 from agentrt.journal.past import PastNode
 from agentrt.journal.schema import CANCELLED, DONE, LOST, RecordedProgram
-from agentrt.program import Program
 from agentrt.runtime.durable import Durable
 from agentrt.serving.programs.bodies import RunRequest
 
@@ -37,11 +36,10 @@ def durable_of(body: RunRequest) -> Durable:
     return Durable(options={"waits": body.wait or body.stream, "until": until})
 
 
-async def left_runs(journal: Journal, native: Mapping[str, Program]) -> list[LeftRun]:
-    """The runs that go on. One whose client waited for it does not: that client is gone, which
-    cancels it; nor does one that was recorded with less than all.
+async def left_runs(journal: Journal, types: Collection[str]) -> list[LeftRun]:
+    """The runs of these types that go on. One whose client waited for it does not: that client is
+    gone, which cancels it; nor does one that was recorded with less than all.
     """
-    types = {program.name for program in native.values()}
     found = []
     for row in await journal.open_programs():
         options = json.loads(row.options)
@@ -104,11 +102,3 @@ def _outcome(root: PastNode) -> tuple[Any, dict[str, str] | None]:
     if isinstance(value, BaseException):
         return None, {"type": type(value).__name__, "message": str(value)}
     return value, None
-
-
-def programs_of(
-    native: Mapping[str, Program], left: list[LeftRun]
-) -> Iterator[tuple[Program, LeftRun]]:
-    """Each run that goes on, with its program."""
-    by_type = {program.name: program for program in native.values()}
-    return ((by_type[one.type], one) for one in left)
