@@ -9,8 +9,8 @@ place of its own, such as a semaphore. The rest is its own code.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -119,12 +119,13 @@ class Recorded:
     def pieces(self) -> list[Piece]:
         """Its wall time in pieces, without gaps, from its start to its end."""
         pieces: list[Piece] = []
+        by_place = {stay.start.node: stay for life in self.lives for stay in life.stays}
         before: float | None = None
         reason = STOPPED
         for life in self.lives:
             if before is not None and life.since > before:
                 pieces.append(Piece(before, life.since, reason))
-            walk = _Walk(life, self.lives)
+            walk = _Walk(life, by_place)
             pieces += walk.pieces()
             before, reason = life.until, walk.goes_on_with
         return pieces
@@ -139,20 +140,20 @@ def read_program(store: Store, program_id: str) -> Recorded:
 
 
 def _lives(starts: Sequence[StartRow], ends: Sequence[EndRow]) -> list[Life]:
-    begun = sorted(one.started for one in starts if one.node == ROOT)
     ended = {(one.node, one.attempt): one for one in ends}
     roots = sorted((one for one in starts if one.node == ROOT), key=lambda one: one.started)
+    begun = [root.started for root in roots]
     times = sorted([*(one.started for one in starts), *(one.ended for one in ends)])
     lives = []
     for root, until in zip(roots, [*begun[1:], float("inf")], strict=True):
         end = ended.get((ROOT, root.attempt))
-        last = max(at for at in times if root.started <= at < until or at == root.started)
+        last = times[bisect_left(times, until) - 1]
         over = max(last if end is None else end.ended, root.started)
         lives.append(Life(root.started, over, OPEN if end is None else end.state))
     for start in starts:
         if start.node == ROOT or start.attempt == 0:
             continue
-        life = next((one for one in reversed(lives) if one.since <= start.started), lives[0])
+        life = lives[max(0, bisect_right(begun, start.started) - 1)]
         end = ended.get((start.node, start.attempt))
         over = life.until if end is None else min(end.ended, life.until)
         life.stays.append(Stay(start, max(over, start.started), end))
@@ -162,11 +163,8 @@ def _lives(starts: Sequence[StartRow], ends: Sequence[EndRow]) -> list[Life]:
 class _Walk:
     """One life of a program, from its end back to its beginning."""
 
-    def __init__(self, life: Life, lives: Iterable[Life]) -> None:
-        self._life = life
-        self._by_place: Mapping[str, Stay] = {
-            stay.start.node: stay for one in lives for stay in one.stays
-        }
+    def __init__(self, life: Life, by_place: Mapping[str, Stay]) -> None:
+        self._life, self._by_place = life, by_place
         counts = [stay for stay in life.stays if stay.start.kind in _WAITED_FOR]
         # What was left open by a program that is done, nobody waited for.
         kept = [stay for stay in counts if life.state != DONE or stay.end is not None]
