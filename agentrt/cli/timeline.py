@@ -160,6 +160,6 @@ def _inner(node: Slice, report: CallReport) -> list[Slice]:
     return found[::-1]
 
 
-def level_name(level: int) -> str:
+def level_name(level: int, before: str = "level ") -> str:
     """A queue's level in words; that of `agentrt.scheduler.lane` is before all others."""
-    return f"level {level}" if level > -_FAR else "lane"
+    return f"{before}{level}" if level > -_FAR else "lane"

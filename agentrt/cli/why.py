@@ -12,6 +12,7 @@ import click
 from agentrt.cli.runs import read_journal_at
 from agentrt.cli.runs_text import aligned
 from agentrt.cli.streams import printable
+from agentrt.cli.timeline import level_name
 from agentrt.journal.misses import CHANGED, EVICTED, SALTED, Miss, misses_of
 from agentrt.journal.schema import OPEN
 from agentrt.journal.shares import Blame, Share, shares_of
@@ -116,8 +117,8 @@ def _blamed(blame: Blame) -> str:
     """Who, for how long, and what put it first."""
     if blame.program.startswith("("):
         return f"{blame.program} {blame.seconds:.2f} s"
-    here = f"level {blame.level}, {blame.attained_s:.2f} s attained"
-    own = f"own {blame.own_level}, {blame.own_attained_s:.2f} s"
+    here = f"{level_name(blame.level)}, {blame.attained_s:.2f} s attained"
+    own = f"own {level_name(blame.own_level, '')}, {blame.own_attained_s:.2f} s"
     return f"{blame.program} {blame.seconds:.2f} s ({here}; {own})"
 
 

@@ -19,10 +19,12 @@ def journal(tmp_path: Path) -> Path:
     queued = ["queued", 2.0, 3, 4.5, 0, [["main-7", 0, 0.25]]]
     report = spent(queued, ["prefill", 1.0, 3, 4.5, 90], prompt_tokens=90)
     again = spent(
-        ["recompute", 2.0, 0, 0.0, 64, [["main-8", 0, 0.0]]], lost_tokens=64, prompt_tokens=96
+        ["recompute", 2.0, 0, 0.0, 64, [["main-8", -(2**63) + 1, 0.0]]],
+        lost_tokens=64,
+        prompt_tokens=96,
     )
-    made = Made(10.0)
-    made.node("0#0", "call", 0.0, 1.0, report=computed(90, 0), asked=chat(f"1st {RULES}", "\ud83d"))
+    made, first = Made(10.0), chat(f"1st You\ud83d {RULES}", "a")  # half of a character
+    made.node("0#0", "call", 0.0, 1.0, report=computed(90, 0), asked=first)
     made.node("0#1", "call", 1.0, 4.0, report=report, asked=chat(f"2nd {RULES}", "a"))
     made.node("0#2", "call", 4.0, 6.0, report=again, asked=chat(f"2nd {RULES}", "b"))
     made.node("0#3", "tool", 6.0, 10.0)
@@ -40,7 +42,7 @@ def test_the_table(journal: Path, invoke: Invoke, capsys: pytest.CaptureFixture[
     for words in (
         "p-1 (done)",
         "queued behind 2.00 20 main-7 2.00 s (level 0, 0.25 s attained; own 3, 4.50 s)",
-        "computed again, pushed out by 2.00 20 64 main-8 2.00 s",
+        "computed again, pushed out by 2.00 20 64 main-8 2.00 s (lane, 0.00 s attained; own 0, 0.0",
         "tools 4.00 40",
         "in all 10.00 100",
         "node 0#1: 90 of 90 prompt tokens computed, never there: the prompt has changed",
