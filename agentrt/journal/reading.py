@@ -25,7 +25,7 @@ _NAMED = 5
 
 
 class ReadingStore(SQLiteStore):
-    """A file that is there, and is only read. It takes no lock."""
+    """A file that is there, and is only read, as it is now. It takes no lock."""
 
     def _open(self) -> None:
         path = self._path.absolute()
@@ -38,6 +38,7 @@ class ReadingStore(SQLiteStore):
         self._connection = sqlite3.connect(
             address, uri=True, isolation_level=None, check_same_thread=False
         )
+        self._connection.execute("BEGIN")  # what is dropped meanwhile is still there for us
         self._check()
 
 

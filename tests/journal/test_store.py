@@ -16,10 +16,12 @@ import pytest
 from agentrt import Context
 from agentrt.errors import JournalError, JournalWriteError
 from agentrt.journal import Journal, JournalOptions
-from agentrt.journal.schema import VERSION
+from agentrt.journal.reading import ReadingStore, histories
+from agentrt.journal.schema import VERSION, Statement
 from agentrt.journal.store import SQLiteStore
 from agentrt.program import Program
 from tests.journal.killing import World, live
+from tests.journal.made import Made
 
 
 async def made(path: Path, calls: int = 20) -> None:
@@ -253,3 +255,13 @@ def test_a_read_that_nobody_waits_for_any_more_does_not_lose_its_file(tmp_path: 
         close.result()
     with pytest.raises(JournalError, match="closed"):
         store.query("SELECT 1")
+
+
+def test_who_reads_sees_one_moment(tmp_path: Path) -> None:
+    """A server that drops an old program meanwhile takes it from nobody who reads."""
+    path = Made(1.0).write(tmp_path / "j")
+    with closing(ReadingStore(path)) as reading, closing(SQLiteStore(path)) as writing:
+        writing.write([Statement("DELETE FROM agentrt_programs", ())])
+        assert [one.program.id for one in histories(reading, limit=9)] == ["p-1"]
+    with closing(ReadingStore(path)) as reading:
+        assert [*histories(reading, limit=9)] == []
