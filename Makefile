@@ -11,15 +11,15 @@ NEXT := 0.33.0
 NEXT_BIN := .venv-vllm-$(NEXT)/bin
 NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
-# The tests of LangGraph's API; and engines on Ray and the chat page, which share nothing with others: parts of their own.
+# The tests of LangGraph's API, and those that share no engine with others (Ray's, those of whole commands, the chat page).
 LANGGRAPH := tests/serving/langgraph
-RAY := tests/engine/test_ray.py tests/serving/chat
+APART := $(addprefix tests/engine/test_,ray.py cli_run.py cli_graph.py script.py) tests/serving/chat
 # Those of servers, tools and commands, which mostly wait for processes.
 SERVERS := tests/serving tests/integrations tests/clients tests/cli tests/interrupts tests/journal
 # For tests that take longer than one of `make test` may.
 PATIENT := --timeout 3600 --override-ini faulthandler_timeout=0
 
-.PHONY: coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-ray test-servers test-rest test-next fuzz mutate lint format clean
+.PHONY: coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-apart test-servers test-rest test-next fuzz mutate lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,20 +45,20 @@ demo: $(INSTALLED) ## Run an agent program on a real engine
 
 test: $(INSTALLED) ## Check the style, the types and the layers, and run all tests
 	@$(MAKE) --no-print-directory --jobs 5 --keep-going --output-sync=target \
-		lint test-engine test-langgraph test-servers test-rest test-ray
+		lint test-engine test-langgraph test-servers test-rest test-apart
 
 # Five at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
 test-engine: $(CLIENTS) test-needs
-	$(BIN)/pytest tests/engine $(addprefix --ignore ,$(RAY))
+	$(BIN)/pytest tests/engine $(addprefix --ignore ,$(APART))
 
 test-langgraph: $(CLIENTS) test-needs
 	$(BIN)/pytest $(LANGGRAPH)
 
-test-ray: $(CLIENTS) test-needs
-	$(BIN)/pytest $(RAY)
+test-apart: $(CLIENTS) test-needs
+	$(BIN)/pytest $(APART)
 
 test-servers: $(CLIENTS) test-needs
-	$(BIN)/pytest $(SERVERS) $(addprefix --ignore ,$(LANGGRAPH) $(RAY))
+	$(BIN)/pytest $(SERVERS) $(addprefix --ignore ,$(LANGGRAPH) $(APART))
 
 test-rest: $(CLIENTS) test-needs
 	$(BIN)/pytest $(addprefix --ignore ,tests/engine $(SERVERS))
