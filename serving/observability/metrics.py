@@ -106,8 +106,12 @@ class Metrics:
                 self._hits.labels(*labels).inc()
 
     def program_ended(self, run: Run) -> None:
-        """A program ended; calls of foreign frameworks may still end after it."""
+        """A program ended; calls of foreign frameworks may still end after it. One that is parked
+        goes on under its id.
+        """
         labels = self._count(run)
+        if run.parked:
+            return
         assert run.ended_at is not None
         self._ended.labels(*labels, run.state.value).inc()
         self._latency.labels(*labels).observe(run.ended_at - run.started_at)
@@ -121,11 +125,12 @@ class Metrics:
     def _count(self, run: Run) -> tuple[str, str]:
         """Add what the program's row has more than was counted. Returns its labels.
 
-        They are chosen late: a program's type may change until its first node.
+        They are chosen late: a program's type may change until its first node. One that was parked
+        begins again with less than was counted.
         """
         labels, before = self._counted.get(run.id, (None, (0.0,) * len(_SUMS)))
         labels = labels or self.labels.of(run.row.tenant, run.type)
-        sums = _sums_of(run.row)
+        sums = tuple(map(max, _sums_of(run.row), before))
         for counter, now, then in zip(self._sums, sums, before, strict=True):
             if now != then:
                 counter.labels(*labels).inc(now - then)

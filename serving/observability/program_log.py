@@ -180,6 +180,7 @@ class ProgramLog:
 
     def _begin(self, run: Run) -> None:
         self.live[run.id] = run
+        self.ended.pop(run.id, None)  # it was parked
         self.readers.note(run, None)
 
     def _end(self, program_id: str) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, field_validator
 
 from agentrt import Context, tool
 from agentrt.journal.postgres import PostgresStore
+from agentrt.serving import observability
 from tests.journal.killing import nodes
 from tests.serving.langgraph.postgres import cluster
 from tests.serving.programs.parking import asks, of, served
@@ -42,6 +43,20 @@ async def test_clients_see_no_difference(tmp_path: Path) -> None:
         assert len(local.engine.calls) == 2
         await local.answer(question, "no", 409)
         assert await local.questions() == []
+
+
+async def test_its_metrics_are_those_of_one_program(tmp_path: Path) -> None:
+    async with served(tmp_path / "j", asks, apis=[observability.api]) as local:
+        run = await local.started("asks", input="tea")
+        [question] = (await local.parked(run))["questions"]
+        await local.answer(question, "yes")
+        assert await local.done(run) == ["said tea", "yes", "said tea again"]
+        lines = (await local.client.get("/metrics")).text.splitlines()
+        counted = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert {name: value for name, value in counted.items() if "_ended_total" in name} == {
+        'agentrt_programs_ended_total{state="done",tenant="default",type="asks"}': "1.0"
+    }
+    assert counted['agentrt_calls_total{tenant="default",type="asks"}'] == "2.0"
 
 
 async def test_two_answers_at_once_are_one(tmp_path: Path) -> None:
