@@ -176,7 +176,9 @@ async def test_nodes_that_cannot_be_had(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--set 0#2: that node began after --at 0#1"):
         fork(path, old, "0#1", {"0#0": "1", "0#2": "1"})
     row = fork(path, old, find(old, "0#1"), {"0#0": '"seen"'})
-    assert loads(read(path, row.id).nodes["0#0"].end.outcome) == "seen"  # type: ignore[union-attr]
+    end = read(path, row.id).nodes["0#0"].end
+    assert end is not None
+    assert loads(end.outcome) == "seen"
     with pytest.raises(JournalError, match="no program 'main-2'; did you mean 'main-1'"):
         read(path, "main-2")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ def test_all_sides_do_the_same(
     kept: dict[str, list[str]] = {}
     opened = Journal.__init__
 
-    def opening(self: Journal, *given: object) -> None:
-        opened(self, *given)  # type: ignore[arg-type]
+    def opening(self: Journal, *given: Any) -> None:
+        opened(self, *given)
         put = self.put
 
         def counted(*rows: Change) -> None:

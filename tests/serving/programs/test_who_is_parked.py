@@ -108,7 +108,7 @@ async def test_not_parked(tmp_path: Path, code: Code) -> None:
     """What it does beside is in memory alone."""
     async with served(tmp_path / "j", of(code), events=ByHand()) as local:
         if code is beside_a_call:
-            local.engine.generate = never  # type: ignore[method-assign]
+            local.engine.generate = never  # type: ignore[method-assign]  # it never answers
         run = await local.started("main")
         await local.until(run, lambda run: run["questions"])
         for _ in range(20):
