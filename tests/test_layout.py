@@ -12,10 +12,11 @@ from typing import Any
 
 import networkx as nx
 import pytest
+from setuptools import find_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKED_ROOMS = ("executors", "graph", "integrations", "serving")
-CODE_FOLDERS = ("agentrt", *LINKED_ROOMS, "benchmarks", "tests", "demos")
+CODE_FOLDERS = ("agentrt", "benchmarks", "tests", "demos")
 MAX_LINES = 400
 
 
@@ -25,60 +26,38 @@ def settings_of(tool: str) -> dict[str, Any]:
     return settings
 
 
-@pytest.fixture
-def setuptools_settings() -> dict[str, Any]:
-    return settings_of("setuptools")
-
-
 def python_files(folder: str) -> Iterator[Path]:
-    """The files of one top-level folder. Links are not followed: no file comes twice."""
+    """The files of one top-level folder. Links are not followed."""
     for path, folders, names in os.walk(ROOT / folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
         yield from (Path(path) / name for name in names if name.endswith(".py"))
 
 
-def packages_in_tree() -> set[str]:
-    rooms = ("agentrt", *LINKED_ROOMS)
-    return {import_name(file.parent) for room in rooms for file in python_files(room)}
-
-
 def import_name(folder: Path) -> str:
-    name = ".".join(folder.relative_to(ROOT).parts)
-    return name if name.split(".")[0] == "agentrt" else f"agentrt.{name}"
+    return ".".join(folder.relative_to(ROOT).parts)
 
 
-def test_setuptools_lists_every_package(setuptools_settings: dict[str, Any]) -> None:
-    listed = setuptools_settings["packages"]
-    assert set(listed) == packages_in_tree()
-    assert len(listed) == len(set(listed))
-
-
-def test_every_package_outside_agentrt_is_mapped(setuptools_settings: dict[str, Any]) -> None:
-    in_rooms = {
-        import_name(file.parent): file.parent.relative_to(ROOT).as_posix()
-        for room in LINKED_ROOMS
-        for file in python_files(room)
-    }
-    assert setuptools_settings["package-dir"] == in_rooms
+def test_setuptools_finds_every_package() -> None:
+    where = settings_of("setuptools")["packages"]["find"]
+    found = find_packages(str(ROOT), include=where["include"])
+    assert set(found) == {import_name(file.parent) for file in python_files("agentrt")}
 
 
 def test_every_package_has_an_init_file() -> None:
-    rooms = ("agentrt", *LINKED_ROOMS, "benchmarks")
-    folders = {file.parent for room in rooms for file in python_files(room)}
+    folders = {file.parent for room in ("agentrt", "benchmarks") for file in python_files(room)}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
 
 
 @pytest.mark.parametrize("room", LINKED_ROOMS)
-def test_room_is_linked_into_agentrt(room: str) -> None:
-    link = ROOT / "agentrt" / room
+def test_room_is_linked_at_the_top_level(room: str) -> None:
+    link = ROOT / room
     assert link.is_symlink()
-    assert link.readlink() == Path("..", room)
-    assert link.resolve() == ROOT / room
+    assert link.readlink() == Path("agentrt", room)
+    assert (link / "__init__.py").is_file()
 
 
-def test_agentrt_has_no_other_links() -> None:
-    links = {path.name for path in (ROOT / "agentrt").iterdir() if path.is_symlink()}
-    assert links == set(LINKED_ROOMS)
+def test_the_package_has_no_links() -> None:
+    assert [path for path in (ROOT / "agentrt").rglob("*") if path.is_symlink()] == []
 
 
 @pytest.mark.parametrize("folder", CODE_FOLDERS)
@@ -91,7 +70,7 @@ def test_no_file_is_too_long(folder: str) -> None:
 
 
 def modules() -> dict[str, Path]:
-    files = [file for room in ("agentrt", *LINKED_ROOMS) for file in python_files(room)]
+    files = python_files("agentrt")
     names = {file: f"{import_name(file.parent)}.{file.stem}" for file in files}
     return {name.removesuffix(".__init__"): file for file, name in names.items()}
 

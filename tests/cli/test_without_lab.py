@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("executors", "graph", "integrations", "serving")
 
 # An editable installation would find what the copy lacks in the checkout.
 PRELUDE = """
@@ -41,12 +40,8 @@ async def one(ctx):
 def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package without `agentrt.lab`."""
     root = tmp_path_factory.mktemp("product")
-    ignored = shutil.ignore_patterns("lab", "__pycache__", *ROOMS)
+    ignored = shutil.ignore_patterns("lab", "__pycache__")
     shutil.copytree(ROOT / "agentrt", root / "agentrt", ignore=ignored)
-    for room in ROOMS:
-        shutil.copytree(
-            ROOT / room, root / "agentrt" / room, ignore=shutil.ignore_patterns("__pycache__")
-        )
     return root
 
 
