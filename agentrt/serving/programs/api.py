@@ -262,9 +262,12 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         await go_on(server, runs)
         if parking is not None:
             parking.open_source()
+        whole = APIRouter(route_class=OpenAIRoute)
+        whole.include_router(router)
+        _add_release(whole, server)
         try:
             async with server.background.doing("sweep of programs", sweep, pause_s):
-                yield router
+                yield whole
         finally:
             if parking is not None:
                 parking.close()
@@ -335,6 +338,23 @@ def _add_sessions(router: APIRouter, server: Server) -> None:
         """The program is over. Calls that it still has are called off."""
         program = server.programs.end_session(tenant_of(request), session_id)
         return JSONResponse({**_describe_session(program, now()), "deleted": True})
+
+
+class ReleaseRequest(Strict):
+    """``POST /programs/release``, by which clients of ThunderAgent end a program."""
+
+    program_id: str = Field(min_length=1)
+
+
+def _add_release(router: APIRouter, server: Server) -> None:
+    @router.post("/programs/release", response_model=None)
+    async def release_program(request: Request, body: ReleaseRequest) -> Response:
+        """End a program by the name that its calls give it. One that is over is none to end."""
+        tenant, name = tenant_of(request), body.program_id
+        released = any(one.name == name for one in server.programs.named(tenant))
+        if released:
+            server.programs.end_session(tenant, name)
+        return JSONResponse({"program_id": name, "released": released})
 
 
 def _describe_session(program: ClientProgram, now: float) -> dict[str, Any]:

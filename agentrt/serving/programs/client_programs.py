@@ -31,6 +31,7 @@ class ClientProgram:
     ``ends`` are the nodes of calls, by their client's names. ``left`` are its entries in the
     tenant's conversations, with their hashes. ``gaps`` are the tools that run now: by the scope of
     the call that asked for them, a scope and a node for each. Only its client ends a session.
+    ``is_last`` says that it ends with its open requests.
     """
 
     run: Run
@@ -42,6 +43,7 @@ class ClientProgram:
     left: list[tuple[bytes, ChatEnd]] = field(default_factory=list)
     gaps: dict[Scope, list[tuple[Scope, Node]]] = field(default_factory=dict)
     is_session: bool = False
+    is_last: bool = False
     open: int = 0
     seen_at: float = 0.0
 
@@ -128,14 +130,15 @@ class ClientPrograms:
         self._end_gaps(program, list(program.gaps) if end is None else [end.scope])
         entry = Entry(program, self._after(program, claim, end), claim.node, claim.call, hashes)
         program.open += 1
+        program.is_last |= claim.is_last
         return entry
 
     def leave(self, entry: Entry, replies: Sequence[bytes] = (), tools: Sequence[str] = ()) -> None:
         """The request is over; ``replies`` are the hashes of its chat with each reply.
 
         ``tools`` are the names of those that the first reply calls: they run until the chat goes
-        on. A client that names its calls names what lies between them, too. A program without
-        a single call ends.
+        on. A client that names its calls names what lies between them, too. A program that has
+        not a single call, or has had its last, ends.
         """
         program = entry.program
         program.open -= 1
@@ -155,7 +158,8 @@ class ClientPrograms:
         # Of equal replies the first is kept, since its tools are those that run.
         for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
             self._leave_end(own, program, at, scope)
-        if not (program.open or program.is_session or len(program.run.dag)):
+        is_empty = not (program.is_session or len(program.run.dag))
+        if not program.open and (program.is_last or is_empty):
             self._end(program)
 
     def _leave_end(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote
 
 from agentrt.executors.identity import PREFIX
@@ -20,11 +21,14 @@ SESSION_HEADERS = (
     "x-dynamo-session-id",  # Dynamo
 )
 """Headers by which agent clients name a session of theirs, which is a program here."""
-PARENT_SESSION = "x-dynamo-parent-session-id"
-"""A sub-agent's session belongs to its parent's program."""
+PARENT_SESSIONS = ("x-dynamo-parent-session-id", "x-parent-session-id")  # Dynamo, llm-d
+"""Headers that name the parent of a sub-agent's session: it belongs to its parent's program."""
+FINAL_HEADERS = ("x-dynamo-session-final", "x-session-final")  # Dynamo, llm-d
+"""Headers by which a request says that its session ends with it."""
 
 _OWN = ("program", "type", "session", "node", "call", "parents", "deadline")
-_CLAIMS = frozenset({*(f"{PREFIX}{name}" for name in _OWN), *SESSION_HEADERS, PARENT_SESSION})
+_THEIRS = (*SESSION_HEADERS, *PARENT_SESSIONS, *FINAL_HEADERS)
+_CLAIMS = frozenset({*(f"{PREFIX}{name}" for name in _OWN), *_THEIRS})
 CLAIMED = frozenset(name.encode("ascii") for name in _CLAIMS)
 """The headers that `read_claim` looks at, as they come."""
 _LONGEST = 256
@@ -38,7 +42,8 @@ class Claim:
     """What a client says of a call; None is not said.
 
     ``call`` is its own name for the call, and ``parents`` those of the calls that had to end
-    last before it. ``deadline_s`` is in seconds from the program's first call.
+    last before it. ``deadline_s`` is in seconds from the program's first call. ``is_last`` says
+    that the program is over when the request is.
     """
 
     program: str | None = None
@@ -48,6 +53,13 @@ class Claim:
     call: str | None = None
     parents: tuple[str, ...] | None = None
     deadline_s: float | None = None
+    is_last: bool = False
+
+
+def session_of(fields: Mapping[str, Any]) -> str | None:
+    """The session that a body names: ``session_id`` (vLLM) or ``program_id`` (ThunderAgent)."""
+    named = (fields.get("session_id"), fields.get("program_id"))
+    return next((one for one in named if isinstance(one, str)), None)
 
 
 def read_claim(headers: Mapping[str, str], session_id: str | None = None) -> Claim:
@@ -61,15 +73,21 @@ def read_claim(headers: Mapping[str, str], session_id: str | None = None) -> Cla
 
     if _CLAIMS.isdisjoint(headers):
         return Claim(program=session_id)
-    program = read("program") or _read(headers, PARENT_SESSION) or session_id
+
+    def first(names: Iterable[str]) -> str | None:
+        return next(filter(None, (_read(headers, name) for name in names)), None)
+
+    parent = first(PARENT_SESSIONS)
+    final = any(headers.get(name, "").lower() == "true" for name in FINAL_HEADERS)
     return Claim(
-        program=program or next(filter(None, (_read(headers, h) for h in SESSION_HEADERS)), None),
+        program=read("program") or parent or session_id or first(SESSION_HEADERS),
         type=read("type", _LONGEST_TYPE),
         session=read("session") or None,
         node=read("node") or "",
         call=read("call"),
         parents=_parents(headers.get(f"{PREFIX}parents")),
         deadline_s=_seconds(f"{PREFIX}deadline", headers.get(f"{PREFIX}deadline")),
+        is_last=final and parent is None,  # a sub-agent ends, its parent goes on
     )
 
 
