@@ -18,6 +18,7 @@ from agentrt.errors import AgentrtError
 
 LIMIT_S = 20.0
 """How long a check may take."""
+_EXTRAS = {"aiomqtt": "mqtt", "fastapi": "serve", "psycopg": "postgres"}
 _COLOURS = {OK: "green", WARNING: "yellow", MISSING: "red"}
 
 
@@ -70,6 +71,9 @@ def _tried(check: Check, asked: Asked) -> Finding | None:
         return check(asked)
     except AgentrtError as error:
         return Finding(MISSING, str(error))
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(str(error.name), "engine")
+        return Finding(MISSING, f"{error.name} is not installed", f"pip install 'agentrt[{extra}]'")
     except Exception as error:
         return Finding(MISSING, summary(error), "correct, install or repair what this names")
 

@@ -155,14 +155,18 @@ def test_what_a_check_raises_is_no_traceback_and_what_hangs_is_left() -> None:
     def breaks(asked: checks.Asked) -> Finding:
         raise ZeroDivisionError("by what?\nby nothing")
 
+    def lacks(asked: checks.Asked) -> Finding:
+        raise ModuleNotFoundError("No module named 'aiomqtt'", name="aiomqtt")
+
     def hangs(asked: checks.Asked) -> None:
         hanging.wait()
 
-    given = {"refuses": refuses, "breaks": breaks, "hangs": hangs, "last": lambda asked: None}
-    found = dict(examine(NOTHING, given, limit_s=0.1))
+    given = {"refuses": refuses, "breaks": breaks, "lacks": lacks, "hangs": hangs}
+    found = dict(examine(NOTHING, {**given, "last": lambda asked: None}, limit_s=0.1))
     hanging.set()
     assert found["refuses"] == Finding(MISSING, "give another")
     assert found["breaks"].found == "ZeroDivisionError: by what? by nothing"
+    assert found["lacks"].advice == "pip install 'agentrt[mqtt]'"
     assert found["hangs"].found == "no answer within 0.1 s"
     assert "last" not in found
 
