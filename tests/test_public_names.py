@@ -19,6 +19,8 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
+from agentrt.cli.app import app
+
 ROOT = Path(__file__).parents[1]
 FILE = Path(__file__).with_name("public_names.txt")
 REWRITE = "python -m tests.test_public_names"
@@ -122,7 +124,7 @@ def shown(taken: list[inspect.Parameter] | None) -> str:
     for one in taken:
         if one.kind is one.KEYWORD_ONLY and not any(word[0] == "*" for word in words):
             words.append("*")
-        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        stars = str(one)[: str(one).index(one.name)]
         words.append(f"{stars}{one.name}{'' if one.default is one.empty else '='}")
     return f"({', '.join(words)})"
 
@@ -130,10 +132,7 @@ def shown(taken: list[inspect.Parameter] | None) -> str:
 # -- the command line, packages of others, HTTP ----------------------------------------------------
 
 
-def commands(command: click.Command | None = None, name: str = "agentrt") -> Iterator[str]:
-    if command is None:
-        from agentrt.cli.app import app as command
-
+def commands(command: click.Command, name: str) -> Iterator[str]:
     yield name
     for parameter in command.params:
         shown = parameter.opts if parameter.param_type_name == "option" else [parameter.name]
@@ -141,8 +140,8 @@ def commands(command: click.Command | None = None, name: str = "agentrt") -> Ite
     if isinstance(command, click.Group):
         context = click.Context(command)
         for sub in command.list_commands(context):
-            if sub not in MEASURING:
-                yield from commands(command.get_command(context, sub), f"{name} {sub}")
+            if sub not in MEASURING and (found := command.get_command(context, sub)) is not None:
+                yield from commands(found, f"{name} {sub}")
 
 
 def entry_points() -> Iterator[str]:
@@ -155,7 +154,7 @@ def entry_points() -> Iterator[str]:
 
 
 async def routes() -> list[str]:
-    from starlette.routing import Route
+    from starlette.routing import Route, WebSocketRoute
 
     from agentrt import Runtime
     from agentrt.serving.app import load_apis
@@ -168,15 +167,16 @@ async def routes() -> list[str]:
             server = Server(runtime, ("m",), database=f"sqlite:{folder}/a.db", submit=True)
             for api in load_apis():
                 for one in (await stack.enter_async_context(api(server))).routes:
-                    methods = one.methods or {"*"} if isinstance(one, Route) else {"WEBSOCKET"}
-                    found += [f"{method} {one.path}" for method in methods - {"HEAD"}]
+                    assert isinstance(one, Route | WebSocketRoute)
+                    methods = {"WEBSOCKET"} if isinstance(one, WebSocketRoute) else one.methods
+                    found += [f"{way} {one.path}" for way in (methods or {"ANY"}) - {"HEAD"}]
     return found
 
 
 def written() -> str:
     sections = {
         "Python": python_names(),
-        "Commands": commands(),
+        "Commands": commands(app, "agentrt"),
         "Entry points": entry_points(),
         "HTTP routes": asyncio.run(routes()),
     }
