@@ -32,8 +32,8 @@ def doctor(as_json: bool, **asked: str | None) -> int:
     """Say what of this machine and its packages agentrt can use, and what is
     missing, with what to do. Nothing is changed, and no engine starts.
 
-    A warning tells what 'agentrt run' does without; what is missing, it needs,
-    or an option here named it.
+    'missing' is what 'agentrt run' needs and does not find, or what an option
+    here names and cannot be used. A warning stops no run.
 
     Exit codes: 0 nothing is missing; 1 something is.
     """
