@@ -21,7 +21,7 @@ except KeyboardInterrupt:
         raise SystemExit(130) from None
     raise
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from agentrt.errors import AgentrtError, ProgramError

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from agentrt.executors.vllm._compat import VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("demos/**/*.md")]
@@ -77,10 +80,26 @@ def test_the_tests_that_pages_name_are_there() -> None:
 
 @pytest.mark.parametrize(
     ("name", "head"),
-    [("coming-from-temporal.md", "| | Temporal |"), ("durability.md", "| guarantee |")],
+    [
+        ("coming-from-temporal.md", "| | Temporal |"),
+        ("durability.md", "| guarantee |"),
+        ("versions.md", "| what |"),
+    ],
 )
 def test_each_guarantee_names_its_test(name: str, head: str) -> None:
     [table] = (ROOT / "docs" / name).read_text("utf-8").split(f"\n{head}")[1:]
     rows = table.split("\n\n")[0].splitlines()[2:]
     assert len(rows) > 5
     assert [row for row in rows if "`test" not in row.split(" | ")[-1]] == []
+
+
+def test_the_supported_versions_are_those_that_are_declared() -> None:
+    text = (ROOT / "docs" / "versions.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| (\w+) \| ([\d., ]+?) [(|]", text, re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    pythons = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    assert rows["Python"] == ", ".join(pythons)
+    assert rows["vLLM"] == ", ".join(VERSIONS)
+    [langgraph] = [one for one in project["dependencies"] if one.startswith("langgraph>=")]
+    assert langgraph.startswith(f"langgraph>={rows['LangGraph']},")
+    assert all(f'"{one}"' in (ROOT / ".github/workflows/ci.yml").read_text() for one in pythons)

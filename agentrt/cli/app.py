@@ -12,7 +12,6 @@ from importlib.util import find_spec
 
 import click
 
-from agentrt import __version__
 from agentrt.cli.faults import exit_code_of
 from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.streams import guard_log, open_closed
@@ -24,6 +23,7 @@ _PRODUCT = {
     "runs": ("agentrt.cli.runs:runs", "List, compare and fork the programs of a journal."),
     "why": ("agentrt.cli.why:why", "Say where a recorded program's time went."),
     "trace": ("agentrt.cli.trace:trace", "Make a timeline of a journal, for Perfetto."),
+    "doctor": ("agentrt.cli.doctor:doctor", "Say what is missing here, and what to do about it."),
     "keys": ("agentrt.cli.serve:keys", "Make API keys for a server's tenants."),
     "questions": (
         "agentrt.cli.questions:questions",
@@ -57,8 +57,24 @@ class App(LazyGroup):
         return f"; did you mean 'agentrt run {name}'?" if name.endswith(".py") else ""
 
 
+def _print_versions(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked:
+        from agentrt.cli.installed import versions
+
+        click.echo(versions())
+        ctx.exit()
+
+
 @click.command(cls=App, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, "-V", "--version", message="agentrt %(version)s")
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_versions,
+    help="Show the versions of agentrt, Python, vLLM, torch and LangGraph.",
+)
 def app() -> None:
     """Run agent programs: many LLM calls, one program, scheduled as one.
 

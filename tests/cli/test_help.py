@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
+
+from agentrt import __version__
 
 HEAVY = ("vllm", "torch", "transformers", "langgraph", "langchain_core", "networkx", "rich")
 SCRIPT = """
@@ -25,6 +28,13 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(args: list[str]) -> None:
     assert run(*args).stdout.splitlines()[-1] == "heavy:"
+
+
+def test_versions_of_what_runs_the_engine() -> None:
+    first, *others, _ = run("--version").stdout.splitlines()
+    assert first == f"agentrt {__version__}"
+    assert [line.split()[0] for line in others] == ["Python", "vLLM", "torch", "LangGraph"]
+    assert others[-1] == f"LangGraph {version('langgraph')}"
 
 
 def test_help_names_the_commands() -> None:

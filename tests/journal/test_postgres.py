@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from agentrt import Context
+from agentrt.cli.checks import CHECKS
 from agentrt.cli.runs import read_journal_at
 from agentrt.errors import JournalError, JournalWriteError
 from agentrt.journal.postgres import PostgresStore
@@ -73,3 +74,17 @@ def test_another_version_and_another_host(url: str) -> None:
         other.execute(change, [str(VERSION)])
     with pytest.raises(JournalError, match="postgresql://here"):
         store("postgresql://nobody@127.0.0.1:1/none")
+
+
+def test_doctor_tries_a_database_and_writes_nothing(url: str) -> None:
+    """Here, where a server runs."""
+    found = CHECKS["database"]({"database": url})
+    assert found is not None
+    assert found == ("ok", f"{url} answers", "")
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute("ALTER ROLE agentrt SET default_transaction_read_only = on")
+        found = CHECKS["database"]({"database": url})
+        other.execute("SET transaction_read_only = off")
+        other.execute("ALTER ROLE agentrt RESET default_transaction_read_only")
+    assert found is not None
+    assert found[:2] == ("missing", f"{url} can only be read")

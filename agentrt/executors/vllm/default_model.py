@@ -50,7 +50,7 @@ def embedded_model(progress: Progress) -> Path:
     Safe when several processes ask at once: one converts and the others wait. A folder
     appears under its final name only when it is whole.
     """
-    folder = _models_folder() / _FOLDER_NAME
+    folder = models_folder() / _FOLDER_NAME
     if _is_complete(folder):
         return folder
     source = _find_gguf()
@@ -67,7 +67,17 @@ def embedded_model(progress: Progress) -> Path:
     return folder
 
 
-def _models_folder() -> Path:
+def embedded_source() -> Path:
+    """The folder of the embedded model, or the file that it is yet to be converted from.
+
+    Raises `ModelLoadError` where there is neither.
+    """
+    folder = models_folder() / _FOLDER_NAME
+    return folder if _is_complete(folder) else _find_gguf()
+
+
+def models_folder() -> Path:
+    """Where converted models are kept: a folder that may not be there yet."""
     override = os.environ.get("AGENTRT_CACHE")
     if override:
         return Path(override).expanduser().absolute() / "models"
