@@ -11,13 +11,14 @@ from pathlib import Path
 import click
 
 from agentrt.cli.lazy import LazyGroup
-from agentrt.cli.runs_diff import difference_json, difference_text
-from agentrt.cli.runs_text import dag_of, history_json, history_text, list_text, program_json
+from agentrt.cli.runs_text import comparison_text, history_json, history_text, list_text
 from agentrt.cli.streams import printable
 from agentrt.cli.values import check_output
 from agentrt.errors import JournalError
 from agentrt.graph import write
+from agentrt.journal.comparison import comparison
 from agentrt.journal.reading import History, ReadingStore, find, histories, history
+from agentrt.journal.rendering import dag_of, program_json
 from agentrt.journal.store import Store
 
 _STATES = ("open", "done", "failed", "cancelled", "lost")
@@ -136,9 +137,9 @@ def diff(
     one, two = history_at(file, program), history_at(other_file or file, other)
     _write_dags(dag, one, two)
     if as_json:
-        click.echo(json.dumps(difference_json(one, two)))
+        click.echo(json.dumps(comparison(one, two)))
     else:
-        _print(difference_text(one, two))
+        _print(comparison_text(one, two))
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -14,11 +14,11 @@ from agentrt.graph import Node
 from agentrt.journal.schema import ROOT
 from agentrt.journal.store import Store
 from agentrt.journal.wall import Recorded, Stay, engine_spans, read_program
+from agentrt.journal.why import level_name
 from agentrt.request import CallReport
 from agentrt.runtime.run import Run
 
 CALL, PROGRAM = "call", "program"
-_FAR = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,3 @@ def _inner(node: Slice, report: CallReport) -> list[Slice]:
             )
         until = since
     return found[::-1]
-
-
-def level_name(level: int, before: str = "level ") -> str:
-    """A queue's level in words; that of `agentrt.scheduler.lane` is before all others."""
-    return f"{before}{level}" if level > -_FAR else "lane"

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from agentrt.errors import JournalError
 from agentrt.journal.codec import UnkeptError, dumps, loads
@@ -28,6 +28,7 @@ from agentrt.journal.schema import (
 from agentrt.journal.store import Store
 from agentrt.journal.writer import Writer
 
+T = TypeVar("T")
 Content = Literal["none", "digest", "full"]
 _PRUNE_EVERY = 0.1
 """Ended programs are dropped once there are so many too many, of those that are kept."""
@@ -128,6 +129,14 @@ class Journal:
     async def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of a ``SELECT``. Raises `JournalError`."""
         return await asyncio.to_thread(self._store.query, statement, values)
+
+    async def read(self, work: Callable[[Store], T]) -> T:
+        """What ``work`` reads of the store, in a thread: it has all that was put before. Raises
+        `JournalError`, or `JournalWriteError`.
+        """
+        if self.fault() is None:
+            await self.written()
+        return await asyncio.to_thread(work, self._store)
 
     async def programs(self, where: str, values: Sequence[Any] = ()) -> list[RecordedProgram]:
         """Recorded programs, by their start."""

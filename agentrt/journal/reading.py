@@ -6,9 +6,10 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from agentrt.errors import JournalError, UsageError
 from agentrt.journal.past import PastNode, nodes_of
@@ -42,6 +43,24 @@ class ReadingStore(SQLiteStore):
         self._check()
 
 
+_LISTED = f"""SELECT p.id, p.type, p.tenant, p.content, p.options, p.started,
+        COALESCE(n.state, '{OPEN}'), n.ended
+    FROM agentrt_programs p LEFT JOIN agentrt_nodes n ON n.program = p.id AND n.node = '{ROOT}'"""
+
+
+class Listed(NamedTuple):
+    """A program without its nodes. ``options`` (how it was started) are JSON."""
+
+    id: str
+    type: str
+    tenant: str
+    content: str
+    options: str
+    started: float
+    state: str
+    ended: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """All that is recorded of one program: its ``nodes`` by their places, in the order in which
@@ -70,23 +89,36 @@ class History:
         return {"nodes": len(self.nodes), "calls": len(said), **sums}
 
 
+def listed(
+    store: Store, *, limit: int, tenant: str | None = None, type: str | None = None
+) -> list[Listed]:
+    """The last ``limit`` programs to start, the newest first; of one tenant, or one type."""
+    where, values = _where({"p.tenant": tenant, "p.type": type})
+    query = f"{_LISTED} WHERE {where} ORDER BY p.started DESC LIMIT ?"
+    return [Listed(*row) for row in store.query(query, [*values, limit])]
+
+
 def histories(
     store: Store, *, limit: int, type: str | None = None, state: str | None = None
 ) -> Iterator[History]:
     """The last ``limit`` programs to start, the newest first. Raises `JournalError`."""
-    given = {"type": type, _STATE: state}
-    wanted = {name: value for name, value in given.items() if value is not None}
-    where = " AND ".join(["1 = 1", *(f"{name} = ?" for name in wanted)])
+    where, values = _where({"type": type, _STATE: state})
     query = f"SELECT id FROM agentrt_programs p WHERE {where} ORDER BY started DESC LIMIT ?"
-    for row in store.query(query, [*wanted.values(), limit]):
+    for row in store.query(query, [*values, limit]):
         yield history(store, row[0])
+
+
+def _where(given: Mapping[str, str | None]) -> tuple[str, list[str]]:
+    """The condition that all columns have the values that are given for them, and these."""
+    wanted = {name: value for name, value in given.items() if value is not None}
+    return " AND ".join(["1 = 1", *(f"{name} = ?" for name in wanted)]), [*wanted.values()]
 
 
 def history(store: Store, program_id: str) -> History:
     """What is recorded of a program. Raises `JournalError` if it is not there, or damaged."""
     program, nodes = read_row(store, program_id), read_nodes(store, program_id)
     root = nodes.pop(ROOT, None)
-    ordered = sorted(nodes.items(), key=lambda item: (item[1].start.started, _numbers(item[0])))
+    ordered = sorted(nodes.items(), key=lambda item: (item[1].start.started, numbers(item[0])))
     return History(store.name, program, root, dict(ordered))
 
 
@@ -144,5 +176,6 @@ def _near(name: str, known: Sequence[str]) -> str:
     return f"there is: {', '.join(known[-_NAMED:])}{more}"
 
 
-def _numbers(place: str) -> list[int]:
+def numbers(place: str) -> list[int]:
+    """What the places of a program's nodes are sorted by."""
     return [int(number) for number in re.findall(r"\d+", place)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from agentrt.journal.wall import ALL_REASONS, Piece
 
@@ -51,3 +53,27 @@ def shares_of(pieces: Iterable[Piece]) -> list[Share]:
     for share in shares.values():
         share.by.sort(key=lambda blame: -blame.seconds)
     return sorted(shares.values(), key=lambda share: ALL_REASONS.index(share.reason))
+
+
+def drawn(pieces: Sequence[Piece], most: int) -> Sequence[Piece]:
+    """What a bar of ``most`` parts can show: the pieces, or of more of them in each part the reason
+    that most of it had.
+    """
+    if len(pieces) <= most:
+        return pieces
+    since, until = pieces[0].since, pieces[-1].until
+    step = (until - since) / most
+    parts = [defaultdict[str, float](float) for _ in range(most)]
+    for piece in pieces:
+        first, last = (int((at - since) / step) for at in (piece.since, piece.until))
+        for index in range(first, min(last, most - 1) + 1):
+            begin = since + index * step
+            inside = min(piece.until, begin + step) - max(piece.since, begin)
+            parts[index][piece.reason] += inside
+    reasons = [max(part, key=lambda reason: part[reason]) for part in parts]
+    found = []
+    for reason, group in groupby(range(most), reasons.__getitem__):
+        indexes = [*group]
+        begin, end = indexes[0], indexes[-1] + 1
+        found.append(Piece(since + begin * step, since + end * step, reason))
+    return found

@@ -76,6 +76,4 @@ class Waits:
         return [(str(row[0]), float(row[1])) for row in await self._read(query, *types, limit)]
 
     async def _read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        if self._journal.fault() is None:
-            await self._journal.written()
-        return await self._journal.query(query, values)
+        return await self._journal.read(lambda store: store.query(query, values))

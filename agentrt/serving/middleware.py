@@ -7,8 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Mapping
 from secrets import token_hex
+from typing import Annotated
 from urllib.parse import unquote
 
+from fastapi import Depends
 from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,6 +41,15 @@ def tenant_of(request: Request) -> str:
     """The tenant whose key came with the request; without keys there is one tenant."""
     tenant: str = getattr(request.state, "tenant", DEFAULT_TENANT)
     return tenant
+
+
+def _visible_tenant(request: Request) -> str | None:
+    return None if request.state.operator else tenant_of(request)
+
+
+VisibleTenant = Annotated[str | None, Depends(_visible_tenant)]
+"""The parameter of a request handler that says whose programs may be seen: the tenant's whose key
+came, or for an operator (None) all."""
 
 
 class Middleware:

@@ -153,6 +153,12 @@ class ProgramLog:
         """The live programs of a tenant, or with None of all, the oldest first."""
         return (r for r in self.live.values() if tenant is None or r.row.tenant == tenant)
 
+    def ids_of(self, tenant: str) -> set[str]:
+        """The programs of a tenant that are live, or ended lately."""
+        with self.registry.lock:
+            ended = (run.id for run in self.ended.values() if run.row.tenant == tenant)
+            return {*(run.id for run in self.of(tenant)), *ended}
+
     def update_engines(self, view: EngineView) -> None:
         """Update the calls' timelines from a view of the engines."""
         with self.registry.lock:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from sse_starlette import EventSourceResponse
 
 from agentrt.runtime.run import Run
-from agentrt.serving.middleware import tenant_of
+from agentrt.serving.middleware import VisibleTenant
 from agentrt.serving.observability.engines import SnapshotPoller
 from agentrt.serving.observability.metrics import Collected, gauges, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog
+from agentrt.serving.observability.recorded import Recorded
 from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.status import Activity
 from agentrt.serving.observability.stream import Feed
@@ -29,15 +30,6 @@ _SEND_S = 10.0
 _NO_ENGINE = "no engine is up"
 
 
-def _visible_tenant(request: Request) -> str | None:
-    """The tenant whose programs the request may see; None, for an operator, for all."""
-    return None if request.state.operator else tenant_of(request)
-
-
-VisibleTenant = Annotated[str | None, Depends(_visible_tenant)]
-"""The parameter of a request handler that says whose programs may be seen."""
-
-
 class Observability:
     """The request handlers, over ``log`` and ``poller``."""
 
@@ -45,6 +37,7 @@ class Observability:
         self._server = server
         self._log = log
         self._poller = poller
+        self._recorded = Recorded(server, log)
         self._page = Page("agentrt.serving.observability")
 
     def router(self) -> APIRouter:
@@ -55,6 +48,7 @@ class Observability:
         router.get("/metrics", response_class=Response)(self.metrics)
         router.get("/programs", response_class=JSONResponse)(self.programs)
         router.get("/programs/{program_id:path}", responses=_NO_PROGRAM)(self.program)
+        self._recorded.add_to(router)
         # A stream without end, and the page, are nothing that a generated client could call.
         router.get("/events", response_class=Response, include_in_schema=False)(self.events)
         router.get("/dashboard", response_class=Response, include_in_schema=False)(self.dashboard)
@@ -162,7 +156,7 @@ class Observability:
         """The page. It loads its parts from beneath its own address."""
         page = self._page.file("index.html")
         if any(getattr(route, "name", "") == "chat" for route in request.app.routes):
-            link = b'<nav><a href="./">Chat</a></nav>'
+            link = b'<a href="./">Chat</a>'
             page = self._page.file("index.html", (b"<!-- chat -->", link))
         return page
 

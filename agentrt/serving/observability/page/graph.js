@@ -1,7 +1,7 @@
 // The chosen program's execution DAG, drawn as it grows.
 
-import { byId, count, h, mark, say, seconds, svg } from "./dom.js";
-import { curve, layout, NODE } from "./layout.js";
+import { byId, count, h, mark, say, seconds } from "./dom.js";
+import { clip, drawing, nameOf } from "./drawing.js";
 import { follow } from "./stream.js";
 
 const MOST_NODES = 400;
@@ -69,46 +69,23 @@ export class Graph {
 
   build(nodes) {
     const box = byId("graph");
-    const { places, edges, width, height } = layout(nodes);
     const room = { width: box.clientWidth - 28, height: box.clientHeight - 20 };
-    const fit = Math.min(1, room.width / width, Math.max(room.height / height, 0.8));
-    const scale = Math.max(LEAST_SCALE, fit);
     const atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 60;
-    this.lines = edges.map((edge) => ({ ...edge, line: svg("path", { class: "edge", d: curve(places.get(edge.from), places.get(edge.to)) }) }));
-    this.drawn = new Map(nodes.map((node) => [node.id, this.node(node, places.get(node.id))]));
-    const drawing = svg(
-      "svg",
-      {
-        viewBox: `-3 -3 ${width + 6} ${height + 6}`,
-        width: (width + 6) * scale,
-        height: (height + 6) * scale,
-        role: "list",
-        "aria-label": `Nodes of ${this.id}`,
-      },
-      svg("clipPath", { id: "inside" }, svg("rect", { width: NODE.width - 5, height: NODE.height })),
-      ...this.lines.map(({ line }) => line),
-      ...this.drawn.values(),
-    );
-    if (nodes.length) box.replaceChildren(drawing);
+    const made = drawing(nodes, {
+      label: `Nodes of ${this.id}`,
+      scale: (width, height) => Math.max(LEAST_SCALE, Math.min(1, room.width / width, Math.max(room.height / height, 0.8))),
+      show: (id) => this.point(id),
+    });
+    this.lines = made.lines;
+    this.drawn = made.boxes;
+    if (nodes.length) box.replaceChildren(made.element);
     else box.replaceChildren(h("p", { class: "empty" }, "It has emitted nothing yet."));
     if (atEnd) box.scrollTop = box.scrollHeight;
   }
 
-  node(node, { x, y }) {
-    const show = () => {
-      this.pointed = node.id;
-      this.facts = this.tellOf(this.nodes[node.id]);
-      this.redraw();
-    };
-    const name = svg("text", { x: 10, y: 15, "clip-path": "url(#inside)" });
-    const detail = svg("text", { x: 10, y: 28, "clip-path": "url(#inside)" });
-    return svg(
-      "g",
-      { class: "node", "data-node": node.id, role: "listitem", tabindex: 0, transform: `translate(${x} ${y})`, onpointerenter: show, onfocus: show },
-      svg("rect", { width: NODE.width, height: NODE.height, rx: 7 }),
-      name,
-      detail,
-    );
+  point(id) {
+    this.facts = this.tellOf(this.nodes[id]);
+    this.redraw();
   }
 
   fill(nodes, now) {
@@ -119,7 +96,7 @@ export class Graph {
       mark(box, "data-kind", node.kind);
       mark(box, "data-live", OPEN.has(node.state));
       const [, name, detail] = box.children;
-      say(name, clip(label(node), 20));
+      say(name, clip(nameOf(node), 20));
       say(detail, clip(this.short(node, now), 26));
       mark(box, "aria-label", this.tellOf(node));
     }
@@ -149,7 +126,7 @@ export class Graph {
   }
 
   tellOf(node) {
-    const parts = [`#${node.id} ${node.kind} ${label(node)}`, node.state];
+    const parts = [`#${node.id} ${node.kind} ${nameOf(node)}`, node.state];
     if (node.wait) parts.push(node.wait);
     if (node.transport) parts.push(node.transport);
     if (node.attempt > 1) parts.push(`attempt ${node.attempt}`);
@@ -163,11 +140,3 @@ export class Graph {
     return parts.join(" · ");
   }
 }
-
-function label(node) {
-  if (node.kind !== "call") return node.name;
-  const parts = node.scope.split("/");
-  return parts.length > 1 ? parts[parts.length - 1] : node.name;
-}
-
-const clip = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

@@ -26,7 +26,7 @@ function placeLayer(layer, index, places) {
     const above = node.parents.map((parent) => places.get(parent)?.x).filter((x) => x !== undefined);
     return { node, x: above.length ? above.reduce((sum, x) => sum + x, 0) / above.length : 0 };
   });
-  wishes.sort((a, b) => a.x - b.x || a.node.id - b.node.id);
+  wishes.sort((a, b) => a.x - b.x || order(a.node) - order(b.node));
   let last = -Infinity;
   let drift = 0;
   for (const wish of wishes) {
@@ -38,6 +38,9 @@ function placeLayer(layer, index, places) {
     places.set(node.id, { x: at - shift, y: index * (NODE.height + NODE.down) });
   }
 }
+
+// Where two graphs are compared, nodes have ranks: they stand alike in both.
+const order = (node) => node.rank ?? node.id;
 
 function edges(nodes, places) {
   const found = [];

@@ -40,6 +40,8 @@ function choose(id) {
   if (id === table.chosen) return;
   table.chosen = timeline.chosen = id;
   history.replaceState(null, "", `#${encodeURIComponent(id)}`);
+  byId("why").href = `dashboard/recorded.html?program=${encodeURIComponent(id)}`;
+  byId("why").hidden = false;
   graph.choose(id);
   draw();
 }

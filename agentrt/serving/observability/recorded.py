@@ -1,0 +1,227 @@
+"""The routes over the journal: which programs it has, where the time of one went, and where two
+part. They say what `agentrt why` and `agentrt runs diff` say, for a page to draw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, HTTPException, Query
+from fastapi.responses import JSONResponse
+
+from agentrt.errors import JournalError, JournalWriteError
+from agentrt.journal.comparison import comparison
+from agentrt.journal.misses import misses_of
+from agentrt.journal.past import PastNode
+from agentrt.journal.reading import History, Listed, history, listed, numbers
+from agentrt.journal.rendering import KINDS, parsed
+from agentrt.journal.shares import drawn
+from agentrt.journal.store import Store
+from agentrt.journal.wall import Piece, read_program
+from agentrt.journal.why import piece_json, why_json
+from agentrt.request.spans import Cause
+from agentrt.serving.middleware import VisibleTenant
+from agentrt.serving.observability.program_log import ProgramLog
+from agentrt.serving.observability.status import clipped
+from agentrt.serving.server import Server
+
+T = TypeVar("T")
+JSON = dict[str, Any]
+ProgramId = Annotated[str, Query(max_length=300)]
+
+MOST_NODES, _MOST_CHARACTERS = 5000, 100_000_000
+"""A program with more nodes, or more in their questions, is not read for a page: such a one takes
+two seconds of the server's time.
+"""
+MOST_PARTS, MOST_DRAWN = 500, 300
+"""So many parts has a bar, and so many nodes a graph: it begins a little before both part."""
+_BEFORE = 20
+_BLAMED, _MISSES, _DIFFERENCES = 5, 5, 100
+_MOST_LISTED = 1000
+_TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
+_NO_JOURNAL = (
+    "No journal is kept here. 'agentrt serve' keeps one of the @program functions that it serves, "
+    "unless it is started with --journal off; 'agentrt run' does with --journal FILE."
+)
+_OTHERS = "(another tenant's program)"
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    404: {"description": "No journal is kept, or it has no such program"},
+    413: {"description": "The program has too many nodes for a page"},
+    503: {"description": "The journal cannot be read"},
+}
+_log = logging.getLogger(__name__)
+
+
+class Recorded:
+    """The request handlers. They read one program at a time, in a thread."""
+
+    def __init__(self, server: Server, log: ProgramLog) -> None:
+        self._server, self._log = server, log
+        self._turn = asyncio.Lock()
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        for path, handler in (
+            ("/journal", self.programs),
+            ("/journal/why", self.why),
+            ("/journal/diff", self.diff),
+        ):
+            router.get(path, response_class=JSONResponse, responses=_RESPONSES)(handler)
+
+    async def programs(
+        self,
+        tenant: VisibleTenant,
+        type: Annotated[str | None, Query(max_length=200)] = None,
+        limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
+    ) -> JSONResponse:
+        """Recorded programs, the last to start first."""
+        rows = await self._read(lambda store: listed(store, limit=limit, tenant=tenant, type=type))
+        return JSONResponse({"programs": [_row_json(row) for row in rows]})
+
+    async def why(self, tenant: VisibleTenant, program: ProgramId) -> JSONResponse:
+        """Where the time of a recorded program went, and why its cache missed."""
+        known = set() if tenant is None else self._log.ids_of(tenant)
+
+        def work(store: Store) -> JSON:
+            _check(store, tenant, program)
+            recorded = read_program(store, program)
+            pieces, misses = recorded.pieces(), misses_of(recorded)
+            if tenant is not None:
+                seen = known | _ids_of(store, tenant)
+                pieces = [piece._replace(by=_masked(piece.by, seen)) for piece in pieces]
+                misses = [replace(miss, by=_masked(miss.by, seen)) for miss in misses]
+            return _shortened(why_json(recorded, pieces, misses), drawn(pieces, MOST_PARTS))
+
+        return JSONResponse(await self._read(work))
+
+    async def diff(
+        self, tenant: VisibleTenant, program: ProgramId, other: ProgramId
+    ) -> JSONResponse:
+        """Where two recorded programs part, with the graphs of both."""
+
+        def work(store: Store) -> JSON:
+            for one in (program, other):
+                _check(store, tenant, one)
+            return _diff_json(history(store, program), history(store, other))
+
+        return JSONResponse(await self._read(work))
+
+    async def _read(self, work: Callable[[Store], T]) -> T:
+        journal = self._server.runtime.journal
+        if journal is None:
+            raise HTTPException(404, _NO_JOURNAL)
+        try:
+            async with self._turn:
+                return await journal.read(work)
+        except (JournalError, JournalWriteError) as error:
+            _log.warning("a page about the journal: %s", error)
+            raise HTTPException(503, "the journal cannot be read: see the server's log") from error
+
+
+def _check(store: Store, tenant: str | None, program: str) -> None:
+    """Raise `HTTPException` for a program that this tenant has not, or that is too large."""
+    found = store.query("SELECT tenant FROM agentrt_programs WHERE id = ?", (program,))
+    if not found or tenant not in (None, found[0][0]):
+        raise HTTPException(
+            404,
+            f"the journal has no program {program[:80]!r}: it records @program functions that are "
+            "served or run, and no graphs or programs of clients",
+        )
+    query = "SELECT COUNT(*), SUM(LENGTH(asked)) FROM agentrt_starts WHERE program = ?"
+    nodes, characters = store.query(query, (program,))[0]
+    if nodes > MOST_NODES or (characters or 0) > _MOST_CHARACTERS:
+        raise HTTPException(
+            413,
+            f"program {program[:80]!r} has {nodes} nodes with {characters} characters, and a page "
+            f"reads at most {MOST_NODES} with {_MOST_CHARACTERS}: use 'agentrt why' and "
+            "'agentrt runs diff' on the server's journal",
+        )
+
+
+def _row_json(row: Listed) -> JSON:
+    told = {**row._asdict(), "type": clipped(row.type)}
+    fork = json.loads(told.pop("options")).get("fork")
+    return {**told, "fork": fork and {"of": fork["of"], "at": fork["at"]}}
+
+
+# -- where its time went ---------------------------------------------------------------------------
+
+
+def _ids_of(store: Store, tenant: str) -> set[str]:
+    rows = store.query("SELECT id FROM agentrt_programs WHERE tenant = ?", (tenant,))
+    return {row[0] for row in rows}
+
+
+def _masked(by: Sequence[Cause], seen: set[str]) -> tuple[Cause, ...]:
+    """The causes; what is known of other tenants' programs is that they were there."""
+    named = tuple(one for one in by if one.program in seen or one.program.startswith("("))
+    return named if len(named) == len(by) else (*named, Cause(_OTHERS))
+
+
+def _shortened(told: JSON, pieces: Sequence[Piece]) -> JSON:
+    """What a page shows of it. The pieces' times count from the beginning."""
+    for share in told["reasons"]:
+        share["more"], share["by"] = len(share["by"][_BLAMED:]), share["by"][:_BLAMED]
+    return {
+        **told,
+        "pieces": [{**piece_json(one), "since": one.since - told["started"]} for one in pieces],
+        "all_pieces": len(told["pieces"]),
+        "misses": told["misses"][:_MISSES],
+        "all_misses": len(told["misses"]),
+    }
+
+
+# -- where two part --------------------------------------------------------------------------------
+
+
+def _diff_json(one: History, other: History) -> JSON:
+    told = comparison(one, other)
+    places = sorted({*one.nodes, *other.nodes}, key=numbers)
+    ranks = {place: rank for rank, place in enumerate(places)}
+    marks = {each["node"]: "other" for each in told["differences"]}
+    for place in one.nodes.keys() ^ other.nodes.keys():
+        marks[place] = "only"
+    return {
+        **told,
+        "differences": told["differences"][:_DIFFERENCES],
+        "all_differences": len(told["differences"]),
+        "graphs": [_graph_json(each, marks, ranks) for each in (one, other)],
+    }
+
+
+def _graph_json(found: History, marks: Mapping[str, str], ranks: Mapping[str, int]) -> JSON:
+    """Its graph, in the order in which the nodes began; of a large one the part that matters."""
+    nodes = [node for node in found.nodes.values() if node.start.kind in KINDS]
+    parts = (index for index, node in enumerate(nodes) if node.start.node in marks)
+    at = next(parts, len(nodes)) - _BEFORE
+    begin = max(0, min(at, len(nodes) - MOST_DRAWN))
+    shown = nodes[begin : begin + MOST_DRAWN]
+    return {
+        "nodes": [
+            {**_node_json(node), "mark": marks.get(node.start.node, "same")}
+            | {"rank": ranks[node.start.node]}
+            for node in shown
+        ],
+        "before": begin,
+        "after": len(nodes) - begin - len(shown),
+    }
+
+
+def _node_json(node: PastNode) -> JSON:
+    start, end = node.start, node.end
+    account = (parsed("account", end.account) if end else None) or {}
+    return {
+        "place": start.node,
+        "kind": str(KINDS[start.kind]),
+        "name": clipped(start.name),
+        "scope": clipped(start.scope),
+        "state": node.state,
+        "seconds": None if end is None else end.ended - start.started,
+        "parents": [] if end is None else end.parents.split(),
+        **{name: account[name] for name in _TOKENS if name in account},
+    }
