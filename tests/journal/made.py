@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrt.journal.codec import dumps
+from agentrt.journal.codec import digest_of, dumps
 from agentrt.journal.schema import DONE, ROOT, Change, EndRow, RecordedProgram, StartRow
 from agentrt.journal.store import SQLiteStore
 from agentrt.journal.wall import Recorded, read_program
@@ -21,13 +21,16 @@ BEGAN = 1000.0
 
 @dataclass
 class Made:
-    """A program ``p-1`` that began at 0 and ended at ``until`` (None: it has not)."""
+    """A program that began at 0 and ended at ``until`` (None: it has not)."""
 
     until: float | None
     state: str = DONE
     content: str = "full"
     rows: list[Change] = field(default_factory=list)
     life: int = 1
+    id: str = "p-1"
+    tenant: str = "default"
+    options: str = "{}"
 
     def node(
         self,
@@ -44,13 +47,14 @@ class Made:
         attempt: int = 1,
     ) -> Made:
         text = "" if asked is None else json.dumps(asked)
-        start = StartRow("p-1", place, attempt, kind, kind, "p", "", text, "", BEGAN + since)
+        digest = "" if asked is None else digest_of(kind, kind, text)
+        start = StartRow(self.id, place, attempt, kind, kind, "p", digest, text, "", BEGAN + since)
         self.rows.append(start)
         if until is not None:
             said = "" if report is None else dumps(report)
             answer = "" if reply is None else dumps(reply)
             end = EndRow(
-                "p-1", place, attempt, state, 0, answer, said, " ".join(parents), BEGAN + until
+                self.id, place, attempt, state, 0, answer, said, " ".join(parents), BEGAN + until
             )
             self.rows.append(end.marked())
         return self
@@ -58,17 +62,17 @@ class Made:
     def lives(self, since: float) -> Made:
         """Its process was killed, and another one runs it from then on."""
         self.life += 1
-        self.rows.append(_root(self.life, since))
+        self.rows.append(self._root(self.life, since))
         return self
 
     def write(self, path: Path) -> Path:
         """The journal."""
         program = RecordedProgram(
-            "p-1", 1, "p", "default", None, 0, "", self.content, "null", "{}", BEGAN
+            self.id, 1, "p", self.tenant, None, 0, "", self.content, "null", self.options, BEGAN
         )
-        rows = [program, _root(1, 0.0), *self.rows]
+        rows = [program, self._root(1, 0.0), *self.rows]
         if self.until is not None:
-            end = EndRow("p-1", ROOT, self.life, self.state, 99, "", "", "", BEGAN + self.until)
+            end = EndRow(self.id, ROOT, self.life, self.state, 99, "", "", "", BEGAN + self.until)
             rows.append(end.marked())
         with closing(SQLiteStore(path)) as store:
             store.write(rows)
@@ -77,16 +81,15 @@ class Made:
     def read(self, path: Path) -> Recorded:
         """What is recorded."""
         with closing(SQLiteStore(self.write(path))) as store:
-            return read_program(store, "p-1")
+            return read_program(store, self.id)
 
     def times(self, path: Path) -> list[tuple[float, str, str]]:
         """Its pieces: seconds, reason and node."""
         pieces = self.read(path).pieces()
         return [(round(one.seconds, 6), one.reason, one.node) for one in pieces]
 
-
-def _root(attempt: int, since: float) -> StartRow:
-    return StartRow("p-1", ROOT, attempt, "program", "p", "p", "", "", "", BEGAN + since)
+    def _root(self, attempt: int, since: float) -> StartRow:
+        return StartRow(self.id, ROOT, attempt, "program", "p", "p", "", "", "", BEGAN + since)
 
 
 def spent(*spans: list[Any], **more: Any) -> CallReport:

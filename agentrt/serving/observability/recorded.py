@@ -167,9 +167,11 @@ def _shortened(told: JSON, pieces: Sequence[Piece]) -> JSON:
     """What a page shows of it. The pieces' times count from the beginning."""
     for share in told["reasons"]:
         share["more"], share["by"] = len(share["by"][_BLAMED:]), share["by"][:_BLAMED]
+    began = told["started"]
+    shown = (one._replace(since=one.since - began, until=one.until - began) for one in pieces)
     return {
         **told,
-        "pieces": [{**piece_json(one), "since": one.since - told["started"]} for one in pieces],
+        "pieces": [piece_json(one) for one in shown],
         "all_pieces": len(told["pieces"]),
         "misses": told["misses"][:_MISSES],
         "all_misses": len(told["misses"]),

@@ -7,119 +7,41 @@ to another host.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
-from pydantic import BaseModel
 
-from agentrt import Context, Progress, Runtime, ToolContext, program
-from agentrt.errors import UsageError
-from agentrt.request import Call
+from agentrt import Runtime
+from agentrt.journal import Journal
+from agentrt.journal.store import SQLiteStore
 from agentrt.serving.observability.dashboard import dashboard
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.observability.browser import Watched, opened_browser
+from tests.serving.observability.pair import write_pair
+from tests.serving.observability.staged import (
+    Order,
+    Staged,
+    asker,
+    breaker,
+    caller,
+    gates,
+    grower,
+    sleeper,
+    waiter,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WAIT_MS = 60_000
 CHECK_LAYOUTS = Path(__file__).with_name("check_layouts.js")
 expect.set_options(timeout=WAIT_MS)
-
-
-class Gates:
-    """Steps that programs wait for, until the test opens them."""
-
-    def __init__(self) -> None:
-        self._gates: dict[str, asyncio.Event] = {}
-
-    def close(self) -> None:
-        """All of them, for the next test."""
-        self._gates.clear()
-
-    def __getitem__(self, name: str) -> asyncio.Event:
-        return self._gates.setdefault(name, asyncio.Event())
-
-
-gates = Gates()
-
-
-@program
-async def grower(ctx: Context) -> str:
-    await ctx.llm("plan")
-    await ctx.tool(first_step)
-    await asyncio.gather(ctx.llm("left"), ctx.llm("right"))
-    await ctx.tool(second_step)
-    return "done"
-
-
-async def first_step(context: ToolContext) -> None:
-    context.progress(Progress(1, 3, "looking"))
-    await gates["first"].wait()
-
-
-async def second_step() -> None:
-    await gates["second"].wait()
-
-
-@program
-async def sleeper(ctx: Context) -> None:
-    await ctx.tool(second_step)
-
-
-@program
-async def breaker(ctx: Context) -> None:
-    raise UsageError("<b>no</b> such luck")
-
-
-@program
-async def caller(ctx: Context) -> None:
-    await ctx.llm("wait for me")
-
-
-class Staged(ScriptedExecutor):
-    """Calls wait until ``gates["engine"]`` opens; meanwhile the engines say ``staged``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.staged: Mapping[str, Any] | None = None
-
-    async def generate(self, call: Call, *, stream: bool) -> Any:
-        await gates["engine"].wait()
-        async for chunk in super().generate(call, stream=stream):
-            yield chunk
-
-    async def snapshot(self) -> Mapping[str, Any]:
-        return await super().snapshot() if self.staged is None else self.staged
-
-
-class Order(BaseModel):
-    drink: Literal["tea", "coffee"]
-    cups: int = 1
-    milk: bool | None = None
-    name: str
-
-
-@program
-async def waiter(ctx: Context) -> Order:
-    order: Order = await ctx.human("<b>What</b> may I bring?", schema=Order)
-    return order
-
-
-@program
-async def asker(ctx: Context) -> list[Any]:
-    return [
-        await ctx.human("a text?"),
-        await ctx.human("how many?", schema=int),
-        await ctx.human("really?", schema=bool),
-        await ctx.human("which?", choices=["red", "blue"]),
-        await ctx.human("a list?", schema=list[int]),
-    ]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -378,3 +300,51 @@ async def test_the_page_comes_back_with_its_server(browser: Browser) -> None:
 async def test_layouts_never_overlap_and_keep_their_layers_as_they_grow(browser: Browser) -> None:
     async with shown(browser) as (_, page):
         assert await page.evaluate(CHECK_LAYOUTS.read_text(encoding="utf-8")) == ""
+
+
+async def test_where_the_time_went_and_where_two_runs_part(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """1. One click leads from a program to its reasons; this one is not recorded. 2. One that is
+    has a bar, that can be pointed at and gone along, and a table. 3. Its fork stands beside it,
+    with what differs marked. 4. All of it fits on a phone.
+    """
+    async with (
+        await Journal.open(partial(SQLiteStore, write_pair(tmp_path / "j"))) as journal,
+        Runtime(ScriptedExecutor(), journal=journal) as runtime,
+        dashboard(runtime) as url,
+        watched(browser, url, expected="404") as page,
+    ):
+        run = runtime.start(breaker)
+        await page.locator(f'tr[data-program="{run.id}"]').click()
+        await page.get_by_role("link", name="Why it took so long").click()
+        await expect(page.locator("#problem")).to_contain_text(f"no program '{run.id}'")
+        await expect(page.locator("#why")).to_be_hidden()
+        await page.locator("#program").select_option("p-1")
+        await expect(page.locator("#problem")).to_be_hidden()
+        await expect(page.locator("#program-facts")).to_contain_text("done · 10.0 s")
+        bar, told = page.get_by_role("slider"), page.locator("#bar-facts")
+        await expect(bar.locator("rect")).to_have_count(8)
+        box = await bar.bounding_box()
+        assert box is not None
+        await page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 5)
+        await expect(told).to_contain_text("2.50 s – 3.50 s · queued behind p-9, q-1 · node 0#2")
+        await bar.press("ArrowRight")
+        await expect(bar).to_have_attribute(
+            "aria-valuetext", "3.50 s – 4.00 s · prefill · node 0#2 · 0.50 s long"
+        )
+        rows = page.locator("#reasons tr")
+        await expect(rows).to_have_count(8)
+        await expect(rows.nth(2)).to_contain_text("preempted for1.5015q-1 1.50 s (level 0, 0.50 s")
+        await expect(page.locator("#misses li")).to_contain_text("the prompt has changed")
+        sides = page.locator("#pair .side")
+        await expect(sides.locator("h3")).to_have_text(["p-1", "p-1-fork-1"])
+        await expect(sides.nth(1).locator('[data-mark="same"]')).to_have_count(2)
+        await expect(sides.nth(1).locator('[data-mark="other"]')).to_have_count(2)
+        await expect(sides.nth(1).locator('[data-mark="only"]')).to_have_text("+ tool1.00 s")
+        await sides.nth(0).locator('[data-node="0#2"]').focus()
+        await expect(page.locator("#node-facts")).to_contain_text("text was 'tea' and is 'milk'")
+        await expect(sides.nth(1).locator("[data-chosen]")).to_have_attribute("data-node", "0#2")
+        await page.set_viewport_size({"width": 390, "height": 844})
+        width = "document.documentElement.scrollWidth"
+        assert await page.evaluate(width) == 390

@@ -101,7 +101,7 @@ export class Diff {
 
 function short(node) {
   const time = node.seconds === null ? "" : seconds(node.seconds);
-  const tokens = node.prompt_tokens ? `${count(node.prompt_tokens)} → ${count(node.output_tokens)} tok` : "";
+  const tokens = node.prompt_tokens ? `${count(node.prompt_tokens)} → ${count(node.output_tokens ?? 0)} tok` : "";
   return [time, tokens].filter(Boolean).join(" · ");
 }
 
