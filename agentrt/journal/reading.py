@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NamedTuple
@@ -16,9 +16,11 @@ from agentrt.journal.past import PastNode, nodes_of
 from agentrt.journal.schema import OPEN, ROOT, EndRow, RecordedProgram, StartRow
 from agentrt.journal.store import SQLiteStore, Store
 
-_STATE = f"""COALESCE((SELECT e.state FROM agentrt_ends e
-    WHERE e.program = p.id AND e.node = '{ROOT}' AND e.attempt = (SELECT MAX(s.attempt)
-        FROM agentrt_starts s WHERE s.program = p.id AND s.node = '{ROOT}')), '{OPEN}')"""
+_STATE = f"COALESCE(e.state, '{OPEN}')"
+_LISTED = f"""SELECT p.id, p.type, p.tenant, p.content, p.options, p.started, {_STATE}, e.ended
+    FROM agentrt_programs p LEFT JOIN agentrt_ends e
+        ON e.program = p.id AND e.node = '{ROOT}' AND e.attempt = (SELECT MAX(s.attempt)
+            FROM agentrt_starts s WHERE s.program = p.id AND s.node = '{ROOT}')"""
 _SUMS = ("prompt_tokens", "cached_tokens", "output_tokens", "waiting_s", "service_s", "preemptions")
 REPLY = "agentrt.request:Reply"
 """How a journal names the answer of a call."""
@@ -41,11 +43,6 @@ class ReadingStore(SQLiteStore):
         )
         self._connection.execute("BEGIN")  # what is dropped meanwhile is still there for us
         self._check()
-
-
-_LISTED = f"""SELECT p.id, p.type, p.tenant, p.content, p.options, p.started,
-        COALESCE(n.state, '{OPEN}'), n.ended
-    FROM agentrt_programs p LEFT JOIN agentrt_nodes n ON n.program = p.id AND n.node = '{ROOT}'"""
 
 
 class Listed(NamedTuple):
@@ -90,28 +87,25 @@ class History:
 
 
 def listed(
-    store: Store, *, limit: int, tenant: str | None = None, type: str | None = None
+    store: Store,
+    *,
+    limit: int,
+    tenant: str | None = None,
+    type: str | None = None,
+    state: str | None = None,
 ) -> list[Listed]:
-    """The last ``limit`` programs to start, the newest first; of one tenant, or one type."""
-    where, values = _where({"p.tenant": tenant, "p.type": type})
-    query = f"{_LISTED} WHERE {where} ORDER BY p.started DESC LIMIT ?"
-    return [Listed(*row) for row in store.query(query, [*values, limit])]
-
-
-def histories(
-    store: Store, *, limit: int, type: str | None = None, state: str | None = None
-) -> Iterator[History]:
     """The last ``limit`` programs to start, the newest first. Raises `JournalError`."""
-    where, values = _where({"type": type, _STATE: state})
-    query = f"SELECT id FROM agentrt_programs p WHERE {where} ORDER BY started DESC LIMIT ?"
-    for row in store.query(query, [*values, limit]):
-        yield history(store, row[0])
-
-
-def _where(given: Mapping[str, str | None]) -> tuple[str, list[str]]:
-    """The condition that all columns have the values that are given for them, and these."""
+    given = {"p.tenant": tenant, "p.type": type, _STATE: state}
     wanted = {name: value for name, value in given.items() if value is not None}
-    return " AND ".join(["1 = 1", *(f"{name} = ?" for name in wanted)]), [*wanted.values()]
+    where = " AND ".join(["1 = 1", *(f"{name} = ?" for name in wanted)])
+    query = f"{_LISTED} WHERE {where} ORDER BY p.started DESC LIMIT ?"
+    return [Listed(*row) for row in store.query(query, [*wanted.values(), limit])]
+
+
+def histories(store: Store, *, limit: int, **only: str | None) -> Iterator[History]:
+    """All of them that is recorded; ``only`` as in `listed`. Raises `JournalError`."""
+    for row in listed(store, limit=limit, **only):
+        yield history(store, row.id)
 
 
 def history(store: Store, program_id: str) -> History:

@@ -46,6 +46,7 @@ def why_json(recorded: Recorded, pieces: Sequence[Piece], misses: Sequence[Miss]
         reasons.append({**asdict(share), "words": WORDS[share.reason], "by": by})
     return {
         "program": recorded.program.id,
+        "type": recorded.program.type,
         "state": recorded.state,
         "started": recorded.since,
         "wall_s": recorded.until - recorded.since,

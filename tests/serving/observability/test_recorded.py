@@ -115,10 +115,10 @@ async def test_a_large_program_is_drawn_in_part(
     """
     for name in ("p-1", "p-2"):
         made = Made(1000.0, id=name)
-        for at in range(1000):
-            kind = "human" if at % 4 == 0 or (name == "p-2" and at == 901) else "tool"
-            before = [f"0#{at - 1}"] if at else []
-            made.node(f"0#{at}", kind, float(at), at + 1.0, parents=before)
+        for step in range(1000):
+            kind = "human" if step % 4 == 0 or (name == "p-2" and step == 901) else "tool"
+            before = [f"0#{step - 1}"] if step else []
+            made.node(f"0#{step}", kind, float(step), step + 1.0, parents=before)
         made.write(tmp_path / "j")
     monkeypatch.setattr(recorded, "MOST_DRAWN", 50)
     async with served(tmp_path / "j") as at:

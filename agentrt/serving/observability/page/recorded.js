@@ -59,11 +59,11 @@ async function show(isOver) {
   const own = programs.find((program) => program.id === id);
   say(byId("program-facts"), about(told, own));
   why.show(told);
-  await showOther(id, own, isOver);
+  await showOther(told, own, isOver);
 }
 
-async function showOther(id, own, isOver) {
-  const { programs } = await ask("", { limit: LISTED, ...(own && { type: own.type }) });
+async function showOther({ program: id, type }, own, isOver) {
+  const { programs } = await ask("", { limit: LISTED, type });
   const others = programs.filter((program) => program.id !== id);
   const other = asked().get("other") ?? own?.fork?.of ?? others.find((program) => program.fork?.of === id)?.id;
   const told = other && (await ask("/diff", { program: id, other }));
