@@ -53,6 +53,7 @@ async function show(isOver) {
   if (isOver()) return;
   say(byId("program-facts"), "");
   choose(byId("program"), programs, id);
+  byId("program").parentElement.hidden = !id;
   if (!id) throw new Error("No program is recorded yet. Run one of those that are served: it is here as soon as it begins.");
   const told = await ask("/why", { program: id });
   if (isOver()) return;
@@ -66,7 +67,9 @@ async function showOther({ program: id, type }, own, isOver) {
   const { programs } = await ask("", { limit: LISTED, type });
   const others = programs.filter((program) => program.id !== id);
   const other = asked().get("other") ?? own?.fork?.of ?? others.find((program) => program.fork?.of === id)?.id;
-  const told = other && (await ask("/diff", { program: id, other }));
+  // What a fork has anew stands on the right: the other one was there before.
+  const [left, right] = own?.fork?.of === other ? [other, id] : [id, other];
+  const told = other && (await ask("/diff", { program: left, other: right }));
   if (isOver()) return;
   choose(byId("other"), others, other, "choose a run");
   byId("other").hidden = !others.length && !other;
