@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from agentrt.journal.codec import UnkeptError, loads
@@ -87,8 +88,8 @@ def misses_of(recorded: Recorded) -> list[Miss]:
     found = []
     for index, (stay, report) in enumerate(ended):
         began = stay.start.started
-        before = [prompts[one.start.node] for one, _ in ended[:index] if one.until <= began]
-        miss = _miss(stay, report, prompts[stay.start.node], before[-_COMPARED:])
+        last = (prompts[one.start.node] for one, _ in ended[:index][::-1] if one.until <= began)
+        miss = _miss(stay, report, prompts[stay.start.node], islice(last, _COMPARED))
         if miss.verdict != NEW and miss.computed_tokens > 0:
             found.append(miss)
     return sorted(found, key=lambda miss: -miss.computed_tokens)
@@ -110,12 +111,15 @@ def _miss(
 
 def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] | None:
     """Where a prompt left the closest of the earlier ones; None if it did not leave it."""
-    now = prompt.asked
-    alike = [one for one in before if one is not None and type(one.whole) is type(now)]
-    if not alike:
+    now, closest, at = prompt.asked, None, -1
+    for one in before:
+        if one is None or type(one.whole) is not type(now) or at == len(now):
+            continue
+        if one.whole[: at + 1] == now[: at + 1]:  # it may be closer
+            closest, at = one, _common(one.whole, now)
+    if closest is None:
         return None
-    closest = max(alike, key=lambda one: _common(one.whole, now))
-    at, was = _common(closest.whole, now), closest.whole
+    was = closest.whole
     if closest.salt != prompt.salt and at:
         return (SALTED, closest.node, 0, "characters", "", str(closest.salt), str(prompt.salt), at)
     if at >= len(closest.asked) or at >= len(now):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain
 
 from agentrt.journal.wall import ALL_REASONS, Piece
 
@@ -56,24 +55,23 @@ def shares_of(pieces: Iterable[Piece]) -> list[Share]:
 
 
 def drawn(pieces: Sequence[Piece], most: int) -> Sequence[Piece]:
-    """What a bar of ``most`` parts can show: the pieces, or of more of them in each part the reason
-    that most of it had.
+    """The pieces, as long as there are not more. Else those of ``most / 10`` equal parts of the
+    time: the reasons of each one after the other, as long as they took in it together.
     """
     if len(pieces) <= most:
         return pieces
-    since, until = pieces[0].since, pieces[-1].until
-    step = (until - since) / most
-    parts = [defaultdict[str, float](float) for _ in range(most)]
+    since, parts = pieces[0].since, most // 10
+    step = (pieces[-1].until - since) / parts
+    sums = [dict.fromkeys(ALL_REASONS, 0.0) for _ in range(parts)]
     for piece in pieces:
         first, last = (int((at - since) / step) for at in (piece.since, piece.until))
-        for index in range(first, min(last, most - 1) + 1):
-            begin = since + index * step
+        for part in range(first, min(last, parts - 1) + 1):
+            begin = since + part * step
             inside = min(piece.until, begin + step) - max(piece.since, begin)
-            parts[index][piece.reason] += inside
-    reasons = [max(part, key=lambda reason: part[reason]) for part in parts]
-    found = []
-    for reason, group in groupby(range(most), reasons.__getitem__):
-        indexes = [*group]
-        begin, end = indexes[0], indexes[-1] + 1
-        found.append(Piece(since + begin * step, since + end * step, reason))
+            sums[part][piece.reason] += max(0.0, inside)
+    found, at = list[Piece](), since
+    for reason, seconds in chain.from_iterable(one.items() for one in sums):
+        if seconds:
+            found.append(Piece(at, at + seconds, reason))
+            at += seconds
     return found

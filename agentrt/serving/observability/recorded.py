@@ -20,6 +20,7 @@ from agentrt.journal.misses import misses_of
 from agentrt.journal.past import PastNode
 from agentrt.journal.reading import History, Listed, history, listed, numbers
 from agentrt.journal.rendering import KINDS, parsed
+from agentrt.journal.schema import ROOT
 from agentrt.journal.shares import drawn
 from agentrt.journal.store import Store
 from agentrt.journal.wall import Piece, read_program
@@ -38,8 +39,10 @@ MOST_NODES, _MOST_CHARACTERS = 5000, 100_000_000
 """A program with more nodes, or more in their questions, is not read for a page: such a one takes
 two seconds of the server's time.
 """
-MOST_PARTS, MOST_DRAWN = 500, 300
-"""So many parts has a bar, and so many nodes a graph: it begins a little before both part."""
+MOST_PIECES, MOST_DRAWN = 1000, 300
+"""A bar shows so many pieces as they are, and a graph so many nodes, from a little before both
+part.
+"""
 _BEFORE = 20
 _BLAMED, _MISSES, _DIFFERENCES = 5, 5, 100
 _MOST_LISTED = 1000
@@ -95,7 +98,7 @@ class Recorded:
                 seen = known | _ids_of(store, tenant)
                 pieces = [piece._replace(by=_masked(piece.by, seen)) for piece in pieces]
                 misses = [replace(miss, by=_masked(miss.by, seen)) for miss in misses]
-            return _shortened(why_json(recorded, pieces, misses), drawn(pieces, MOST_PARTS))
+            return _shortened(why_json(recorded, pieces, misses), drawn(pieces, MOST_PIECES))
 
         return JSONResponse(await self._read(work))
 
@@ -125,12 +128,14 @@ class Recorded:
 
 def _check(store: Store, tenant: str | None, program: str) -> None:
     """Raise `HTTPException` for a program that this tenant has not, or that is too large."""
-    found = store.query("SELECT tenant FROM agentrt_programs WHERE id = ?", (program,))
+    query = """SELECT p.tenant FROM agentrt_programs p JOIN agentrt_starts s
+        ON s.program = p.id AND s.node = ? WHERE p.id = ?"""
+    found = store.query(query, (ROOT, program))
     if not found or tenant not in (None, found[0][0]):
         raise HTTPException(
             404,
-            f"the journal has no program {program[:80]!r}: it records @program functions that are "
-            "served or run, and no graphs or programs of clients",
+            f"the journal has no program {program[:80]!r} that has begun: it records @program "
+            "functions that are served or run, and no graphs or programs of clients",
         )
     query = "SELECT COUNT(*), SUM(LENGTH(asked)) FROM agentrt_starts WHERE program = ?"
     nodes, characters = store.query(query, (program,))[0]

@@ -33,8 +33,8 @@ export class Why {
     byId("bar").replaceChildren(svg("svg", { viewBox: `0 0 ${wall_s || 1} 1`, preserveAspectRatio: "none", "aria-hidden": true }, ...parts));
     const times = Array.from({ length: TICKS }, (_, index) => h("span", {}, seconds((wall_s * index) / (TICKS - 1))));
     byId("ticks").replaceChildren(...times);
-    const drawn = pieces.length < all_pieces ? `${count(all_pieces)} pieces are drawn as ${count(pieces.length)}: each has the reason that most of it had. The sums are exact. ` : "";
-    say(byId("bar-facts"), `${drawn}Point at the bar, or go along it with the arrow keys.`);
+    say(byId("why-facts"), all_pieces > pieces.length ? `The ${count(all_pieces)} pieces are too many to draw: each hundredth of the time shows its reasons in a row.` : "");
+    say(byId("bar-facts"), "Point at the bar, or go along it with the arrow keys.");
     mark(byId("bar"), "aria-valuemax", Math.max(0, pieces.length - 1));
     mark(byId("bar"), "aria-valuenow", 0);
     mark(byId("bar"), "aria-valuetext", "before its first piece");
