@@ -114,30 +114,30 @@ async def test_a_large_program_is_drawn_in_part(
     before both part. 3. Of a program that is larger still, another way is named.
     """
     for name in ("p-1", "p-2"):
-        made = Made(1000.0, id=name)
-        for step in range(1000):
-            kind = "human" if step % 4 == 0 or (name == "p-2" and step == 901) else "tool"
+        made = Made(200.0, id=name)
+        for step in range(200):
+            kind = "human" if step % 4 == 0 or (name == "p-2" and step == 181) else "tool"
             before = [f"0#{step - 1}"] if step else []
             made.node(f"0#{step}", kind, float(step), step + 1.0, parents=before)
         made.write(tmp_path / "j")
-    monkeypatch.setattr(recorded, "MOST_DRAWN", 50)
-    monkeypatch.setattr(recorded, "MOST_PIECES", 500)
+    monkeypatch.setattr(recorded, "MOST_DRAWN", 30)
+    monkeypatch.setattr(recorded, "MOST_PIECES", 100)
     async with served(tmp_path / "j") as at:
         why = await at.json("/journal/why", program="p-1")
         assert {one["reason"]: one["seconds"] for one in why["reasons"]} == {
-            "tool": 750.0,
-            "human": 250.0,
+            "tool": 150.0,
+            "human": 50.0,
         }
-        assert why["all_pieces"] == 1000
-        assert [one["reason"] for one in why["pieces"]] == ["tool", "human"] * 50
+        assert why["all_pieces"] == 200
+        assert [one["reason"] for one in why["pieces"]] == ["tool", "human"] * 10
         widths = [one["until"] - one["since"] for one in why["pieces"]]
-        assert widths == pytest.approx([15.0, 5.0] * 50)
+        assert widths == pytest.approx([15.0, 5.0] * 10)
         graphs = (await at.json("/journal/diff", program="p-1", other="p-2"))["graphs"]
         for graph in graphs:
-            assert (graph["before"], len(graph["nodes"]), graph["after"]) == (881, 50, 69)
+            assert (graph["before"], len(graph["nodes"]), graph["after"]) == (161, 30, 9)
             marks = [node["place"] for node in graph["nodes"] if node["mark"] != "same"]
-            assert marks == ["0#901"]
-        monkeypatch.setattr(recorded, "MOST_NODES", 999)
+            assert marks == ["0#181"]
+        monkeypatch.setattr(recorded, "MOST_NODES", 199)
         refused = await at.get("/journal/why", program="p-1")
         assert (refused.status_code, "agentrt why" in refused.json()["detail"]) == (413, True)
 
