@@ -43,7 +43,7 @@ async function load() {
 
 function tell(problem) {
   say(byId("problem"), problem);
-  byId("problem").hidden = !problem;
+  byId("problem").hidden = !problem || !byId("key").hidden;
   if (problem) byId("why").hidden = byId("diff").hidden = true;
 }
 
