@@ -33,7 +33,8 @@ from agentrt.serving.server import Server
 
 T = TypeVar("T")
 JSON = dict[str, Any]
-ProgramId = Annotated[str, Query(max_length=300)]
+_TEXT = r"^[^\x00]*$"  # PostgreSQL knows no other
+ProgramId = Annotated[str, Query(max_length=300, pattern=_TEXT)]
 
 MOST_NODES, _MOST_CHARACTERS = 5000, 100_000_000
 """A program with more nodes, or more in their questions, is not read for a page: such a one takes
@@ -79,7 +80,7 @@ class Recorded:
     async def programs(
         self,
         tenant: VisibleTenant,
-        type: Annotated[str | None, Query(max_length=200)] = None,
+        type: Annotated[str | None, Query(max_length=200, pattern=_TEXT)] = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
     ) -> JSONResponse:
         """Recorded programs, the last to start first."""
