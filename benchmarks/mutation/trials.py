@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
@@ -86,7 +87,7 @@ class Functions:
 
 
 class Recorder:
-    """Runs all tests, and writes down how long each takes and which functions it calls."""
+    """Runs all tests, and writes down each one's CPU seconds and which functions it calls."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -96,9 +97,10 @@ class Recorder:
 
     def pytest_runtest_logstart(self) -> None:
         self.now.clear()
+        self.began = time.process_time()
 
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-        self.seconds[item.nodeid] += call.duration
+    def pytest_runtest_makereport(self, item: pytest.Item) -> None:
+        self.seconds[item.nodeid] = time.process_time() - self.began
         for function in self.now:
             self.called[function].add(item.nodeid)
 
@@ -157,17 +159,14 @@ class Trials:
 
     def child(self, function: Any, mutant: Any, tests: Sequence[str], write: int) -> NoReturn:
         """Become the mutant, and run the tests until one fails."""
-        limit = 5 + 4 * int(sum(self.seconds[test] for test in tests))
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        signal.alarm(60 + 4 * limit)
         code = UNTESTED
         try:
             function.__code__ = mutant.__code__
             function.__defaults__ = mutant.__defaults__
             function.__kwdefaults__ = mutant.__kwdefaults__
             code = KILLED
-            killer = first_failed([self.items[test] for test in tests])
+            killer = self.first_failed([self.items[test] for test in tests])
             if killer is None:
                 code = SURVIVED
             else:
@@ -175,13 +174,17 @@ class Trials:
         finally:
             os._exit(code)
 
-
-def first_failed(items: Sequence[pytest.Item]) -> str | None:
-    """The test that fails first, if any does."""
-    for item, following in zip(items, [*items[1:], None], strict=True):
-        if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
-            return item.nodeid
-    return None
+    def first_failed(self, items: Sequence[pytest.Item]) -> str | None:
+        """The test that fails first, if any does. One that takes too long ends the process."""
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            limit = 5 + 4 * int(self.seconds[item.nodeid])
+            cpu = int(time.process_time()) + limit
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
+            signal.alarm(60 + 40 * limit)  # one that sleeps; the machine may be busy
+            reports = runtestprotocol(item, log=False, nextitem=following)
+            if any(report.failed for report in reports):
+                return item.nodeid
+        return None
 
 
 def _say(text: str) -> None:
