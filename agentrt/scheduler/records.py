@@ -145,13 +145,13 @@ class CallState(StrEnum):
 ASIDE, WAITING, OUTSIDE, DEFERRED, RUNNING, ENDED = CallState
 TRANSITIONS: Mapping[CallState, frozenset[CallState]] = {
     ASIDE: frozenset({WAITING, OUTSIDE, DEFERRED, RUNNING, ENDED}),
-    WAITING: frozenset({ASIDE, DEFERRED, ENDED}),
-    OUTSIDE: frozenset({ASIDE, WAITING, ENDED}),
-    DEFERRED: frozenset({ASIDE, WAITING, OUTSIDE, ENDED}),
+    WAITING: frozenset({ASIDE}),
+    OUTSIDE: frozenset({ASIDE, WAITING}),
+    DEFERRED: frozenset({ASIDE}),
     RUNNING: frozenset({ASIDE, ENDED}),
     ENDED: frozenset(),
 }
-"""From each state, the states that may follow."""
+"""From each state, the states that may follow. A queued call that ends is set aside before."""
 QUEUED = frozenset({WAITING, OUTSIDE, DEFERRED})
 """The states of calls that count as waiting in the engine's queue."""
 

@@ -28,9 +28,9 @@ from tests.scheduler.integrity import check_queues
 
 ALLOWED = {
     "aside": {"waiting", "outside", "deferred", "running", "ended"},
-    "waiting": {"aside", "deferred", "ended"},
-    "outside": {"aside", "waiting", "ended"},
-    "deferred": {"aside", "waiting", "outside", "ended"},
+    "waiting": {"aside"},
+    "outside": {"aside", "waiting"},
+    "deferred": {"aside"},
     "running": {"aside", "ended"},
     "ended": set(),
 }
