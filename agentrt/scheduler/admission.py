@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 from agentrt.scheduler.config import SchedulerConfig
@@ -67,14 +68,9 @@ class Admission(Events):
         """A call waits outside no longer."""
         self._outside.discard(call)
 
-    def first(self) -> QueuedCall | None:
-        """The call outside that is next to be let in."""
-        return self._outside.first()
-
     def asked(self, now: float, running: int) -> Iterable[QueuedCall]:
         """Those that may come in next, the first first."""
-        call = self.first()
-        return () if call is None else (call,)
+        return islice(self._outside, 1)
 
     def let_in(self, now: float, running: int) -> list[QueuedCall]:
         """The calls that wait outside no longer, those of one program; none for no program."""

@@ -34,6 +34,7 @@ from agentrt.scheduler.records import (
 )
 
 _EPSILON_S = 1e-9
+"""What a quantum may lack: rounding."""
 
 
 class Room(NamedTuple):
@@ -70,6 +71,7 @@ class LevelQueues:
         self.admission = None if capacity is None else make_admission(config, capacity, learned)
         self._parts: list[Events] = [] if capacity is None else [self.owners]
         if self.admission is not None:
+            # Whom the owners tell is set later.
             self.admission.changed = lambda blocks: self.owners.changed(blocks)
             self._parts.append(self.admission)
         self._promoter = self.policy.promoter(slots) or Promoter()
@@ -84,7 +86,8 @@ class LevelQueues:
         if call.call_id in self.calls:
             raise InvariantError(f"call {call.call_id} is queued already")
         call.since = call.arrived_at = now
-        call.program.member |= self.admission is None
+        if self.admission is None:
+            call.program.member = True
         self.calls[call.call_id] = call.program.queued[call.call_id] = call
         self._enter(call, self.policy.priority(call, now))
         for part in self._parts:
@@ -168,7 +171,7 @@ class LevelQueues:
     def charge_step(
         self, call_ids: Collection[str], seconds: float, now: float, tokens: int = 0
     ) -> list[QueuedCall]:
-        """`charge` all calls of a step that computed so many ``tokens``. Those that it moved."""
+        """As `charge` for each call of a step of so many ``tokens``. Returns those it moved."""
         moved: list[QueuedCall] = []
         levelled = self.policy.levelled
         for call in map(self.calls.get, call_ids):
@@ -177,10 +180,9 @@ class LevelQueues:
             call.served_s = served = call.served_s + seconds
             call.program.attained_s += seconds
             call.steps += 1
-            # Without levels there are no quanta, and nobody gives way.
             spent = served >= call.quantum_ends_s - _EPSILON_S
             if not (spent or call.promoted or call.since is not None):
-                continue
+                continue  # as for most: `_charged` would change nothing
             if levelled and self._charged(call, seconds, now):
                 moved.append(call)
         for part in self._parts:
@@ -300,9 +302,9 @@ class LevelQueues:
         """Which running calls to preempt so that better waiting calls run in this step.
 
         ``running`` is sorted by key, the worst last. Only a call of a strictly worse level gives
-        way. It gives up its slot of the batch, and never its memory: a waiting call that does not
-        fit into the ``free_blocks`` waits until it does, since what is evicted has to be computed
-        again, which delays all others too.
+        way. It does so for its slot of the batch, and never for its memory: a waiting call that
+        does not fit into the ``free_blocks`` waits, since what is evicted has to be computed again,
+        which delays all others too.
         """
         config, victims = self.config, list[QueuedCall]()
         if not (config.preemption and running):

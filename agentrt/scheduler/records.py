@@ -30,8 +30,8 @@ class ProgramRow:
     ``queued`` are its calls in this engine, ``cached`` its blocks in the prefix cache. Under
     admission ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context
     that it comes back for, of which all programs of its type share the first ``shared_tokens``, and
-    for its calls. A ``member`` may use the cache; one that ``returned`` was a member before;
-    ``served_s`` is what it had attained when it last came in, ``oldest`` that it did for its age.
+    for its calls. ``in_use`` is the claim of a member with calls. A ``member`` may use the cache;
+    it had attained ``attained_before_s`` when it last came in, perhaps ``by_age`` alone.
     """
 
     program_id: str
@@ -63,9 +63,9 @@ class ProgramRow:
     claim: int = 0
     in_use: int = 0
     member: bool = False
-    returned: bool = False
-    oldest: bool = False
-    served_s: float = 0.0
+    was_member: bool = False
+    by_age: bool = False
+    attained_before_s: float = 0.0
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -76,7 +76,7 @@ class ProgramRow:
         """Forget what one engine's settings made of it; it has no call there."""
         self.cached = None
         self.context_tokens = self.shared_tokens = self.claim = self.in_use = 0
-        self.member = self.returned = self.oldest = False
+        self.member = self.was_member = self.by_age = False
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from agentrt.scheduler.retention import returns
 
 OLDEST_EVERY = 32
 """Of so many programs that come in, one is the one that has waited the longest. So a program is
-passed by at most so many others for each that waited before it, and for itself."""
+passed by fewer others than that for itself, and for each that waited before it."""
 
 _FILLED = 0.5
 """Programs that branch come in without room as long as less of the batch is taken."""
@@ -49,12 +49,12 @@ class WorkingSet(Admission):
         """Members without calls, by when they are held no longer."""
         self._by_age: Heap[QueuedCall] = Heap()
         """The calls outside, the one that has waited the longest first."""
-        self._nobody_at: int | None = None
-        """So many calls ran when nobody could come in, and nothing has changed since."""
-        self._still_since: float | None = None
+        self._full_at: int | None = None
+        """How many calls ran when `let_in` last let nobody in; None once something has changed."""
+        self._idle_since: float | None = None
         """Since when nothing runs though somebody waits outside."""
-        self._looks_at = math.inf
-        """When the first of them has been kept waiting for long enough."""
+        self._waits_until = math.inf
+        """When the first of those kept out for a member that is due comes in anyway."""
 
     # -- events ------------------------------------------------------------------------
 
@@ -71,8 +71,7 @@ class WorkingSet(Admission):
 
     def call_began(self, call: QueuedCall, now: float) -> None:
         row, cached = call.program, call.cached_tokens or 0
-        if not row.member:  # it waited in a queue of vLLM's that nobody is kept out of
-            self._join(row)
+        self._join(row)  # it may have waited in a queue of vLLM's that nobody is kept out of
         if call.preemptions:
             return
         if not row.finished_calls and len(row.queued) == 1:
@@ -98,7 +97,7 @@ class WorkingSet(Admission):
         self._goes_away(row, now)
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
-        self._nobody_at = None  # its calls that wait outside claim nothing any more
+        self._full_at = None  # its calls that wait outside claim nothing any more
         self._leave(row)
 
     def stepped(self, seconds: float, tokens: int, calls: int) -> None:
@@ -107,22 +106,22 @@ class WorkingSet(Admission):
     def _goes_away(self, row: ProgramRow, now: float) -> None:
         """A member has no call any more: until when it is held at the least.
 
-        Not longer than computing the whole cache takes: after that, its share of the cache has
-        cost more than its context (the rule of renting skis).
+        For as long as computing the whole cache takes: after that, its share of the cache has cost
+        more than its context (the rule of renting skis). If it is expected back later, not at all.
         """
         if row.queued or not row.member or row.cached is None:
             return
         chance, seconds = returns(self.learned, row.cached, now)
         held_s = self._compute_s(self.capacity.blocks)
         self._away.put(row, now if seconds > chance * held_s else now + held_s)
-        self._nobody_at = None
+        self._full_at = None
 
     # -- who goes on -------------------------------------------------------------------
 
     def rank(self, call: QueuedCall) -> tuple[Any, ...]:
         # Who comes back from a tool goes before new ones of its own level.
         level, order, seq = call.key
-        return (level, not call.program.returned, order, seq)
+        return (level, not call.program.was_member, order, seq)
 
     def goes_on(self, call: QueuedCall) -> bool:
         row = call.program
@@ -141,13 +140,13 @@ class WorkingSet(Admission):
         The switch costs the time to compute its context, for each member that stands still for it.
         """
         rival = self.first()
-        if rival is None or row.oldest or self._fits(rival.program):
+        if rival is None or row.by_age or self._fits(rival.program):
             return False
         if not (self._oldest_is_next or rival.level < call.level):
             return False
         beside = min(len(self.members), self.capacity.slots)
         reload_s = row.context_tokens * self.learned.costs.token_s
-        return row.attained_s - row.served_s >= _TURN * reload_s * beside
+        return row.attained_s - row.attained_before_s >= _TURN * reload_s * beside
 
     # -- who comes in ------------------------------------------------------------------
 
@@ -159,7 +158,7 @@ class WorkingSet(Admission):
             or self._fills_batch(row, running)
             or not (running or self._waits_for_a_member(row, now))
         ):
-            row.oldest = self._oldest_is_next
+            row.by_age = self._oldest_is_next
             self._join(row)
         return row.member
 
@@ -185,11 +184,11 @@ class WorkingSet(Admission):
 
         Let in, that would evict a member's blocks, which would evict its own when it is back.
         """
-        assert self._still_since is not None
-        until = self._still_since + self._compute_s(self._needs(row))
+        assert self._idle_since is not None
+        until = self._idle_since + self._compute_s(self._needs(row))
         if until <= now or not self._away:
             return False
-        self._looks_at = min(self._looks_at, until)
+        self._waits_until = min(self._waits_until, until)
         return True
 
     def _overdue(self, call: QueuedCall, now: float) -> bool:
@@ -204,27 +203,28 @@ class WorkingSet(Admission):
 
     def wait(self, call: QueuedCall) -> None:
         super().wait(call)
-        self._nobody_at = None
+        self._full_at = None
         self._by_age.put(call, call.since)
 
     def leave(self, call: QueuedCall) -> None:
         super().leave(call)
-        self._nobody_at = None
+        self._full_at = None
         self._by_age.discard(call)
 
     def first(self) -> QueuedCall | None:
+        """The call outside that is next to be let in."""
         return (self._by_age if self._oldest_is_next else self._outside).first()
 
     def let_in(self, now: float, running: int) -> list[QueuedCall]:
-        if running == self._nobody_at and now < self.next_moment():
+        if running == self._full_at and now < self.next_moment():
             return []
         if running or not self._outside:
-            self._still_since = None
-        elif self._still_since is None:
-            self._still_since = now
-        self._looks_at = math.inf
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        self._waits_until = math.inf
         calls = super().let_in(now, running)
-        self._nobody_at = None if calls else running
+        self._full_at = None if calls else running
         return calls
 
     def asked(self, now: float, running: int) -> Iterable[QueuedCall]:
@@ -237,7 +237,7 @@ class WorkingSet(Admission):
 
     def next_moment(self) -> float:
         until = self._away.first_key()
-        moment = min(self._looks_at, math.inf if until is None else until)
+        moment = min(self._waits_until, math.inf if until is None else until)
         target, oldest = self.config.ttft_target, self._by_age.first()
         if target is not None and oldest is not None:
             moment = min(moment, (oldest.since or 0.0) + target)
@@ -283,7 +283,7 @@ class WorkingSet(Admission):
             self.claimed += claim - row.claim
         row.claim = claim
         self._use(row)
-        self._nobody_at = None
+        self._full_at = None
 
     def _use(self, row: ProgramRow) -> None:
         in_use = row.claim if row.member and row.queued else 0
@@ -293,9 +293,9 @@ class WorkingSet(Admission):
     def _join(self, row: ProgramRow) -> None:
         if row.member:
             return
-        self._nobody_at = None
+        self._full_at = None
         self._set_member(row, True)
-        row.served_s = row.attained_s
+        row.attained_before_s = row.attained_s
         self.came_in += 1
         self.claimed += row.claim
         self._use(row)
@@ -308,9 +308,9 @@ class WorkingSet(Admission):
         self._away.discard(row)
         if not row.member:
             return
-        self._nobody_at = None
+        self._full_at = None
         self._set_member(row, False)
-        row.returned = True
+        row.was_member = True
         self.claimed -= row.claim
         self._use(row)
         if row.shared_tokens:

@@ -100,7 +100,7 @@ def test_who_comes_back_goes_before_new_ones_of_its_level_and_its_blocks_move() 
     engine.step()
     row = engine.table.get("a")
     assert row is not None
-    assert (row.member, row.returned) == (False, True)
+    assert (row.member, row.was_member) == (False, True)
     assert row.cached in changed
     engine.wants("c", 60)
     engine.contexts.clear()
@@ -314,12 +314,12 @@ def test_the_oldest_stays_the_oldest_when_its_priority_changes() -> None:
     engine = full(policy="srtf")
     engine.now += 1.0
     engine.wants("small", 59)
-    first = engine.admission.first()
+    first = engine.working.first()
     assert first is not None
     assert first.program.program_id == "small"
     engine.admission.wait(engine.queues.calls["large/1"])
     engine.working.came_in = OLDEST_EVERY - 1
-    first = engine.admission.first()
+    first = engine.working.first()
     assert first is not None
     assert first.call_id == "large/1"
 
@@ -333,12 +333,12 @@ def test_a_row_that_starts_over_is_as_new() -> None:
     engine.end(call, output=16)
     row = engine.table.get("a")
     assert row is not None
-    row.returned = True
+    row.was_member = True
     row.start_over()
     new = ProcessTable().start_program("a", "t", 0.0)
     for name in ("cached", "context_tokens", "shared_tokens", "claim", "in_use"):
         assert getattr(row, name) == getattr(new, name), name
-    assert (row.member, row.returned, row.oldest) == (False, False, False)
+    assert (row.member, row.was_member, row.by_age) == (False, False, False)
 
 
 def test_its_age_counts_for_one_stay_only() -> None:

@@ -119,7 +119,7 @@ class Eager(WorkingSet):
     """Looks at those outside whenever it is asked."""
 
     def let_in(self, now: float, running: int) -> list[QueuedCall]:
-        self._nobody_at = None
+        self._full_at = None
         return super().let_in(now, running)
 
 

@@ -30,6 +30,7 @@ from agentrt.scheduler.queues import Room
 from agentrt.scheduler.records import QueuedCall
 
 _STALE_CHECK_STEPS = 256
+"""Steps between two looks for programs that were not heard of for long."""
 
 install_control()
 read_together()
