@@ -91,6 +91,6 @@ class Admission(Events):
         if member:
             self.members[row] = None
         else:
-            self.members.pop(row, None)
+            del self.members[row]
         if row.cached is not None:
             self.changed(row.cached)

@@ -30,7 +30,7 @@ class Events:
     def interrupt_began(self, row: ProgramRow, kind: str, name: str, now: float) -> None:
         """A program waits for a ``tool`` of this name, or for a ``human``."""
 
-    def interrupt_ended(self, row: ProgramRow, kind: str, now: float) -> None:
+    def interrupt_ended(self, row: ProgramRow, now: float) -> None:
         """It was answered."""
 
     def program_ended(self, row: ProgramRow, now: float) -> None:

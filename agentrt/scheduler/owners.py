@@ -97,7 +97,7 @@ class BlockOwners(Events):
             row.cached.gap, row.cached.since = HUMAN if kind == "human" else name, now
             self.changed(row.cached)
 
-    def interrupt_ended(self, row: ProgramRow, kind: str, now: float) -> None:
+    def interrupt_ended(self, row: ProgramRow, now: float) -> None:
         if row.cached is not None and not row.cached.asking:
             self._close_gap(row.cached, now)
             self.changed(row.cached)

@@ -131,7 +131,7 @@ class LevelQueues:
             if call.steps == 0:
                 self._reprioritize(self.policy.call_left(call), now)
         self._promoter.left(call)
-        call.program.queued.pop(call.call_id, None)
+        del call.program.queued[call.call_id]
         call.go(ENDED)
 
     def call_ended(self, call: QueuedCall, now: float) -> None:
@@ -149,10 +149,10 @@ class LevelQueues:
         for part in self._parts:
             part.interrupt_began(row, kind, name, now)
 
-    def interrupt_ended(self, row: ProgramRow, kind: str, now: float) -> None:
+    def interrupt_ended(self, row: ProgramRow, now: float) -> None:
         """It was answered."""
         for part in self._parts:
-            part.interrupt_ended(row, kind, now)
+            part.interrupt_ended(row, now)
 
     def program_ended(self, program: ProgramRow, now: float) -> None:
         """A program ended: the policy may learn from it."""

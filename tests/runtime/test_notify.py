@@ -110,7 +110,7 @@ def ranks(notes: list[Notification], retention: str) -> list[object]:
         if note.what == "tool":
             owners.interrupt_began(row, "tool", note.name, at)
         else:
-            owners.interrupt_ended(row, "tool", at)
+            owners.interrupt_ended(row, at)
         worth = made.worth(blocks, at + 0.5, 1)
         found.append((blocks.gap, made.place(blocks), worth, made.expired(blocks, at + 60.0)))
     return found

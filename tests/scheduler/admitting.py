@@ -103,7 +103,7 @@ class Admitting:
         row = self.table.get(program)
         if row is not None and (row.humans if kind == "human" else row.tools):
             self.table.interrupt_ended(row, self.now, kind, seconds=0.0)
-            self.queues.interrupt_ended(row, kind, self.now)
+            self.queues.interrupt_ended(row, self.now)
 
     def end_program(self, program: str) -> None:
         """A program ends, or is cancelled."""

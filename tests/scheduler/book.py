@@ -61,7 +61,7 @@ class Book:
         row = self.rows[name]
         row.humans -= kind == "human"
         row.tools -= kind == "tool"
-        self.owners.interrupt_ended(row, kind, now)
+        self.owners.interrupt_ended(row, now)
 
     def end(self, name: str, now: float) -> CachedBlocks | None:
         row = self.rows.pop(name)

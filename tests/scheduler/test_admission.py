@@ -95,6 +95,25 @@ def test_programs_come_in_while_their_contexts_fit() -> None:
     assert engine.step() == [c]
 
 
+def test_all_that_come_in_at_a_time_are_named() -> None:
+    engine = full()
+    some = [engine.wants(name, 15) for name in ("b", "c")]
+    assert [call.call_id for call in engine.queues.let_in(0.0, 1)] == some
+
+
+def test_a_program_that_waits_for_a_tool_claims_its_context_beside_its_types_prefix() -> None:
+    for blocks, fits in ((70, True), (72, False)):
+        engine = Counted()
+        engine.learned.first_call(KIND, 10 * BLOCK)
+        call = engine.wants("a", 40)
+        engine.step()
+        engine.end(call, output=0)
+        engine.begins("a")
+        engine.wants("b", blocks)
+        engine.let_in()
+        assert ("b" in engine.inside()) is fits
+
+
 def test_a_call_claims_half_of_the_output_that_is_expected_of_its_type() -> None:
     engine = Counted()
     for _ in range(2048):

@@ -20,6 +20,7 @@ from agentrt.scheduler import (
     SchedulerConfig,
 )
 from agentrt.scheduler.admission import Admission, Capacity
+from agentrt.scheduler.events import Events
 from agentrt.scheduler.policies.adaptive import Adaptive
 from agentrt.scheduler.promotion import Priority
 from agentrt.scheduler.records import TRANSITIONS, CallState
@@ -261,6 +262,99 @@ def test_an_admission_hears_of_those_that_run_and_of_those_that_could() -> None:
         queues.remove(call, 7.0)
     check_queues(queues)
     assert len(queues) == 0
+
+
+class ByService(Policy):
+    """The less service a program had, the sooner."""
+
+    name = "by-service"
+    follows_program = True
+
+    def priority(self, call: QueuedCall, now: float) -> Priority:
+        return Priority(int(call.program.service_s))
+
+
+def test_a_call_outside_is_ranked_again_there() -> None:
+    config = SchedulerConfig("plas", admission=f"{__name__}:Noted")
+    queues = LevelQueues(config, ByService(config), capacity=Capacity(64, 4, 16))
+    assert queues.admission is not None
+    large, small = ProgramRow("large", "t"), ProgramRow("small", "t")
+    ends, stays, other = (
+        queues.call_arrived(QueuedCall(name, row, None, None, 0.0), 0.0)
+        for name, row in (("ends", large), ("stays", large), ("other", small))
+    )
+    for call in (ends, stays, other):
+        queues.put(call)
+    assert [*queues.admission.asked(0.0, 1)] == [ends]
+    queues.remove(ends, 1.0)
+    assert [*queues.admission.asked(1.0, 1)] == [stays]
+    large.service_s = 3.0
+    queues.call_ended(ends, 1.0)
+    assert [*queues.admission.asked(1.0, 1)] == [other]
+
+
+class Hears(Events):
+    """A part that notes all that it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+    def call_arrived(self, call: QueuedCall, now: float) -> None:
+        self.heard.append(("arrived", call.call_id, now))
+
+    def call_began(self, call: QueuedCall, now: float) -> None:
+        self.heard.append(("began", call.call_id, now))
+
+    def call_preempted(self, call: QueuedCall, now: float, *, for_memory: bool) -> None:
+        self.heard.append(("preempted", call.call_id, now, for_memory))
+
+    def call_ended(self, call: QueuedCall, now: float) -> None:
+        self.heard.append(("ended", call.call_id, now))
+
+    def interrupt_began(self, row: ProgramRow, kind: str, name: str, now: float) -> None:
+        self.heard.append(("interrupt", row.program_id, kind, name, now))
+
+    def interrupt_ended(self, row: ProgramRow, now: float) -> None:
+        self.heard.append(("answered", row.program_id, now))
+
+    def program_ended(self, row: ProgramRow, now: float) -> None:
+        self.heard.append(("program ended", row.program_id, now))
+
+    def stepped(self, seconds: float, tokens: int, calls: int) -> None:
+        self.heard.append(("stepped", seconds, tokens, calls))
+
+
+def test_a_part_hears_of_each_event_once_and_when_it_was() -> None:
+    queues, part = LevelQueues(SchedulerConfig("plas")), Hears()
+    queues._parts.append(part)
+    call = queues.call_arrived(a_call(), 1.0)
+    queues.call_began(call, 2.0)
+    queues.call_preempted(call, 3.0)
+    queues.call_began(call, 4.0)
+    queues.call_preempted(call, 5.0, for_memory=True)
+    queues.charge_step(["c"], 0.25, 6.0)
+    queues.charge_step(["c", "of nobody"], 0.5, 7.0, 9)
+    queues.interrupt_began(call.program, "tool", "grep", 8.0)
+    queues.interrupt_ended(call.program, 9.0)
+    call.program.ended = True
+    queues.program_ended(call.program, 10.0)
+    queues.remove(call, 11.0)
+    assert (call.state, call.since) == (CallState.ENDED, None)
+    queues.call_ended(call, 12.0)
+    assert part.heard == [
+        ("arrived", "c", 1.0),
+        ("began", "c", 2.0),
+        ("preempted", "c", 3.0, False),
+        ("began", "c", 4.0),
+        ("preempted", "c", 5.0, True),
+        ("stepped", 0.25, 0, 1),
+        ("stepped", 0.5, 9, 2),
+        ("interrupt", "p", "tool", "grep", 8.0),
+        ("answered", "p", 9.0),
+        ("program ended", "p", 10.0),
+        ("ended", "c", 12.0),
+        ("program ended", "p", 12.0),
+    ]
 
 
 def test_queues_that_know_of_no_slots_have_a_lane_of_none() -> None:

@@ -152,6 +152,16 @@ def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
     assert big.level == d.lane.priority.level, "however long it is served"
 
 
+def test_a_lanes_call_stays_where_it_is_and_gets_its_quantum_anew() -> None:
+    d = harness(0.25)
+    d.now = 10.0
+    call = d.call("a")
+    assert d.queues.promote(d.now) == [call]
+    d.start()
+    assert not d.queues.charge(call, 500.0, d.now)
+    assert call.quantum_ends_s == 500.0 + d.lane.priority.quantum_s
+
+
 def test_an_idle_lane_saves_up_little() -> None:
     d = harness(0.25)
     d.now = 1e6

@@ -151,10 +151,12 @@ def test_a_prompt_token_costs_what_steps_with_prompts_take_beyond_others() -> No
     assert costs.token_s == 0.0
     costs.step(0.25, 4, 4)
     assert costs.token_s == 0.0, "no prompt was seen"
-    costs.step(0.75, 20, 4)
+    costs.step(0.75, 5, 4)
+    assert costs.token_s == 0.5, "a token of a prompt is one more than the calls"
+    costs.step(0.75, 35, 4)
     assert costs.token_s == 0.5 / 16
     costs.step(0.125, 20, 4)
-    assert costs.token_s == 0.25 / 16, "no step takes less than one without prompts"
+    assert costs.token_s == pytest.approx(1 / 3 / 16), "no step takes less than one without prompts"
 
 
 def test_outputs_are_learned_by_type_and_by_all() -> None:

@@ -278,6 +278,28 @@ def test_who_comes_back_goes_on_if_those_that_have_calls_fit(
     assert ("a" in engine.inside()) is goes_on
 
 
+@pytest.mark.parametrize(("adds", "goes_on"), [(28, True), (33, False)])
+def test_a_shared_prefix_counts_among_what_those_with_calls_use(adds: int, goes_on: bool) -> None:
+    engine = Counted()
+    engine.learned.first_call(KIND, 10 * BLOCK)
+    calls = {name: engine.wants(name, 40) for name in "ab"}
+    engine.step()
+    engine.end(calls["a"], output=0)
+    engine.arrive("a", adds * BLOCK)
+    assert ("a" in engine.inside()) is goes_on
+
+
+def test_the_only_member_goes_on_though_it_has_outgrown_the_cache() -> None:
+    engine = Counted()
+    engine.learned.first_call(KIND, 10 * BLOCK)
+    call = engine.wants("a", 120)
+    engine.step()
+    assert engine.working.in_use > 100
+    engine.end(call, output=0)
+    engine.arrive("a", BLOCK)
+    assert engine.inside() == {"a"}
+
+
 def test_nobody_gives_way_to_nobody_to_who_fits_or_to_its_own_level() -> None:
     alone, beside, equal = Turns(), Turns(), Turns(100.0)
     for engine in (alone, beside, equal):

@@ -40,6 +40,7 @@ def test_lru_replaces_nothing_and_other_names_are_refused() -> None:
         SchedulerConfig(retention="mru")
     with pytest.raises(ConfigError, match="retention_ttl must be positive seconds"):
         SchedulerConfig(retention_ttl=0)
+    assert SchedulerConfig(retention_ttl=0.5, stale_after_s=0.5).retention_ttl == 0.5
 
 
 # -- what a program waits for ----------------------------------------------------------
@@ -84,6 +85,7 @@ def test_the_last_of_several_tools_brings_the_program_back(book: Book) -> None:
     assert waits_for(blocks) == ("grep", 1.0)
     book.answered("p", "tool", 5.0)
     assert waits_for(blocks) == (None, 5.0)
+    assert book.changed == [blocks] * 7
     assert book.gaps() == [("grep", 4.0)]
     assert returns(book.learned, blocks, 9.0) == Forecast(1.0, 0.05), "its call is on its way"
 
@@ -106,7 +108,7 @@ def test_an_answer_does_not_end_the_wait_for_a_tool_nor_a_call_that_for_it(book:
 def test_what_was_never_heard_of_does_no_harm(book: Book) -> None:
     row = ProgramRow("nobody", "a")
     book.owners.interrupt_began(row, "tool", "grep", 0.0)
-    book.owners.interrupt_ended(row, "tool", 1.0)
+    book.owners.interrupt_ended(row, 1.0)
     book.owners.call_ended(QueuedCall("c", row, None, None, 0.0), 2.0)
     book.owners.program_ended(row, 3.0)
     alone = ProgramRow("alone", "a", lone=True)
@@ -259,6 +261,10 @@ def test_humans_and_sessions_are_not_expected_until_they_are_known(book: Book, g
         assert returns(book.learned, blocks, 3.0).seconds == math.inf
         book.learned.gaps.learn(("acme", "a", gap), 30.0)
     assert returns(book.learned, blocks, 0.0).seconds < 30.0
+    for _ in range(8):
+        book.learned.gaps.learn(("acme", "quick", gap), 0.01)
+    quick = CachedBlocks("quick", "acme", gap=gap)
+    assert returns(book.learned, quick, 0.0).seconds < 1.0
 
 
 def test_branches_and_shared_blocks_are_worth_less_the_longer_they_are_unused(book: Book) -> None:
@@ -274,6 +280,15 @@ def test_branches_and_shared_blocks_are_worth_less_the_longer_they_are_unused(bo
     assert retention.worth(shared, 14.0, 0) == 1 / 4.0
     assert retention.worth(branching, 10.0, 3) == retention.worth(chain, 99.0, 3)
     assert book.order(20.0, chain, shared, branching) == [branching, shared, chain]
+
+
+def test_of_branches_that_call_those_that_were_unused_for_longer_go_first(book: Book) -> None:
+    for name, oldest in (("old", 10.0), ("new", 15.0)):
+        for now in (0.0, oldest):
+            blocks = book.call(name, now)
+        blocks.oldest = blocks.since = oldest
+    old, new = (book.owners.own(book.rows[name]) for name in ("old", "new"))
+    assert book.order(20.0, old, new) == book.order(20.0, new, old) == [old, new]
 
 
 def test_of_equals_the_one_that_came_last_is_served_last(book: Book) -> None:

@@ -96,7 +96,7 @@ def _interrupt(
         scheduler.queues.interrupt_began(row, kind, name, now)
     elif row.humans if kind == "human" else row.tools:  # messages may be late
         scheduler.table.interrupt_ended(row, now, kind, seconds=0.0)
-        scheduler.queues.interrupt_ended(row, kind, now)
+        scheduler.queues.interrupt_ended(row, now)
 
 
 def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
