@@ -44,7 +44,7 @@ class ProgramScheduler(Bookkeeping):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._dispatched: dict[int, float] = {}
-        self._for: QueuedCall | None = None  # whom we preempt for now
+        self._better: QueuedCall | None = None  # for whom we preempt now; None while vLLM does
         self._stock_waiting = self.waiting
         self.use(self.config)
 
@@ -57,8 +57,8 @@ class ProgramScheduler(Bookkeeping):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         now = self.clock()
         self.retention.at(now)
-        levelled = isinstance(self.waiting, LevelRequestQueue)
-        if levelled:
+        own_queue = isinstance(self.waiting, LevelRequestQueue)
+        if own_queue:
             # No output of a preempted call may be in flight any more.
             self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
             self.queues.promote(now)
@@ -68,7 +68,7 @@ class ProgramScheduler(Bookkeeping):
         output = super().schedule(*args, **kwargs)
         for request_id in admitted(output):
             self._call_began(request_id, output.num_scheduled_tokens[request_id], now)
-            if levelled and (call := self.queues.calls.get(request_id)) is not None:
+            if own_queue and (call := self.queues.calls.get(request_id)) is not None:
                 self._moved.append(call)
         if output.num_scheduled_tokens:
             self._dispatched[id(output)] = self.clock()
@@ -125,9 +125,9 @@ class ProgramScheduler(Bookkeeping):
         assert isinstance(queue, LevelRequestQueue)
         # vLLM keeps its own victims out of the step that preempts them; ours are
         # preempted before the step begins, so the queue has to do it.
-        queue.deferring, self._for = True, better
+        queue.deferring, self._better = True, better
         preempt(self, call.item, now)
-        queue.deferring, self._for = False, None
+        queue.deferring, self._better = False, None
 
     def _preempt_request(
         self, request: Request, timestamp: float, *args: Any, **kwargs: Any
@@ -137,7 +137,7 @@ class ProgramScheduler(Bookkeeping):
             call.computed_tokens = request.num_computed_tokens
             self.retention.stopped(call)
             now = self.clock()
-            self.notes.stopped(call, now, self._for)
+            self.notes.stopped(call, now, self._better)
             # Whom we preempt, we preempt for a slot, and vLLM for memory.
-            self.queues.call_preempted(call, now, for_memory=self._for is None)
+            self.queues.call_preempted(call, now, for_memory=self._better is None)
         super()._preempt_request(request, timestamp, *args, **kwargs)
