@@ -31,7 +31,7 @@ from agentrt.scheduler.account import (
     spans_of,
 )
 
-A, B, C, D = (["a", 1, 0.5], ["b", 2, 1.5], ["c", 3, 2.5], ["d", 4, 3.5])
+A, B, C, D = (["a", 1, 0.5], ["b", 1, 1.5], ["c", 1, 2.5], ["d", 1, 3.5])
 """Causes: a program, its call's level, what it had attained."""
 
 
@@ -53,8 +53,8 @@ class Life:
 
 def test_an_account_of_all_that_may_happen_to_a_call() -> None:
     life = Life()
-    life.note(ARRIVED, 1.0, [A], [D], level=2, had=5.0)
-    begun = [(0.9, D), (1.0, B), (2.0, C)]
+    life.note(ARRIVED, 1.0, [A, D], [D], level=2, had=5.0)
+    begun = [(0.9, ["old", 1, 0.0]), (1.0, B), (2.0, C)]
     life.note(BEGAN, 3.0, begun, 16, 100, 0, 48, [C], level=2, had=6.0)
     life.note(FIRST, 5.1, level=2, had=7.0)
     life.note(MOVED, 6.0, 4, level=3, had=8.0)
@@ -62,7 +62,7 @@ def test_an_account_of_all_that_may_happen_to_a_call() -> None:
     life.note(BEGAN, 9.0, [(8.0, C)], 96, 110, 10, 110, [], level=4, had=10.0)
     life.note(ENDED, 10.0, 103, 10, level=4, had=11.0)
     assert life.spans() == [
-        [QUEUED, 2.0, 2, 5.0, 0, [A, B, C]],
+        [QUEUED, 2.0, 2, 5.0, 0, [A, D, B, C]],
         [RECOMPUTE, 0.8, 2, 6.0, 32, [C]],
         [PREFILL, 1.3, 2, 6.0, 52, []],
         [DECODE, 0.9, 2, 7.0, 4, []],

@@ -279,18 +279,15 @@ def test_a_call_outside_is_ranked_again_there() -> None:
     queues = LevelQueues(config, ByService(config), capacity=Capacity(64, 4, 16))
     assert queues.admission is not None
     large, small = ProgramRow("large", "t"), ProgramRow("small", "t")
-    ends, stays, other = (
-        queues.call_arrived(QueuedCall(name, row, None, None, 0.0), 0.0)
-        for name, row in (("ends", large), ("stays", large), ("other", small))
-    )
-    for call in (ends, stays, other):
-        queues.put(call)
-    assert [*queues.admission.asked(0.0, 1)] == [ends]
-    queues.remove(ends, 1.0)
-    assert [*queues.admission.asked(1.0, 1)] == [stays]
-    large.service_s = 3.0
-    queues.call_ended(ends, 1.0)
-    assert [*queues.admission.asked(1.0, 1)] == [other]
+    names = {"first": large, "second": large, "stays": large, "other": small}
+    calls = {name: QueuedCall(name, row, None, None, 0.0) for name, row in names.items()}
+    for call in calls.values():
+        queues.put(queues.call_arrived(call, 0.0))
+    for ends, service_s, asked in (("first", 0.5, "second"), ("second", 3.0, "other")):
+        queues.remove(calls[ends], 1.0)
+        large.service_s = service_s
+        queues.call_ended(calls[ends], 1.0)
+        assert [*queues.admission.asked(1.0, 1)] == [calls[asked]]
 
 
 class Hears(Events):
