@@ -1,0 +1,181 @@
+"""The same programs under vLLM's own order and under agentrt's, on an engine or in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median
+
+from agentrt.errors import ConfigError
+from agentrt.graph import NodeKind
+from agentrt.graph.export import to_json
+from agentrt.journal.wall import HUMAN, OWN, TOOL, Piece, engine_spans
+from agentrt.lab.backends.virtual import Virtual
+from agentrt.lab.driver import drive
+from agentrt.lab.engine.accounts import step_time
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.program import LiveProgram
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.workloads import dagfile
+from agentrt.lab.workloads.fields import Fields, Notes
+from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.request import CallReport
+from agentrt.request.spans import STARTING
+from agentrt.runtime.run import Run
+from agentrt.scheduler.config import SchedulerConfig
+
+STOCK = SchedulerConfig("fcfs", retention="lru", admission="off")
+GAIN, LOSS, NOTHING = "gain", "loss", "nothing"
+Tokens = Mapping[str, tuple[Sequence[int], Sequence[int]]]
+"""Of calls by their ids: prompt and output."""
+Call = tuple[float, float, CallReport]
+"""When it came and ended, and what it cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A program and its ``calls``, by their place in its shape; seconds after the run's start."""
+
+    shape: ProgramShape
+    began: float
+    ended: float
+    calls: Mapping[int, Call]
+
+    @property
+    def latency_s(self) -> float:
+        return self.ended - self.began
+
+    def pieces(self) -> list[Piece]:
+        """Its time along its critical path, each piece with its reason, as in `agentrt why`."""
+        return [piece for piece in self._back() if piece.until > piece.since][::-1]
+
+    def _back(self) -> Iterator[Piece]:
+        """The last first. What is between two calls is the tool's, if there was one."""
+        at, reason = self.ended, OWN
+        index = max(self.calls, key=self._end_of, default=None)
+        while index is not None:
+            call, (came, ended, report) = self.shape.calls[index], self.calls[index]
+            yield Piece(ended, at, reason)
+            for span in reversed(engine_spans(report, self.shape.program_id)):
+                since = max(came, ended - span.seconds)
+                yield Piece(since, ended, span.reason, "", *span[2:])
+                ended = since
+            yield Piece(came, ended, STARTING)
+            at, reason = came, HUMAN if call.human else TOOL if call.tool else OWN
+            index = max(call.after, key=self._end_of, default=None)
+        yield Piece(self.began, at, reason)
+
+    def _end_of(self, index: int) -> float:
+        return self.calls[index][1]
+
+
+Courses = Sequence[Course]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Pairs of runs that did the same. ``off`` is how far the replay under stock's order is from
+    the run that it replays, as a share; 0 where nothing is replayed.
+    """
+
+    stock: Sequence[Courses]
+    ours: Sequence[Courses]
+    off: float = 0.0
+
+    def ratios(self, of: Callable[[Sequence[float]], float] = fmean) -> list[float]:
+        """Ours to stock's, of the programs' times from start to end, in each pair."""
+        pairs = zip(self.stock, self.ours, strict=True)
+        return [of(latencies(ours)) / of(latencies(stock)) for stock, ours in pairs]
+
+    @property
+    def typical(self) -> tuple[Courses, Courses]:
+        """The pair whose ratio is the median."""
+        ratios = self.ratios()
+        at = sorted(range(len(ratios)), key=ratios.__getitem__)[len(ratios) // 2]
+        return self.stock[at], self.ours[at]
+
+    @property
+    def threshold(self) -> float:
+        """What is noise: as far as ratios are from each other, and the replay is from the run."""
+        return max(self.ratios()) - min(self.ratios()) + self.off
+
+    @property
+    def verdict(self) -> str:
+        gained = 1 - median(self.ratios())
+        return NOTHING if abs(gained) <= self.threshold else GAIN if gained > 0 else LOSS
+
+
+def latencies(run: Courses) -> list[float]:
+    """Seconds from each program's start to its end."""
+    return [one.latency_s for one in run]
+
+
+def read(runs: Sequence[Run], tokens: Tokens) -> list[Course]:
+    """Programs that ran together, and ended. Raises `ConfigError` for one without a call."""
+    zero, entries = min(run.started_at for run in runs), list[Fields]()
+    for run in runs:
+        head = {"id": run.id, "type": run.type, "started_at": run.started_at}
+        entries.append(Fields(run.id, to_json(run.dag) | {"program": head}))
+    shapes = {one.program_id: one for one in dagfile.read(entries, "", Scales(), Notes())}
+    if silent := [run.id for run in runs if run.id not in shapes]:
+        raise ConfigError(f"program {silent[0]} got nothing from its model: nothing to compare")
+    return [_read(run, shapes[run.id], tokens, zero) for run in runs]
+
+
+def _read(run: Run, shape: ProgramShape, tokens: Tokens, zero: float) -> Course:
+    calls, shapes, over = dict[int, Call](), list(shape.calls), run.ended_at or zero
+    for node in run.dag.nodes():
+        if node.kind is NodeKind.CALL and node.report and node.report.output_tokens:
+            index, (prompt, said) = len(calls), tokens.get(f"{run.id}/{node.id}", ((), ()))
+            calls[index] = node.created_at - zero, (node.ended_at or over) - zero, node.report
+            ids = (prompt,) if prompt else ()
+            shapes[index] = replace(shapes[index], prompt_ids=ids, output_ids=tuple(said))
+    over -= zero
+    tail_s = over - max(ended for _, ended, _ in calls.values())
+    shape = replace(shape, calls=tuple(shapes), tail_s=tail_s)
+    return Course(shape, run.started_at - zero, over, calls)
+
+
+def fitted(run: Courses) -> StepTimeModel:
+    """How long the engine's steps took. Raises `ConfigError` where there were too few."""
+    reports = [report for one in run for _, _, report in one.calls.values()]
+    if (times := step_time(map(asdict, reports))) is None:
+        raise ConfigError(
+            f"{len(reports)} calls are too few to replay: give a larger --n or --real"
+        )
+    return times
+
+
+class _Watched(Virtual):
+    """A virtual engine that keeps its calls."""
+
+    def __init__(self, order: SchedulerConfig, machine: Machine) -> None:
+        super().__init__(order, machine.virtual_options(), machine.step_time())
+        self.calls: dict[str, dict[int, Call]] = {}
+        self._came: dict[str, float] = {}
+
+    def submit(self, live: LiveProgram, index: int) -> None:
+        self._came[live.call_id(index)] = self._now
+        super().submit(live, index)
+
+    def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
+        calls = self.calls.setdefault(live.shape.program_id, {})
+        calls[index] = self._came.pop(live.call_id(index)), self._now, report
+        super().call_ended(live, index, report)
+
+
+def replay(run: Courses, order: SchedulerConfig, machine: Machine, repeat: int = 0) -> Courses:
+    """The programs in virtual time. In each ``repeat`` but 0 others of them come first."""
+    moments = [one.shape.arrives_s for one in run]
+    if repeat:
+        random.Random(repeat).shuffle(moments)
+    shapes = [one.shape.arriving(at) for one, at in zip(run, moments, strict=True)]
+    engine = _Watched(order, machine)
+    ends = {one.program_id: one.ended_s for one in drive(engine, shapes).outcomes}
+    names = [one.program_id for one in shapes]
+    return [
+        Course(shape, at, ends[name], engine.calls[name])
+        for shape, at, name in zip(shapes, moments, names, strict=True)
+    ]
