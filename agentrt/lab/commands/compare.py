@@ -7,7 +7,9 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -50,15 +52,16 @@ Examples:
 By default the programs run once on the engine, under stock's order. Then both orders are replayed,
 each time with others of the programs first, by vLLM's real scheduler in virtual time, with step
 times fitted to the run. That takes one run, and nothing differs but the order. --real runs both in
-turns on the engine, after a run to warm up: 2 x --repeat + 1 runs, with the machine's noise, and
-sampled texts may differ. Use it to check.
+turns on the engine, after a run to warm up and one to learn: 2 x --repeat + 2 runs, with the
+machine's noise, and sampled texts may differ. Use it to check.
 
 \b
+agentrt learns how long programs are. What it gains is measured after it has run these once, as a
+server has, or 'agentrt run --history FILE'; beside it stands what the first time gives.
 It is a gain if the median ratio of the mean times is further from 1 than the ratios are from each
 other, plus what the replay of stock's order is off the run. Else it is nothing.
 Exit codes: as those of agentrt run.
 """
-_OURS = SchedulerConfig.of_policy()
 _UNASKED = {"answers": (), "thread": None, "checkpointer": None, "interrupt_replies": ()}
 _own, _output = Options("Comparison"), Options("Output")
 
@@ -93,7 +96,8 @@ def compare(targets: Sequence[str], engine_flags: tuple[str, ...], **options: An
     check_output("--plot", options["plot"], (".svg",))
     if options["model"] is not None:
         check_model(options["model"])
-    plan = _Turns(_plans(targets, options), 2 * options["repeat"] + 1 if options["real"] else 1)
+    real, turns = options["real"], 2 * options["repeat"] + 2
+    plan = _Turns(_plans(targets, options, turns), turns if real else 1)
     settings = EngineOptions(
         options["model"], options["max_num_seqs"], scheduler=STOCK, flags=engine_flags
     )
@@ -105,12 +109,10 @@ def compare(targets: Sequence[str], engine_flags: tuple[str, ...], **options: An
         if bad := [run for run in outcome.runs if run.state is not RunState.DONE]:
             _check_unasked(bad)
             return conclude(job, replace(outcome, runs=bad), screen.console, log, as_json=False)
-    if options["real"]:
-        found = [
-            read(outcome.runs[at : at + plan.size], {})
-            for at in range(plan.size, len(outcome.runs), plan.size)
-        ]
-        comparison = Comparison(found[::2], found[1::2])
+    if real:
+        size, runs = plan.size, outcome.runs
+        found = [read(runs[at : at + size], {}) for at in range(size, len(runs), size)]
+        comparison = Comparison(found[1::2], found[2::2], found[:1])
     else:
         comparison = _replayed(outcome, recorder, options["repeat"])
     click.echo(json.dumps(values(comparison)) if options["as_json"] else told(comparison))
@@ -118,13 +120,13 @@ def compare(targets: Sequence[str], engine_flags: tuple[str, ...], **options: An
     return 0
 
 
-def _plans(targets: Sequence[str], options: dict[str, Any]) -> list[Plan]:
+def _plans(targets: Sequence[str], options: dict[str, Any], turns: int) -> list[Plan]:
     """One for each instance, with its own input if its target has one."""
     names, marks, texts = zip(*(target.partition("=") for target in targets), strict=True)
     programs = {name: load_program(name) for name in names}
     shared = [read_input(text) for text in options["inputs"]] or [None]
     own = [read_input(text) if mark else None for mark, text in zip(marks, texts, strict=True)]
-    terms = {**options, **_UNASKED, "journal": None, "n": 2 * options["repeat"] + 1}
+    terms = {**options, **_UNASKED, "journal": None, "n": turns}
     return [
         plan_of(programs[name], given if mark else shared[number % len(shared)], terms)
         for number in range(options["n"])
@@ -142,17 +144,21 @@ def _replayed(outcome: Outcome, recorder: _Recorder, repeats: int) -> Comparison
     run, sizes = read(outcome.runs, recorder.tokens), outcome.engine["sizes"]
     sizes = {mine: sizes[its] for mine, its in SIZES.items() if its in sizes}
     machine = Machine(depth="virtual", step_model=fitted(run), **sizes)
-    found, meter = list[Courses](), Meter(2 * repeats)
-    for number in range(2 * repeats):
-        found.append(replay(run, (STOCK, _OURS)[number % 2], machine, number // 2))
-        meter.now(number + 1)
-    off = abs(fmean(latencies(found[0])) / fmean(latencies(run)) - 1)
-    return Comparison(found[::2], found[1::2], off)
+    ours, meter = SchedulerConfig.of_policy(), Meter(repeats)
+    stock, first, again = (list[Courses]() for _ in range(3))
+    for repeat in range(repeats):
+        stock.append(replay(run, STOCK, machine, repeat)[0])
+        unknown, learned = replay(run, ours, machine, repeat)
+        first.append(unknown)
+        again.append(replay(run, ours, machine, repeat, learned)[0])
+        meter.now(repeat + 1)
+    off = abs(fmean(latencies(stock[0])) / fmean(latencies(run)) - 1)
+    return Comparison(stock, again, first, off)
 
 
 class _Turns(Plan):
-    """All programs at once, then again in each other turn: under stock's order to warm up, then
-    under stock's and ours. They have the same ids, and with them the same seeds.
+    """All programs at once in each turn, first under stock's order, then under ours, and so on.
+    They have the same ids, and with them the same seeds. Ours learns in a file.
     """
 
     def __init__(self, plans: Sequence[Plan], turns: int) -> None:
@@ -166,6 +172,8 @@ class _Turns(Plan):
         self, human: Human, ask: Answerer
     ) -> AsyncIterator[AsyncGenerator[Start, None]]:
         async with AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="agentrt-")))
+            self._ours = replace(SchedulerConfig.of_policy(), history=str(folder / "learned"))
             starts = [
                 await stack.enter_async_context(plan.opened(human, ask)) for plan in self._plans
             ]
@@ -176,7 +184,7 @@ class _Turns(Plan):
     ) -> AsyncGenerator[Start, None]:
         for turn in range(self._turns):
             if turn:
-                await self.engine.begin_anew(STOCK if turn % 2 else _OURS)
+                await self.engine.begin_anew(self._ours if turn % 2 else STOCK)
             self._left, self._over = self.size, asyncio.Event()
             for number, one in enumerate(starts, 1):
                 yield replace(await anext(one), durable=Durable(number))

@@ -5,7 +5,7 @@ values, and as a picture that moves by CSS: whole as a still, without a script.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from html import escape
 from itertools import groupby
@@ -18,12 +18,12 @@ from agentrt.journal.shares import shares_of
 from agentrt.journal.wall import EVENT, HUMAN, OWN, TOOL
 from agentrt.lab.outcome import quantile
 from agentrt.lab.reports.tables import Spread
-from agentrt.lab.runs.comparison import Comparison, Course, Courses, latencies
+from agentrt.lab.runs.comparison import Comparison, Course, Courses, Measure, latencies
 from agentrt.request.spans import ADMISSION, PREEMPTED, QUEUED
 
 _NAMES = "stock", "agentrt"
 _WAITS, _OUTSIDE = (QUEUED, ADMISSION, PREEMPTED), (TOOL, HUMAN, EVENT, OWN)
-_MEASURES: dict[str, Callable[[Sequence[float]], float]] = {
+_MEASURES: dict[str, Measure] = {
     "mean": fmean,
     "median": median,
     "P95": lambda found: quantile(sorted(found), 0.95),
@@ -41,17 +41,22 @@ def told(found: Comparison) -> str:
     reasons = [reason for reason in WORDS if any(one[reason] for one in sums)]
     shares = [(WORDS[reason], *(one[reason] for one in sums)) for reason in reasons]
     ends = [
-        (name, *(of(latencies(run)) for run in both), Spread.of(found.ratios(of)))
+        (
+            name,
+            *(of(latencies(run)) for run in both),
+            Spread.of(found.ratios(of)),
+            Spread.of(found.ratios(of, first=True)),
+        )
         for name, of in _MEASURES.items()
     ]
     tables = (
         [("program", *each), *programs],
         [("all programs' seconds", *_NAMES), *shares],
-        [("seconds to the end", *_NAMES, "agentrt / stock"), *ends],
+        [("seconds to the end", *_NAMES, "agentrt / stock", "and the first time"), *ends],
     )
     gained = f"{found.verdict}: {median(found.ratios()):.2f} of stock's time in the mean"
-    least = f"a difference counts from {found.threshold:.2f} on"
-    return "\n\n".join(["\n".join(aligned(table)) for table in tables] + [f"{gained}; {least}"])
+    since = f"once agentrt knows the programs; a difference counts from {found.threshold:.2f} on"
+    return "\n\n".join(["\n".join(aligned(table)) for table in tables] + [f"{gained}, {since}"])
 
 
 def _line(one: Course) -> tuple[float, float, str]:
@@ -73,7 +78,8 @@ def _seconds(run: Courses) -> Mapping[str, float]:
 def values(found: Comparison) -> dict[str, Any]:
     """As JSON has it; of the typical pair of runs all that is known."""
     told: dict[str, Any] = {"verdict": found.verdict, "threshold": found.threshold}
-    told |= {f"{name}_ratios": found.ratios(of) for name, of in _MEASURES.items()}
+    for name, of in _MEASURES.items():
+        told[name] = {"ratios": found.ratios(of), "first": found.ratios(of, first=True)}
     for name, run in zip(_NAMES, found.typical, strict=True):
         told[name] = [
             {"id": one.shape.program_id, "type": one.shape.type, "seconds": one.latency_s}

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
+from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.graph import NodeKind
@@ -28,6 +29,7 @@ from agentrt.scheduler.config import SchedulerConfig
 
 STOCK = SchedulerConfig("fcfs", retention="lru", admission="off")
 GAIN, LOSS, NOTHING = "gain", "loss", "nothing"
+Measure = Callable[[Sequence[float]], float]
 Tokens = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 """Of calls by their ids: prompt and output."""
 Call = tuple[float, float, CallReport]
@@ -76,17 +78,19 @@ Courses = Sequence[Course]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Pairs of runs that did the same. ``off`` is how far the replay under stock's order is from
-    the run that it replays, as a share; 0 where nothing is replayed.
+    """Pairs of runs that did the same, ours after it had seen the programs; ``first`` are ours
+    that had not. ``off`` is how far the replay under stock's order is from the run that it
+    replays, as a share; 0 where nothing is replayed.
     """
 
     stock: Sequence[Courses]
     ours: Sequence[Courses]
+    first: Sequence[Courses]
     off: float = 0.0
 
-    def ratios(self, of: Callable[[Sequence[float]], float] = fmean) -> list[float]:
+    def ratios(self, of: Measure = fmean, *, first: bool = False) -> list[float]:
         """Ours to stock's, of the programs' times from start to end, in each pair."""
-        pairs = zip(self.stock, self.ours, strict=True)
+        pairs = zip(self.stock, self.first if first else self.ours, strict=False)
         return [of(latencies(ours)) / of(latencies(stock)) for stock, ours in pairs]
 
     @property
@@ -166,16 +170,22 @@ class _Watched(Virtual):
         super().call_ended(live, index, report)
 
 
-def replay(run: Courses, order: SchedulerConfig, machine: Machine, repeat: int = 0) -> Courses:
-    """The programs in virtual time. In each ``repeat`` but 0 others of them come first."""
+def replay(
+    run: Courses, order: SchedulerConfig, machine: Machine, repeat: int = 0, learned: Any = None
+) -> tuple[Courses, Any]:
+    """The programs in virtual time, and what an order that ``learned`` this knows then. In each
+    ``repeat`` but 0 others of them come first.
+    """
     moments = [one.shape.arrives_s for one in run]
     if repeat:
         random.Random(repeat).shuffle(moments)
     shapes = [one.shape.arriving(at) for one, at in zip(run, moments, strict=True)]
     engine = _Watched(order, machine)
+    history = engine.lanes[0].engine.scheduler.history
+    if learned is not None:
+        history.know(learned)
     ends = {one.program_id: one.ended_s for one in drive(engine, shapes).outcomes}
     names = [one.program_id for one in shapes]
-    return [
-        Course(shape, at, ends[name], engine.calls[name])
-        for shape, at, name in zip(shapes, moments, names, strict=True)
-    ]
+    told = zip(shapes, moments, names, strict=True)
+    courses = [Course(shape, at, ends[name], engine.calls[name]) for shape, at, name in told]
+    return courses, history.values()
