@@ -71,7 +71,7 @@ class _Command(RunCommand):
 
 
 @click.command(cls=_Command, epilog=_EPILOG)
-@click.argument("targets", nargs=-1, required=True)
+@click.argument("targets", metavar="PROGRAM.py[:NAME][=INPUT]…", nargs=-1, required=True)
 @_own.count("--n", "Run N instances of each program, all at once.", default=8)
 @_own.several(
     "--input",

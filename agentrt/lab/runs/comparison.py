@@ -95,10 +95,11 @@ class Comparison:
 
     @property
     def typical(self) -> tuple[Courses, Courses]:
-        """The pair whose ratio is the median."""
+        """The pair whose ratio is the median, programs of a type together."""
         ratios = self.ratios()
         at = sorted(range(len(ratios)), key=ratios.__getitem__)[len(ratios) // 2]
-        return self.stock[at], self.ours[at]
+        stock, ours = (sorted(one[at], key=_type_of) for one in (self.stock, self.ours))
+        return stock, ours
 
     @property
     def threshold(self) -> float:
@@ -109,6 +110,10 @@ class Comparison:
     def verdict(self) -> str:
         gained = 1 - median(self.ratios())
         return NOTHING if abs(gained) <= self.threshold else GAIN if gained > 0 else LOSS
+
+
+def _type_of(one: Course) -> str:
+    return one.shape.type
 
 
 def latencies(run: Courses) -> list[float]:
@@ -134,8 +139,12 @@ def _read(run: Run, shape: ProgramShape, tokens: Tokens, zero: float) -> Course:
         if node.kind is NodeKind.CALL and node.report and node.report.output_tokens:
             index, (prompt, said) = len(calls), tokens.get(f"{run.id}/{node.id}", ((), ()))
             calls[index] = node.created_at - zero, (node.ended_at or over) - zero, node.report
-            ids = (prompt,) if prompt else ()
-            shapes[index] = replace(shapes[index], prompt_ids=ids, output_ids=tuple(said))
+            shapes[index] = replace(
+                shapes[index],
+                node=node.scope.partition("/")[2].rpartition("/")[2],  # as the scheduler had it
+                prompt_ids=(prompt,) if prompt else (),
+                output_ids=tuple(said),
+            )
     over -= zero
     tail_s = over - max(ended for _, ended, _ in calls.values())
     shape = replace(shape, calls=tuple(shapes), tail_s=tail_s)
@@ -174,18 +183,19 @@ def replay(
     run: Courses, order: SchedulerConfig, machine: Machine, repeat: int = 0, learned: Any = None
 ) -> tuple[Courses, Any]:
     """The programs in virtual time, and what an order that ``learned`` this knows then. In each
-    ``repeat`` but 0 others of them come first.
+    ``repeat`` but 0 they come in another order.
     """
-    moments = [one.shape.arrives_s for one in run]
+    moments, coming = sorted(one.shape.arrives_s for one in run), [one.shape for one in run]
     if repeat:
-        random.Random(repeat).shuffle(moments)
-    shapes = [one.shape.arriving(at) for one, at in zip(run, moments, strict=True)]
+        random.Random(repeat).shuffle(coming)
+    shapes = [one.arriving(at) for one, at in zip(coming, moments, strict=True)]
     engine = _Watched(order, machine)
     history = engine.lanes[0].engine.scheduler.history
     if learned is not None:
         history.know(learned)
     ends = {one.program_id: one.ended_s for one in drive(engine, shapes).outcomes}
-    names = [one.program_id for one in shapes]
-    told = zip(shapes, moments, names, strict=True)
-    courses = [Course(shape, at, ends[name], engine.calls[name]) for shape, at, name in told]
-    return courses, history.values()
+    courses = {
+        name: Course(one, one.arrives_s, ends[name], engine.calls[name])
+        for one, name in ((one, one.program_id) for one in shapes)
+    }
+    return [courses[one.shape.program_id] for one in run], history.values()
