@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from agentrt.cli.engine_log import opened_output
-from agentrt.cli.execute import Job, Outcome, execute
+from agentrt.cli.execute import Job, execute
 from agentrt.cli.human import Human
 from agentrt.cli.load import load_program
 from agentrt.cli.options import Options, RunCommand, batch_option, model_option, seed_option
@@ -96,52 +96,50 @@ def compare(targets: Sequence[str], engine_flags: tuple[str, ...], **options: An
     check_output("--plot", options["plot"], (".svg",))
     if options["model"] is not None:
         check_model(options["model"])
-    real, turns = options["real"], 2 * options["repeat"] + 2
-    plan = _Turns(_plans(targets, options, turns), turns if real else 1)
-    settings = EngineOptions(
-        options["model"], options["max_num_seqs"], scheduler=STOCK, flags=engine_flags
-    )
+    turns = 2 * options["repeat"] + 2
+    plan = _Turns(_plans(targets, options, turns), turns if options["real"] else 1)
+    batch = options["max_num_seqs"]
+    settings = EngineOptions(options["model"], batch, scheduler=STOCK, flags=engine_flags)
+    return _run(Job(plan, settings, seed=options["seed"], max_live=plan.size), plan, options)
+
+
+def _run(job: Job, plan: _Turns, options: dict[str, Any]) -> int:
+    """Run the programs, and tell how they compare. Returns the exit code."""
     silence_vllm()
     with opened_output(verbose=False) as (log, screen, last_words):
-        plan.engine = recorder = _Recorder(engine.VLLMEngine(settings))
-        job, drain = Job(plan, settings, seed=options["seed"], max_live=plan.size), Drain()
-        outcome = Interrupts(last_words).run(execute(job, recorder, screen, log, drain))
-        if bad := [run for run in outcome.runs if run.state is not RunState.DONE]:
-            _check_unasked(bad)
+        plan.engine = _Recorder(engine.VLLMEngine(job.options))
+        outcome = Interrupts(last_words).run(execute(job, plan.engine, screen, log, Drain()))
+        runs, bad = outcome.runs, [run for run in outcome.runs if run.state is not RunState.DONE]
+        if asks := [run.id for run in bad if run.state is RunState.INTERRUPTED]:
+            raise UsageError(f"program {asks[0]} asks a human: compare programs that ask nobody")
+        if bad:
             return conclude(job, replace(outcome, runs=bad), screen.console, log, as_json=False)
-    if real:
-        size, runs = plan.size, outcome.runs
-        found = [read(runs[at : at + size], {}) for at in range(size, len(runs), size)]
-        comparison = Comparison(found[1::2], found[2::2], found[:1])
+    each = [
+        read(runs[at : at + plan.size], plan.engine.tokens) for at in range(0, len(runs), plan.size)
+    ]
+    if options["real"]:
+        found = Comparison(each[2::2], each[3::2], each[1:2])
     else:
-        comparison = _replayed(outcome, recorder, options["repeat"])
-    click.echo(json.dumps(values(comparison)) if options["as_json"] else told(comparison))
-    write(options["plot"], drawing(comparison) if options["plot"] else "")
+        found = _replayed(each[0], outcome.engine["sizes"], options["repeat"])
+    click.echo(json.dumps(values(found)) if options["as_json"] else told(found))
+    write(options["plot"], drawing(found) if options["plot"] else "")
     return 0
 
 
 def _plans(targets: Sequence[str], options: dict[str, Any], turns: int) -> list[Plan]:
     """One for each instance, with its own input if its target has one."""
-    names, marks, texts = zip(*(target.partition("=") for target in targets), strict=True)
-    programs = {name: load_program(name) for name in names}
-    shared = [read_input(text) for text in options["inputs"]] or [None]
-    own = [read_input(text) if mark else None for mark, text in zip(marks, texts, strict=True)]
+    asked = [target.partition("=") for target in targets]
+    programs = {name: load_program(name) for name, _, _ in asked}
+    shared = options["inputs"] or [None]
     terms = {**options, **_UNASKED, "journal": None, "n": turns}
     return [
-        plan_of(programs[name], given if mark else shared[number % len(shared)], terms)
+        plan_of(programs[name], read_input(text if own else shared[number % len(shared)]), terms)
         for number in range(options["n"])
-        for name, mark, given in zip(names, marks, own, strict=True)
+        for name, own, text in asked
     ]
 
 
-def _check_unasked(runs: Sequence[Run]) -> None:
-    for run in runs:
-        if run.state is RunState.INTERRUPTED:
-            raise UsageError(f"program {run.id} asks a human: compare programs that ask nobody")
-
-
-def _replayed(outcome: Outcome, recorder: _Recorder, repeats: int) -> Comparison:
-    run, sizes = read(outcome.runs, recorder.tokens), outcome.engine["sizes"]
+def _replayed(run: Courses, sizes: Mapping[str, Any], repeats: int) -> Comparison:
     sizes = {mine: sizes[its] for mine, its in SIZES.items() if its in sizes}
     machine = Machine(depth="virtual", step_model=fitted(run), **sizes)
     ours, meter = SchedulerConfig.of_policy(), Meter(repeats)

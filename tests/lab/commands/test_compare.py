@@ -86,6 +86,7 @@ def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], 
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     terms = Runtime.__init__.__kwdefaults__
+    assert terms is not None
     monkeypatch.setitem(terms, "clock", lambda: made[-1].now)
 
     def for_programs(count: int) -> list[Engine]:
