@@ -32,31 +32,28 @@ _MEASURES: dict[str, Measure] = {
 
 def told(found: Comparison) -> str:
     """The programs, where their time went, and what is gained."""
-    both, each = (
-        found.typical,
-        [f"{name}{what}" for name in _NAMES for what in (", s", " waits", " for")],
-    )
+    both, names = found.typical, ["program"]
+    for name in _NAMES:
+        names += [f"{name}, s", "waits, s", "for"]
     programs = [(a.shape.program_id, *_line(a), *_line(b)) for a, b in zip(*both, strict=True)]
     sums = [_seconds(run) for run in both]
     reasons = [reason for reason in WORDS if any(one[reason] for one in sums)]
     shares = [(WORDS[reason], *(one[reason] for one in sums)) for reason in reasons]
     ends = [
-        (
-            name,
-            *(of(latencies(run)) for run in both),
-            Spread.of(found.ratios(of)),
-            Spread.of(found.ratios(of, first=True)),
-        )
+        (name, *(of(latencies(run)) for run in both), *map(Spread.of, found.both_ratios(of)))
         for name, of in _MEASURES.items()
     ]
     tables = (
-        [("program", *each), *programs],
+        [names, *programs],
         [("all programs' seconds", *_NAMES), *shares],
         [("seconds to the end", *_NAMES, "agentrt / stock", "and the first time"), *ends],
     )
-    gained = f"{found.verdict}: {median(found.ratios()):.2f} of stock's time in the mean"
-    since = f"once agentrt knows the programs; a difference counts from {found.threshold:.2f} on"
-    return "\n\n".join(["\n".join(aligned(table)) for table in tables] + [f"{gained}, {since}"])
+    ratio, first = (median(ratios) for ratios in found.both_ratios())
+    gained = (
+        f"{found.verdict}: {ratio:.2f} of stock's time in the mean once agentrt knows the programs "
+        f"(a difference counts from {found.threshold:.2f} on), {first:.2f} the first time"
+    )
+    return "\n\n".join([*("\n".join(aligned(table)) for table in tables), gained])
 
 
 def _line(one: Course) -> tuple[float, float, str]:
@@ -79,7 +76,7 @@ def values(found: Comparison) -> dict[str, Any]:
     """As JSON has it; of the typical pair of runs all that is known."""
     told: dict[str, Any] = {"verdict": found.verdict, "threshold": found.threshold}
     for name, of in _MEASURES.items():
-        told[name] = {"ratios": found.ratios(of), "first": found.ratios(of, first=True)}
+        told[name] = dict(zip(("ratios", "first"), found.both_ratios(of), strict=True))
     for name, run in zip(_NAMES, found.typical, strict=True):
         told[name] = [
             {"id": one.shape.program_id, "type": one.shape.type, "seconds": one.latency_s}

@@ -88,15 +88,23 @@ class Comparison:
     first: Sequence[Courses]
     off: float = 0.0
 
-    def ratios(self, of: Measure = fmean, *, first: bool = False) -> list[float]:
-        """Ours to stock's, of the programs' times from start to end, in each pair."""
-        pairs = zip(self.stock, self.first if first else self.ours, strict=False)
-        return [of(latencies(ours)) / of(latencies(stock)) for stock, ours in pairs]
+    def both_ratios(self, of: Measure = fmean) -> tuple[list[float], list[float]]:
+        """Ours to stock's, of the programs' times from start to end, in each pair; and of first."""
+        stock = [of(latencies(run)) for run in self.stock]
+        ours, first = ([of(latencies(run)) for run in runs] for runs in (self.ours, self.first))
+        return [a / b for a, b in zip(ours, stock, strict=True)], [
+            a / b for a, b in zip(first, stock, strict=False)
+        ]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of the mean times."""
+        return self.both_ratios()[0]
 
     @property
     def typical(self) -> tuple[Courses, Courses]:
         """The pair whose ratio is the median, programs of a type together."""
-        ratios = self.ratios()
+        ratios = self.ratios
         at = sorted(range(len(ratios)), key=ratios.__getitem__)[len(ratios) // 2]
         stock, ours = (sorted(one[at], key=_type_of) for one in (self.stock, self.ours))
         return stock, ours
@@ -104,11 +112,11 @@ class Comparison:
     @property
     def threshold(self) -> float:
         """What is noise: as far as ratios are from each other, and the replay is from the run."""
-        return max(self.ratios()) - min(self.ratios()) + self.off
+        return max(self.ratios) - min(self.ratios) + self.off
 
     @property
     def verdict(self) -> str:
-        gained = 1 - median(self.ratios())
+        gained = 1 - median(self.ratios)
         return NOTHING if abs(gained) <= self.threshold else GAIN if gained > 0 else LOSS
 
 
