@@ -59,10 +59,10 @@ def told(found: Comparison) -> str:
 def _line(one: Course) -> tuple[float, float, str]:
     """Its time, how much of it it waits, and for whom most."""
     waits = [share for share in shares_of(one.pieces()) if share.reason in _WAITS]
-    by = max(
-        (blame for share in waits for blame in share.by), key=lambda by: by.seconds, default=None
-    )
-    return one.latency_s, sum(share.seconds for share in waits), by.program if by else ""
+    blames = sorted((blame for share in waits for blame in share.by), key=lambda by: by.seconds)
+    name = blames[-1].program if blames else ""
+    waited = sum(share.seconds for share in waits)
+    return one.latency_s, waited, "itself" if name == one.shape.program_id else name
 
 
 def _seconds(run: Courses) -> Mapping[str, float]:

@@ -89,16 +89,15 @@ class Comparison:
     off: float = 0.0
 
     def both_ratios(self, of: Measure = fmean) -> tuple[list[float], list[float]]:
-        """Ours to stock's, of the programs' times from start to end, in each pair; and of first."""
+        """Ours to stock's in each pair, and the first time's: of the times from start to end."""
         stock = [of(latencies(run)) for run in self.stock]
-        ours, first = ([of(latencies(run)) for run in runs] for runs in (self.ours, self.first))
-        return [a / b for a, b in zip(ours, stock, strict=True)], [
-            a / b for a, b in zip(first, stock, strict=False)
-        ]
+        ours = [of(latencies(run)) / base for run, base in zip(self.ours, stock, strict=True)]
+        first = [of(latencies(run)) / base for run, base in zip(self.first, stock, strict=False)]
+        return ours, first
 
     @property
     def ratios(self) -> list[float]:
-        """Of the mean times."""
+        """Ours to stock's, of the mean times."""
         return self.both_ratios()[0]
 
     @property
