@@ -58,8 +58,8 @@ machine's noise, and sampled texts may differ. Use it to check.
 \b
 agentrt learns how long programs are. What it gains is measured after it has run these once, as a
 server has, or 'agentrt run --history FILE'; beside it stands what the first time gives.
-It is a gain if the median ratio of the mean times is further from 1 than the ratios are from each
-other, plus what the replay of stock's order is off the run. Else it is nothing.
+It is a gain if each pair of runs has one in the mean, and a larger one than the replay of stock's
+order is off the run. Else it is nothing: with 5 pairs, chance alone makes a gain once in 32 times.
 Exit codes: as those of agentrt run.
 """
 _UNASKED = {"answers": (), "thread": None, "checkpointer": None, "interrupt_replies": ()}

@@ -50,10 +50,11 @@ def told(found: Comparison) -> str:
     )
     ratio, first = (median(ratios) for ratios in found.both_ratios())
     gained = (
-        f"{found.verdict}: {ratio:.2f} of stock's time in the mean once agentrt knows the programs "
-        f"(a difference counts from {found.threshold:.2f} on), {first:.2f} the first time"
+        f"{found.verdict}: {ratio:.2f} of stock's time in the mean once agentrt knows the programs, "
+        f"{first:.2f} the first time"
     )
-    return "\n\n".join([*("\n".join(aligned(table)) for table in tables), gained])
+    off = f" (the replay of stock's order is off by {found.off:.2f})" if found.off else ""
+    return "\n\n".join([*("\n".join(aligned(table)) for table in tables), gained + off])
 
 
 def _line(one: Course) -> tuple[float, float, str]:
@@ -74,7 +75,7 @@ def _seconds(run: Courses) -> Mapping[str, float]:
 
 def values(found: Comparison) -> dict[str, Any]:
     """As JSON has it; of the typical pair of runs all that is known."""
-    told: dict[str, Any] = {"verdict": found.verdict, "threshold": found.threshold}
+    told: dict[str, Any] = {"verdict": found.verdict, "off": found.off}
     for name, of in _MEASURES.items():
         told[name] = dict(zip(("ratios", "first"), found.both_ratios(of), strict=True))
     for name, run in zip(_NAMES, found.typical, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from agentrt.errors import ConfigError
@@ -109,14 +109,11 @@ class Comparison:
         return stock, ours
 
     @property
-    def threshold(self) -> float:
-        """What is noise: as far as ratios are from each other, and the replay is from the run."""
-        return max(self.ratios) - min(self.ratios) + self.off
-
-    @property
     def verdict(self) -> str:
-        gained = 1 - median(self.ratios)
-        return NOTHING if abs(gained) <= self.threshold else GAIN if gained > 0 else LOSS
+        """Something is gained, or lost, if it is in each pair, by more than the replay is off."""
+        if max(self.ratios) < 1 - self.off:
+            return GAIN
+        return LOSS if min(self.ratios) > 1 + self.off else NOTHING
 
 
 def _type_of(one: Course) -> str:
