@@ -49,10 +49,8 @@ def told(found: Comparison) -> str:
         [("seconds to the end", *_NAMES, "agentrt / stock", "and the first time"), *ends],
     )
     ratio, first = (median(ratios) for ratios in found.both_ratios())
-    gained = (
-        f"{found.verdict}: {ratio:.2f} of stock's time in the mean once agentrt knows the programs, "
-        f"{first:.2f} the first time"
-    )
+    gained = f"{found.verdict}: {ratio:.2f} of stock's time in the mean once agentrt knows the "
+    gained += f"programs, {first:.2f} the first time"
     off = f" (the replay of stock's order is off by {found.off:.2f})" if found.off else ""
     return "\n\n".join([*("\n".join(aligned(table)) for table in tables), gained + off])
 
