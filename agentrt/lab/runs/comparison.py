@@ -187,12 +187,14 @@ def replay(
     run: Courses, order: SchedulerConfig, machine: Machine, repeat: int = 0, learned: Any = None
 ) -> tuple[Courses, Any]:
     """The programs in virtual time, and what an order that ``learned`` this knows then. In each
-    ``repeat`` but 0 they come in another order.
+    ``repeat`` but 0 their first calls come in another order.
     """
-    moments, coming = sorted(one.shape.arrives_s for one in run), [one.shape for one in run]
+    coming = [one.shape for one in run]
+    firsts = [one.arrives_s + one.calls[0].gap_s for one in coming]
     if repeat:
         random.Random(repeat).shuffle(coming)
-    shapes = [one.arriving(at) for one, at in zip(coming, moments, strict=True)]
+    starts = [at - one.calls[0].gap_s for one, at in zip(coming, firsts, strict=True)]
+    shapes = [one.arriving(at - min(starts)) for one, at in zip(coming, starts, strict=True)]
     engine = _Watched(order, machine)
     history = engine.lanes[0].engine.scheduler.history
     if learned is not None:
