@@ -13,9 +13,9 @@ from statistics import fmean, median
 from typing import Any
 
 from agentrt.cli.runs_text import aligned
-from agentrt.journal.why import WORDS
 from agentrt.journal.shares import shares_of
 from agentrt.journal.wall import EVENT, HUMAN, OWN, TOOL
+from agentrt.journal.why import WORDS
 from agentrt.lab.outcome import quantile
 from agentrt.lab.reports.tables import Spread
 from agentrt.lab.runs.comparison import Comparison, Course, Courses, Measure, latencies
