@@ -52,7 +52,9 @@ def test_each_page_is_linked_from_another() -> None:
 
 def test_each_picture_is_shown() -> None:
     texts = "".join(page.read_text("utf-8") for page in PAGES)
-    assert [one.name for one in ROOT.glob("docs/**/*.png") if f"{one.name})" not in texts] == []
+    assert [
+        one.name for one in ROOT.glob("docs/**/*.[ps][nv]g") if f"{one.name})" not in texts
+    ] == []
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])

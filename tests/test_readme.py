@@ -47,7 +47,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "research.py").write_text(PROGRAM, encoding="utf-8")
     (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
     (tmp_path / "demos").symlink_to(ROOT / "demos")
-    (tmp_path / "servers.json").write_text('{"mcpServers": {}}', encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -117,21 +116,11 @@ def test_the_command_line_gets_as_far_as_the_engine(
 
     monkeypatch.setattr("agentrt.cli.run._run", run)
     monkeypatch.setattr("agentrt.cli.serving.serve_job", run)
+    monkeypatch.setattr("agentrt.lab.commands.compare._run", run)
     monkeypatch.setattr("agentrt.serving.listen.Listener", Unbound)
-    monkeypatch.setattr("agentrt.integrations.mqtt.Worker", IdleWorker)
     words = shlex.split(line, comments=True)[1:]
     assert call(words) == 0, capsys.readouterr().err
-    assert len(jobs) == (words[0] in ("run", "serve"))
-
-
-class IdleWorker:
-    """There is no broker."""
-
-    def __init__(self, broker: Any, tools: Any, **options: Any) -> None:
-        assert {tool.name for tool in tools} == {"read_sensors", "stop_machine"}
-
-    async def run(self) -> None:
-        pass
+    assert len(jobs) == (words[0] in ("run", "serve", "compare"))
 
 
 class Unbound:

@@ -32,6 +32,10 @@ _PRODUCT = {
     "answer": ("agentrt.cli.questions:answer", "Answer a question of a server's program."),
 }
 _LABORATORY = {
+    "compare": (
+        "agentrt.lab.commands.compare:compare",
+        "Compare stock vLLM's order with agentrt's, on your programs.",
+    ),
     "simulate": (
         "agentrt.lab.commands.simulate:simulate",
         "Study policies in virtual time, without a model.",

@@ -282,6 +282,7 @@ def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str
         "replicas": snapshot.get("replicas", []),
         "steps": snapshot.get("steps"),
         "requests": snapshot.get("requests"),
+        "sizes": snapshot.get("sizes", {}),
         "table": {"runtime": len(runtime.table), "engine": len(snapshot.get("programs", ()))},
     }
 

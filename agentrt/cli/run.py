@@ -144,7 +144,7 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
         from agentrt.cli.values import read_input
 
         given = read_input(options["input_text"])
-        return _plan(load_program(target), given, options), read_journal(options)
+        return plan_of(load_program(target), given, options), read_journal(options)
 
     return run_planned(planned, engine_flags, options)
 
@@ -188,7 +188,7 @@ def run_planned(
     return _run(job, fleet, as_json=options["as_json"])
 
 
-def _plan(found: Found, given: Any, options: dict[str, Any]) -> Plan:
+def plan_of(found: Found, given: Any, options: dict[str, Any]) -> Plan:
     """What to start, checked as far as can be without running it."""
     from agentrt.cli.load import GraphTarget
     from agentrt.cli.plan import Plan, Start

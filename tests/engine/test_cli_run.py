@@ -95,6 +95,20 @@ def test_json_of_two_instances(tmp_path: Path, model: str) -> None:
     assert all(line.startswith("[") and " s] " in line for line in done.stderr.splitlines())
 
 
+def test_programs_are_compared_by_one_run(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is replayed with the engine's sizes: six calls and more on two slots."""
+    words = ["--n", "6", "--max-num-seqs", "2", "--model", model, "--repeat", "3", "--json"]
+    assert call(["compare", put(tmp_path, GOOD), *words]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for order in ("stock", "agentrt"):
+        assert [one["id"] for one in told[order]] == [f"good-{number}" for number in range(1, 7)]
+        reasons = [{share["reason"] for share in one["reasons"]} for one in told[order]]
+        assert all("decode" in one for one in reasons)
+        assert any("queued" in one for one in reasons)
+
+
 def check_last_line(told: str, *words: str) -> None:
     assert "Traceback" not in told
     last = told.splitlines()[-1]

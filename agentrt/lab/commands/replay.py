@@ -40,7 +40,7 @@ Policies are named as in agentrt simulate. Exit codes: 0; 2 bad usage; 130 Ctrl-
 _POLICIES = ("fcfs", "adaptive+cost+memory")
 _UNKNOWN = """{}: neither the engine nor its policy is recorded: sizes are those of the options,
 such as --batch and --kv-blocks, or made up"""
-_SIZES = {
+SIZES = {
     "batch": "max_num_seqs",
     "kv_blocks": "kv_blocks",
     "max_num_batched_tokens": "max_num_batched_tokens",
@@ -114,8 +114,8 @@ def _read(path: Path) -> Recording:
 def _machine(recording: Recording, options: Mapping[str, Any]) -> Machine:
     """The recorded engine, but for what is given."""
     engine = recording.engine
-    sizes = {ours: engine[theirs] for ours, theirs in _SIZES.items() if theirs in engine}
-    sizes |= {name: options[name] for name in _SIZES if options.get(name) is not None}
+    sizes = {ours: engine[theirs] for ours, theirs in SIZES.items() if theirs in engine}
+    sizes |= {name: options[name] for name in SIZES if options.get(name) is not None}
     if options["router"] is not None and sizes.get("replicas", 1) == 1:
         raise ConfigError("--router chooses among replicas: give --replicas N, or leave it out")
     times = options["step_model"] or step_time(call.account for call in recording.calls)

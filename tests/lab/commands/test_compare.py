@@ -1,0 +1,207 @@
+"""`agentrt compare` from end to end, on an engine in virtual time: what it says is exact there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from agentrt import Runtime
+from agentrt.cli.app import call
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.runs.comparison import GAIN, LOSS, NOTHING, Comparison, Course
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.scheduler import SchedulerConfig
+from agentrt.scheduler.table import ProgramTotals
+from tests.cli.conftest import check
+from tests.lab.virtual_world import MACHINE, TIMES, World
+
+pytestmark = pytest.mark.engine
+
+CHAT = """
+from agentrt import program
+
+@program
+async def chat(ctx):
+    return str(await ctx.llm(f"A question of {ctx.program_id}", max_tokens=12))
+"""
+SEARCH = """
+from agentrt import program
+
+@program
+async def search(ctx):
+    for turn in range(6):
+        await ctx.llm(f"{ctx.program_id} in turn {turn}", max_tokens=40)
+"""
+GRAPH = """
+from typing import TypedDict
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+from agentrt.integrations.langchain import ChatAgentRT
+
+class State(TypedDict):
+    text: str
+
+async def say(state: State) -> State:
+    reply = await ChatAgentRT(max_tokens=9).ainvoke(state["text"])
+    return {"text": interrupt("Is it?") if state["text"] == "ask" else reply.text}
+
+graph = StateGraph(State).add_node("say", say).add_edge(START, "say").compile()
+"""
+
+
+class Engine(World):
+    """An embedded engine for one command, which runs so many ``programs`` at a time."""
+
+    def __init__(self, options: EngineOptions, programs: int) -> None:
+        super().__init__(options.scheduler, MACHINE.virtual_options(), TIMES)
+        self.orders = [options.scheduler.policy]
+        self.awake = self._programs = programs
+
+    async def configure(self, config: SchedulerConfig) -> None:
+        self.engine.scheduler.control("configure", config.to_dict())
+        self.orders.append(config.policy)
+        self.awake = self._programs
+
+    async def forget_prefixes(self) -> None:
+        assert self.engine.scheduler.reset_prefix_cache()
+
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        await super().end_program(program_id, totals)
+        self.rests()
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], list[Engine]]:
+    """Has the next commands run on engines for so many programs, in their time; returns those."""
+    made = list[Engine]()
+    for name, source in (("chat", CHAT), ("search", SEARCH), ("graph", GRAPH)):
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    terms = Runtime.__init__.__kwdefaults__
+    assert terms is not None
+    monkeypatch.setitem(terms, "clock", lambda: made[-1].now)
+
+    def for_programs(count: int) -> list[Engine]:
+        def make(options: EngineOptions) -> Engine:
+            made.append(Engine(options, count))
+            return made[-1]
+
+        monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", make)
+        return made
+
+    return for_programs
+
+
+def compared(capfd: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    capfd.readouterr()
+    assert call(["compare", *args, "--json"]) == 0, capfd.readouterr().err
+    found: dict[str, Any] = json.loads(capfd.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_chats_beside_searches_gain_and_the_replay_is_as_the_engine(
+    engines: Callable[[int], list[Engine]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = engines(12)
+    monkeypatch.setattr("agentrt.lab.commands.compare.fitted", lambda run: TIMES)
+    mix = ("search.py", "chat.py", "--n", "6", "--repeat", "3")
+    replayed, real = compared(capfd, *mix), compared(capfd, *mix, "--real")
+    assert replayed["verdict"] == real["verdict"] == GAIN
+    # Who comes first among alike is decided by little once it has learned.
+    for name, close in (("ratios", 0.25), ("first", 0.01)):
+        assert replayed["mean"][name][0] == pytest.approx(real["mean"][name][0], rel=close)
+    assert replayed["off"] < 0.01
+    assert real["off"] == 0
+    assert made[0].orders == ["fcfs"]
+    assert made[1].orders == ["fcfs", "adaptive"] * 4
+
+    stock, ours = replayed["stock"], replayed["agentrt"]
+    assert [one["type"] for one in stock] == ["chat"] * 6 + ["search"] * 6
+    chats = [fmean(one["seconds"] for one in run[:6]) for run in (stock, ours)]
+    assert chats[1] < 0.6 * chats[0]
+    for one in [*stock, *ours]:
+        told = {share["reason"]: share for share in one["reasons"]}
+        assert sum(share["seconds"] for share in told.values()) == pytest.approx(one["seconds"])
+        assert {cause["program"] for cause in told.get("queued", {"by": []})["by"]} <= {
+            *(other["id"] for other in stock)
+        }
+
+
+def test_who_waits_for_nobody_gains_nothing(
+    engines: Callable[[int], list[Engine]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engines(3)
+    assert call(["compare", "search.py", "--n", "3", "--plot", "ends.svg"]) == 0
+    out = capfd.readouterr().out
+    assert "\nnothing: 1.00 of stock's time in the mean once agentrt knows the programs" in out
+    assert "queued behind" not in out
+    texts = [one.text for one in ElementTree.parse(tmp_path / "ends.svg").iter() if one.text]
+    assert {"search-1", "search-2", "search-3"} <= {*texts}
+    assert not any("script" in one.tag for one in ElementTree.parse(tmp_path / "ends.svg").iter())
+
+
+def test_graphs_run_beside_programs_each_with_its_input(
+    engines: Callable[[int], list[Engine]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    engines(6)
+    found = compared(
+        capfd, 'graph.py={"text": "a"}', "search.py", 'graph.py={"text": "b"}', "--n", "2"
+    )
+    assert [one["type"] for one in found["stock"]] == ["graph"] * 4 + ["search"] * 2
+
+
+def test_what_cannot_be_compared_is_refused(
+    engines: Callable[[int], list[Engine]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engines(1)
+    none = "from agentrt import program\n\n@program\nasync def main(ctx):\n    {}\n"
+    (tmp_path / "silent.py").write_text(none.format("pass"))
+    (tmp_path / "broken.py").write_text(none.format("1 / 0"))
+    for args, said in (
+        ((), "missing argument"),
+        (("none.py",), "none.py"),
+        (("chat.py", "--plot", "a.png"), "name a file that ends in .svg"),
+        (("chat.py", "--repeat", "2"), "--repeat"),
+        (("chat.py=tea",), "takes no input"),
+        (("graph.py",), "needs an input"),
+        (("chat.py", "--model", "./none"), "none"),
+    ):
+        capfd.readouterr()
+        check(capfd, call(["compare", *args]), said)
+    for args, code, said in (
+        (("silent.py",), 2, "error: program main-1 got nothing from its model"),
+        (("chat.py",), 2, "error: 1 calls are too few to replay: give a larger --n or --real"),
+        (("graph.py", "--input", '{"text": "ask"}'), 2, "error: program graph-1 asks a human"),
+        (("broken.py",), 1, "ZeroDivisionError"),
+    ):
+        assert call(["compare", *args, "--n", "1"]) == code
+        assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stock", "ours", "off", "verdict"),
+    [
+        ((10, 10, 10), (8, 9.9, 8), 0.0, GAIN),
+        ((10, 10, 10), (8, 9, 8), 0.1, NOTHING),
+        ((10, 10, 10), (8, 10.1, 8), 0.0, NOTHING),
+        ((10, 20, 10), (11, 21, 11), 0.0, LOSS),
+        ((10, 20, 10), (11, 21, 11), 0.06, NOTHING),
+        ((10, 10, 10), (10, 10, 10), 0.0, NOTHING),
+    ],
+)
+def test_a_difference_is_one_if_all_pairs_have_it(
+    stock: tuple[float, ...], ours: tuple[float, ...], off: float, verdict: str
+) -> None:
+    shape = ProgramShape("one", "one", (CallShape(1),))
+    runs = [[[Course(shape, 0.0, ended, {})] for ended in times] for times in (stock, ours)]
+    assert Comparison(runs[0], runs[1], [], off).verdict == verdict
