@@ -19,7 +19,7 @@ from agentrt.graph import Node, NodeKind
 from agentrt.request import Usage
 from agentrt.runtime.run import Run
 from agentrt.serving.observability.engines import EngineView, Replica, queue_levels
-from agentrt.serving.observability.status import status_of
+from agentrt.serving.observability.status import Activity, status_of
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)
 _LABELS = ("tenant", "type")
@@ -187,11 +187,17 @@ def gauges(
 
     Everybody gets the replicas, but only the calls of programs that the reader ``sees``.
     """
-    programs = collections.Counter(
-        (*labels.of(run.row.tenant, run.type), str(status_of(run, view, now, str).state))
-        for run in runs
-    )
+    programs, waiting = collections.Counter[Sequence[str]](), collections.Counter[Sequence[str]]()
+    for run in runs:
+        whose, status = labels.of(run.row.tenant, run.type), status_of(run, view, now, _nobody)
+        programs[*whose, str(status.state)] += 1
+        if status.state is Activity.WAITING:
+            # Of a queued call the gauges of queue levels say where.
+            reason = "queued" if status.wait.startswith("queued") else status.wait
+            waiting[*whose, reason] += 1
     yield _gauge("programs", "Live programs.", ("tenant", "type", "state"), programs.items())
+    names = ("tenant", "type", "reason")
+    yield _gauge("waiting_programs", "Programs that wait, by why.", names, waiting.items())
     levels = {
         (replica, "none" if level is None else f"Q{level + 1}"): counts
         for (replica, level), counts in queue_levels(view, sees).items()
@@ -209,6 +215,11 @@ def gauges(
         for replica in view.replicas:
             metric.add_metric((replica.name,), value(replica))
         yield metric
+
+
+def _nobody(program: str) -> str:
+    """What a label calls any program: their names would grow the metrics without end."""
+    return "another program"
 
 
 def _gauge(

@@ -11,6 +11,7 @@ from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.metrics import Labels, gauges
 from agentrt.serving.observability.program_log import ProgramLog, Track
 from agentrt.serving.observability.render import Renderer
 from agentrt.tracking.scope import Scope
@@ -143,6 +144,20 @@ def test_a_preempted_call_names_whom_it_gave_way_to_but_no_other_tenant(stage: S
         "waiting",
         "preempted by another tenant's program",
     )
+
+
+def test_metrics_have_the_reasons_without_names_and_levels(stage: Stage) -> None:
+    def reasons(view: EngineView) -> dict[tuple[str, str], float]:
+        found = gauges(stage.registry.runs.values(), view, 0.0, lambda _: True, Labels())
+        [waiting] = [one for one in found if one.name == "agentrt_waiting_programs"]
+        return {(s.labels["tenant"], s.labels["reason"]): s.value for s in waiting.samples}
+
+    running = [a_call("agent-1/0")]
+    gave_way = a_call("agent-2/0", gave_way_to="agent-1")
+    assert reasons(one_engine(running, [a_call("agent-2/0", 1)])) == {("bob", "queued"): 1}
+    assert reasons(one_engine(running, [gave_way])) == {("bob", "preempted by another program"): 1}
+    on_its_way = "on its way to an engine"
+    assert reasons(one_engine([], [])) == {("ann", on_its_way): 1, ("bob", on_its_way): 1}
 
 
 def test_tools_and_humans_are_waited_for_by_name(stage: Stage) -> None:
