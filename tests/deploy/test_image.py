@@ -83,7 +83,7 @@ def test_the_build_stage_makes_an_environment_with_the_command(
         script, cwd=source, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    command = [opt / "agentrt/bin/agentrt", "serve", "--help"]
+    command = [str(opt / "agentrt/bin/agentrt"), "serve", "--help"]
     said = subprocess.check_output(command, env=environment, text=True)
     assert "--drain-timeout" in said
     imports = "import psycopg, aiomqtt, fastapi, agentrt; print(agentrt.__file__)"
