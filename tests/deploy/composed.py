@@ -33,9 +33,9 @@ def config(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def composed(*options: str) -> Composed:
+def composed(*options: str, **variables: str) -> Composed:
     """The services, with their files' own words for a dollar sign."""
-    done = config("--env-file", os.devnull, *options, **PASSWORDS)
+    done = config("--env-file", os.devnull, *options, **PASSWORDS, **variables)
     assert done.returncode == 0, done.stderr
     found: Composed = json.loads(done.stdout.replace("$$", "$"))["services"]
     return found

@@ -38,15 +38,22 @@ def programs() -> Path:
 
 
 @contextmanager
-def cluster() -> Iterator[str]:
-    """A new, empty database; gives its URL."""
+def cluster(password: str | None = None) -> Iterator[str]:
+    """A new, empty database; gives its URL. With a ``password`` it asks for that, which is not in
+    the URL.
+    """
     folder = Path(tempfile.mkdtemp(prefix="agentrt-pg-"))
     bin_, data, port = programs(), folder / "data", reserved_port()
     if os.geteuid() == 0:
         user = pwd.getpwnam("postgres")
         os.chown(folder, user.pw_uid, user.pw_gid)
+    asks = ["-A", "trust"]
+    if password is not None:
+        file = folder / "password"
+        file.write_text(password)
+        asks = ["-A", "scram-sha-256", "--pwfile", str(file)]
     try:
-        _run(bin_ / "initdb", "-D", data, "-A", "trust", "-U", "agentrt", "-N", "-E", "UTF8")
+        _run(bin_ / "initdb", "-D", data, *asks, "-U", "agentrt", "-N", "-E", "UTF8")
         options = (
             f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} "
             "-c fsync=off -c max_connections=60"
