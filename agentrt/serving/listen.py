@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import socket
 import ssl
@@ -97,6 +98,7 @@ class Listener:
             timeout_graceful_shutdown=1,
             limit_concurrency=min(bounds.connections, _file_limit() - _SPARE_FILES),
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_a_fault)
         server = self._server = EmbeddedServer(config)
         server.should_exit = self._is_stopped
         try:
@@ -139,6 +141,11 @@ class Listener:
     def close(self) -> None:
         """Free the port. Idempotent."""
         self._socket.close()
+
+
+def _is_a_fault(record: logging.LogRecord) -> bool:
+    """A request that a stop has cut off is none: uvicorn would log its traceback."""
+    return record.exc_info is None or record.exc_info[0] is not asyncio.CancelledError
 
 
 def _bind(host: str, port: int) -> socket.socket:

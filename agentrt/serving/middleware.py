@@ -4,6 +4,7 @@ Then its route.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Mapping
 from secrets import token_hex
@@ -87,12 +88,11 @@ class Middleware:
 
         path = scope["path"]
         try:
-            if (refusal := self._check(scope, headers)) is not None:
-                await refusal(scope, receive, send_with_id)
-            elif _is_open(path):
-                await self._app(scope, receive, send_with_id)
-            else:
-                await self._admit(scope, receive, send_with_id, headers)
+            await self._answer(scope, receive, send_with_id, headers)
+        except asyncio.CancelledError:  # the server's stop has cut it off
+            if is_begun or not self._server.draining:
+                raise
+            await _stopping(path, "this took too long")(scope, receive, send_with_id)
         except SendTimeoutError:  # its client has stopped reading a stream
             return
         except Exception:  # a bug of ours: the log gets its traceback, the client nothing of it
@@ -100,18 +100,22 @@ class Middleware:
                 await server_failed(path)(scope, receive, send_with_id)
             raise
 
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+    ) -> None:
+        if (refusal := self._check(scope, headers)) is not None:
+            await refusal(scope, receive, send)
+        elif _is_open(scope["path"]):
+            await self._app(scope, receive, send)
+        else:
+            await self._admit(scope, receive, send, headers)
+
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         """The error response for a request, or a WebSocket, that may not pass."""
         path, server = scope["path"], self._server
         is_socket = scope["type"] == "websocket"
         if server.draining and not _goes_on("" if is_socket else scope["method"], path):
-            return error_response(
-                path,
-                503,
-                "the server is stopping: it finishes what runs and takes nothing new",
-                code="stopping",
-                headers={"retry-after": _DRAIN_RETRY_S, "connection": "close"},
-            )
+            return _stopping(path, "it finishes what runs and takes nothing new")
         is_open = _is_open(path)
         why = None if is_open else self._origins.refusal(headers, is_socket=is_socket)
         if why is not None:
@@ -165,6 +169,12 @@ def _is_open(path: str) -> bool:
 def _goes_on(method: str, path: str) -> bool:
     """Whether a server that drains still takes the request: an answer ends what runs."""
     return method in _SAFE_METHODS or path.startswith(_QUESTIONS) or path == MCP_PATH
+
+
+def _stopping(path: str, why: str) -> Response:
+    headers = {"retry-after": _DRAIN_RETRY_S, "connection": "close"}
+    said = f"the server is stopping: {why}"
+    return error_response(path, 503, said, code="stopping", headers=headers)
 
 
 def server_failed(path: str) -> Response:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -172,6 +173,25 @@ def test_it_serves_until_a_signal_ends_it(write: Write) -> None:
         code, said = one.end()
         assert code == 128 + signal.SIGINT
         assert said.endswith("stopped: what ran has ended\n")
+        assert "Traceback" not in said
+
+
+def test_a_stop_cuts_off_what_takes_too_long(write: Write) -> None:
+    """An answer that has not begun says so; a stream just ends, and not as if it were whole."""
+    with running(write(TWO), "--drain-timeout", "0") as (one, url), ThreadPoolExecutor() as others:
+        at, hang = f"{url}/v1/programs/one/runs", {"input": "hang"}
+        whole = others.submit(httpx.post, at, json=hang, timeout=WAIT_S)
+        with httpx.stream("POST", at, json={**hang, "stream": True}, timeout=WAIT_S) as stream:
+            while len(httpx.get(f"{url}/programs", timeout=WAIT_S).json()["programs"]) < 2:
+                pass
+            one.process.send_signal(signal.SIGTERM)
+            with pytest.raises(httpx.RemoteProtocolError):
+                stream.read()
+        refused = whole.result(WAIT_S)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["message"] == "the server is stopping: this took too long"
+        code, said = one.end()
+        assert code == 128 + signal.SIGTERM
         assert "Traceback" not in said
 
 
