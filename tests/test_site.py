@@ -70,6 +70,7 @@ def test_all_that_the_code_says_is_in_the_reference(site: Path) -> None:
     assert all(f">{name}" in settings for name in ("SchedulerConfig", "EngineOptions", "Limits"))
     run = (reference / "command-line" / "run" / "index.html").read_text("utf-8")
     assert "<dt><code>--max-live N</code></dt>" in run
+    assert "reply_to" in (reference / "mqtt-messages" / "index.html").read_text("utf-8")
     assert "agentrt bench memory" in (
         reference / "command-line" / "bench" / "index.html"
     ).read_text("utf-8")

@@ -136,12 +136,6 @@ class ExecutionDAG:
             raise InvariantError(f"program {self.program_id} has no node {node_id}")
         return self._nodes[node_id]
 
-    def _repr_svg_(self) -> str:
-        """How a notebook shows it: as it is now."""
-        from agentrt.graph.drawing import to_svg  # which imports this module
-
-        return to_svg(self)
-
     def nodes(self) -> Sequence[Node]:
         """All nodes, by id: a live view, not to be changed."""
         return self._nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -12,6 +13,7 @@ from mkdocs.structure.files import File, Files
 
 from agentrt.cli.app import app
 from agentrt.cli.options import RunOption
+from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request, ToolAnswer
 
 PYTHON = {
     "programs": ("Programs", "agentrt"),
@@ -40,6 +42,14 @@ SETTINGS = (
     "agentrt.serving.tenants.limits.Limits",
 )
 
+MESSAGES = {
+    "An announcement": Announcement,
+    "A call": Request,
+    "A cancellation": Cancel,
+    "A reply": Reply,
+    "An answer to a question of a tool": ToolAnswer,
+}
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the reference."""
@@ -47,6 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         **{f"python/{name}": python_page(*told) for name, told in PYTHON.items()},
         **{f"command-line/{name}": text for name, text in command_pages().items()},
         "settings": "\n\n".join(["# Settings", *map(shown, SETTINGS)]),
+        "mqtt-messages": "\n\n".join(["# Messages over MQTT", *schemas()]),
     }
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
@@ -62,6 +73,12 @@ def python_page(title: str, module: str) -> str:
     """A module's public names."""
     options = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n"
     return f"# {title}\n\n`{module}`\n\n{shown(module)}{options}"
+
+
+def schemas() -> Iterator[str]:
+    """The messages of the MQTT protocol as JSON schemas."""
+    for name, model in MESSAGES.items():
+        yield f"## {name}\n\n```json\n{json.dumps(model.model_json_schema(), indent=2)}\n```"
 
 
 def command_pages() -> dict[str, str]:

@@ -148,12 +148,9 @@ def test_svg_has_each_node_below_its_parents(dag: ExecutionDAG) -> None:
     assert (len(edges), edges.count("#d33")) == (4, 1)
 
 
-def test_a_notebook_shows_the_dag_as_it_is_now(dag: ExecutionDAG) -> None:
-    before = dag._repr_svg_()
-    dag.start(3, 6.0)
-    assert "waiting" in before
-    assert "waiting" not in dag._repr_svg_()
-    assert ElementTree.fromstring(to_svg(ExecutionDAG("p", "t & u")))[0].text == "t & u p: running"
+def test_svg_of_nothing() -> None:
+    drawn = ElementTree.fromstring(to_svg(ExecutionDAG("p", "t & u")))
+    assert [part.text for part in drawn] == ["t & u p: running"]
 
 
 def test_write_several_as_subgraphs(dag: ExecutionDAG, tmp_path: Path) -> None:
