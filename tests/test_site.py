@@ -26,6 +26,7 @@ FOUND = {
     "max_promoted": "/reference/settings/",
     "PEM": "/reference/command-line/serve/",
 }
+PICTURES = ["/scheduler/", "/architecture/"]
 WIDE = ["/", "/tutorial/", "/serve/", "/reference/command-line/run/", "/reference/python/programs/"]
 
 
@@ -95,12 +96,13 @@ async def test_a_word_is_found_and_nothing_comes_from_elsewhere(url: str) -> Non
             for word, there in FOUND.items():
                 await page.goto(url)
                 assert await found(page, word) == there
-            await page.goto(f"{url}/scheduler/")
-            picture = page.locator("div.mermaid")
-            await expect(picture).to_be_visible(timeout=WAIT_MS)
-            box = await picture.bounding_box()
-            assert box is not None
-            assert box["height"] > 200
+            for path in PICTURES:
+                await page.goto(url + path)
+                picture = page.locator("div.mermaid")
+                await expect(picture).to_be_visible(timeout=WAIT_MS)
+                box = await picture.bounding_box()
+                assert box is not None
+                assert box["height"] > 100
             for path in WIDE:
                 await page.goto(url + path)
                 wider = "document.documentElement.scrollWidth - innerWidth"

@@ -1,20 +1,25 @@
-"""Hooks of the site: the reference, of the code. Nothing of it is typed by hand, or kept."""
+"""Hooks of the site: the reference and the layers, of the code. Nothing of it is typed by hand."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from html import escape
+from pathlib import Path
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pydantic import BaseModel
 
 from agentrt.cli.app import app
 from agentrt.cli.options import RunOption
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request, ToolAnswer
 
+ROOT = Path(__file__).resolve().parents[2]
 PYTHON = {
     "programs": ("Programs", "agentrt"),
     "llm-options": ("Options of a call", "agentrt.program.options"),
@@ -42,7 +47,7 @@ SETTINGS = (
     "agentrt.serving.tenants.limits.Limits",
 )
 
-MESSAGES = {
+MESSAGES: dict[str, type[BaseModel]] = {
     "An announcement": Announcement,
     "A call": Request,
     "A cancellation": Cancel,
@@ -62,6 +67,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Draw the layers where the architecture is explained."""
+    if page.file.src_uri != "architecture.md":
+        return markdown
+    return markdown.replace("\n## How a call runs", f"\n{layers()}\n\n## How a call runs")
+
+
+def layers() -> str:
+    """The rooms in their layers, as the import contract has them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    [contract] = [
+        one for one in settings["tool"]["importlinter"]["contracts"] if one["type"] == "layers"
+    ]
+    names = (", ".join(re.findall(r"\w+", row)) for row in contract["layers"])
+    boxes = " --> ".join(f'l{number}["{row}"]' for number, row in enumerate(names))
+    close = '%%{init: {"flowchart": {"rankSpacing": 20, "padding": 8}}}%%'
+    picture = f"```mermaid\n{close}\nflowchart TD\n    {boxes}\n```"
+    return f"A room imports only from those below it:\n\n{picture}"
 
 
 def shown(name: str) -> str:
