@@ -60,14 +60,14 @@ def outside() -> set[Path]:
 
 
 def page_text(file: Path) -> str:
-    """A file as Markdown: a notebook as its cells, and other sources as they are."""
+    """A file as Markdown: a notebook as its cells, other sources as they are, for no search."""
     text = file.read_text("utf-8")
     if file.suffix == ".md":
         return text
     if file.suffix == ".ipynb":
         return "\n\n".join(map(cell_text, json.loads(text)["cells"]))
     name = file.relative_to(ROOT)
-    return f"# {name.name}\n\n`{name}`\n\n````{LANGUAGES.get(file.suffix, 'text')}\n{text}````\n"
+    return f"---\nsearch:\n  exclude: true\n---\n\n# {name.name}\n\n`{name}`\n\n````{LANGUAGES.get(file.suffix, 'text')}\n{text}````\n"
 
 
 def cell_text(cell: dict[str, Any]) -> str:
