@@ -25,6 +25,7 @@ LINK = re.compile(r"(?<=\[)([^\[\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 """Its text, the file and the anchor."""
 FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 WIDE = re.compile(r'<pre class="mermaid"><code>stateDiagram.*?</pre>', re.DOTALL)
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 LANGUAGES = {".ipynb": "json", ".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml"}
 
 
@@ -66,8 +67,8 @@ def page_text(file: Path) -> str:
         return text
     if file.suffix == ".ipynb":
         return "\n\n".join(map(cell_text, json.loads(text)["cells"]))
-    name = file.relative_to(ROOT)
-    return f"---\nsearch:\n  exclude: true\n---\n\n# {name.name}\n\n`{name}`\n\n````{LANGUAGES.get(file.suffix, 'text')}\n{text}````\n"
+    name, language = file.relative_to(ROOT), LANGUAGES.get(file.suffix, "text")
+    return f"{UNSEARCHED}# {name.name}\n\n`{name}`\n\n````{language}\n{text}````\n"
 
 
 def cell_text(cell: dict[str, Any]) -> str:
