@@ -20,8 +20,9 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+DECISIONS = DOCS / "adr"
 MERMAID = ROOT / ".clients" / "node_modules" / "mermaid" / "dist" / "mermaid.min.js"
-LINK = re.compile(r"(?<=\[)([^\[\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 """Its text, the file and the anchor."""
 FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 WIDE = re.compile(r'<pre class="mermaid"><code>stateDiagram.*?</pre>', re.DOTALL)
@@ -34,9 +35,10 @@ def uri_of(file: Path) -> str:
     path = file.relative_to(ROOT)
     if path == Path("README.md"):
         return "index.md"
+    if file == DECISIONS:
+        return "adr/index.md"
     if path.parts[0] == "docs":
-        inside = path.relative_to("docs")
-        return str(inside / "index.md" if file.is_dir() else inside)
+        return str(path.relative_to("docs"))
     return f"source/{path}" + ("" if file.suffix == ".md" else ".md")
 
 
@@ -45,7 +47,7 @@ def linked(file: Path) -> Iterator[Path]:
     if file.suffix in (".md", ".ipynb"):
         for _, link, _ in LINK.findall(FENCED.sub("", file.read_text("utf-8"))):
             target = (file.parent / link).resolve()
-            if target.exists() and target.is_relative_to(ROOT):
+            if target.is_file() and target.is_relative_to(ROOT):
                 yield target
 
 
@@ -77,11 +79,10 @@ def cell_text(cell: dict[str, Any]) -> str:
     return text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
 
 
-def index_text(folder: Path) -> str:
-    """A page that lists those of a folder of docs/."""
-    titles = {page.name: title_of(page) for page in sorted(folder.glob("*.md"))}
-    rows = [f"- [{title}]({name})" for name, title in titles.items()]
-    return "\n".join(["# Decisions" if folder.name == "adr" else f"# {folder.name}", "", *rows])
+def decisions() -> str:
+    """The page that lists them."""
+    rows = (f"- [{title_of(page)}]({page.name})" for page in sorted(DECISIONS.glob("*.md")))
+    return "\n".join(["# Decisions", "", *rows])
 
 
 def title_of(page: Path) -> str:
@@ -100,7 +101,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         uri = uri_of(file)
         ORIGINS[uri] = file
         files.append(File.generated(config, uri, content=page_text(file)))
-    files.append(File.generated(config, "adr/index.md", content=index_text(DOCS / "adr")))
+    files.append(File.generated(config, "adr/index.md", content=decisions()))
     if not MERMAID.exists():
         raise PluginError("Mermaid is missing, which draws pictures: .ci/setup-clients installs it")
     files.append(File.generated(config, "assets/mermaid.js", abs_src_path=str(MERMAID)))
@@ -140,9 +141,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = (origin.parent / path).resolve()
         if not (target.exists() and target.is_relative_to(ROOT)):
             return link[0]
+        if target.is_dir() and target != DECISIONS:
+            return text  # which has no page
         there = posixpath.relpath(uri_of(target), posixpath.dirname(uri))
         named = text == target.name and target.suffix == ".md"
-        return f"{title_of(target) if named else text}]({there}{anchor})"
+        return f"[{title_of(target) if named else text}]({there}{anchor})"
 
     return LINK.sub(moved, markdown)
 
