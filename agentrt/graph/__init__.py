@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentrt.graph.dag import CriticalPath, ExecutionDAG
+from agentrt.graph.drawing import to_svg
 from agentrt.graph.export import to_json, to_mermaid, to_networkx, write
 from agentrt.graph.frontier import Frontier, calls_before, maximal
 from agentrt.graph.interrupt import Interrupt, Progress
@@ -22,5 +23,6 @@ __all__ = [
     "to_json",
     "to_mermaid",
     "to_networkx",
+    "to_svg",
     "write",
 ]

@@ -142,7 +142,7 @@ def _body(dag: ExecutionDAG, prefix: str, indent: str) -> Iterator[str]:
         yield f"{indent}class {names} critical"
 
 
-def _label(node: Node) -> str:
+def caption(node: Node) -> list[str]:
     """Name, scope, and seconds: of service for a call, of wall clock for an interrupt."""
     if node.ended_at is None:
         last = node.state.value
@@ -150,7 +150,11 @@ def _label(node: Node) -> str:
         call = node.kind is NodeKind.CALL
         seconds = node.service_s if call else node.ended_at - node.created_at
         last = f"{seconds:.3g} s" if node.error is None else f"{seconds:.3g} s, {node.state}"
-    return "<br/>".join(_escape(part) for part in (node.name, node.scope, last) if part)
+    return [part for part in (node.name, node.scope, last) if part]
+
+
+def _label(node: Node) -> str:
+    return "<br/>".join(map(_escape, caption(node)))
 
 
 def _escape(text: str) -> str:

@@ -244,7 +244,10 @@ def reference_to(function: Callable[..., Any]) -> Reference:
     main = name == "__main__"
     if main:
         if file is None:
-            raise ConfigError(f"{function.__qualname__} is in no file, where a process finds it")
+            raise ConfigError(
+                f"{function.__qualname__} is in no file, where a process finds it: put it into a "
+                "module and import that, or leave out isolation='process'"
+            )
         # Under multiprocessing's name for it, since values come back under that.
         sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
         spec = getattr(module, "__spec__", None)

@@ -46,7 +46,7 @@ async def no_human(question: Question) -> Any:
     """An `Answerer`: there is nobody to ask."""
     raise UsageError(
         f"program {question.program_id} asks a human, and there is none here: {question.text!r}. "
-        "Run it on a terminal, or give the answer in advance"
+        "Run it on a terminal, give the answer in advance, or make the runtime with ask_human="
     )
 
 

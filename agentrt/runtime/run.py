@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from agentrt.graph import ExecutionDAG
+from agentrt.graph import ExecutionDAG, to_svg
 from agentrt.journal import ProgramRecord
 from agentrt.request import CallReport
 from agentrt.scheduler.records import ProgramRow
@@ -95,6 +95,10 @@ class Run:
         if self.state is RunState.CANCELLED:
             raise asyncio.CancelledError(f"program {self.id} was cancelled")
         return self.result
+
+    def _repr_svg_(self) -> str:
+        """How a notebook shows it: its graph as it is now."""
+        return to_svg(self.dag)
 
     @property
     def parked(self) -> bool:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,9 +20,12 @@ from agentrt.graph import (
     to_json,
     to_mermaid,
     to_networkx,
+    to_svg,
     write,
 )
 from agentrt.request import CallReport
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -125,6 +129,28 @@ def test_mermaid_of_nothing() -> None:
         "flowchart TD",
         "    classDef critical stroke:#d33,stroke-width:3px",
     ]
+
+
+def test_svg_has_each_node_below_its_parents(dag: ExecutionDAG) -> None:
+    drawn = ElementTree.fromstring(to_svg(dag))
+    boxes = drawn.findall(f"{SVG}g")
+    assert [[text.text for text in box.findall(f"{SVG}text")] for box in boxes] == [
+        ["qwen", "main/plan", "2 s"],
+        ['find "x" <b>', "main", "1.5 s, failed"],
+        ["qwen", "1 s"],
+        ["ask", "main", "waiting"],
+    ]
+    places = [box.find(f"{SVG}rect") for box in boxes]
+    tops = [float(place.attrib["y"]) for place in places if place is not None]
+    assert tops[0] < tops[1] == tops[2] < tops[3]
+    assert len({place.attrib["x"] for place in places[1:3] if place is not None}) == 2
+    edges = [path.attrib["stroke"] for path in drawn.findall(f"{SVG}path")]
+    assert (len(edges), edges.count("#d33")) == (4, 1)
+
+
+def test_svg_of_nothing() -> None:
+    drawn = ElementTree.fromstring(to_svg(ExecutionDAG("p", "t & u")))
+    assert [part.text for part in drawn] == ["t & u p: running"]
 
 
 def test_write_several_as_subgraphs(dag: ExecutionDAG, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from agentrt.errors import (
+    ConfigError,
     InterruptExpiredError,
     ToolArgumentsError,
     ToolFailedError,
@@ -26,7 +27,7 @@ from agentrt.errors import (
 )
 from agentrt.interrupts import Progress, Tool, ToolRequest, tool
 from agentrt.interrupts.attempts import Attempts
-from agentrt.interrupts.process import ProcessTransport
+from agentrt.interrupts.process import ProcessTransport, reference_to
 from tests.interrupts import worker_tools as tools
 from tests.interrupts.scripted import Observing
 
@@ -278,3 +279,14 @@ async def test_a_killed_runtime_leaves_no_worker(tmp_path: Path) -> None:
         script.kill()
         script.stdout.read()  # its end is closed by the worker's end, too
     await gone(worker)
+
+
+async def test_a_function_of_a_notebook_is_in_no_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drill() -> None: ...
+
+    drill.__module__ = "__main__"
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with pytest.raises(ConfigError, match=r"is in no file, .* put it into a module"):
+        reference_to(drill)

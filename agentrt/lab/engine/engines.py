@@ -13,7 +13,6 @@ from agentrt.executors.base import Notification
 from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, check_model
-from agentrt.lab.engine.probe import UTILITY
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.engine.virtual import PrioritizedCall, StockPolicy
 from agentrt.request import Call, CallReport
@@ -92,6 +91,8 @@ class LabEngine(VLLMEngine):
 
     async def probe(self, op: str, *, keep_steps: bool = False) -> Any:
         """``start`` or ``stop`` watching the scheduler: `agentrt.lab.engine.probe`."""
+        from agentrt.lab.engine.probe import UTILITY  # it imports vLLM, which `--help` must not
+
         return await ask_scheduler(self._engine(), op, keep_steps, utility=UTILITY)
 
 

@@ -1,68 +1,27 @@
-"""What docs/mqtt.md says: schemas, a worker, rules for Mosquitto."""
+"""What docs/mqtt.md says: a worker, rules for Mosquitto."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from agentrt.errors import ToolFailedError, ToolUnavailableError
 from agentrt.integrations.mqtt import Broker, read_broker
-from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request, ToolAnswer
 from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.processes import ROOT, workers
 from tests.integrations.mqtt.side import calling, until
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "mqtt.md").read_text("utf-8")
-MESSAGES = {
-    "announcement": Announcement,
-    "call": Request,
-    "cancellation": Cancel,
-    "reply": Reply,
-    "answer": ToolAnswer,
-}
 
 
 def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
-def schema(model: type[BaseModel]) -> Any:
-    """A message's JSON schema, without names and texts, in one piece."""
-    whole = model.model_json_schema()
-    parts = whole.pop("$defs", {})
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, list):
-            return [plain(one) for one in value]
-        if not isinstance(value, dict):
-            return value
-        if "$ref" in value:
-            return plain(parts[value["$ref"].rpartition("/")[2]])
-        texts = {"title", "description"}
-        return {
-            name: {key: plain(one) for key, one in inner.items()}
-            if name == "properties"
-            else plain(inner)
-            for name, inner in value.items()
-            if name not in texts
-        }
-
-    return plain(whole)
-
-
-@pytest.mark.parametrize(("name", "model"), MESSAGES.items())
-def test_the_schemas_are_those_of_the_messages(name: str, model: type[BaseModel]) -> None:
-    shown = dict(zip(MESSAGES, blocks("json"), strict=True))[name]
-    assert json.loads(shown) == schema(model)
 
 
 @pytest.fixture

@@ -1,0 +1,112 @@
+"""The documentation site is built without a warning, and shown by a browser, wide and narrow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.async_api import Page, ViewportSize, expect
+
+from tests.serving.observability.browser import Watched, opened_browser
+
+ROOT = Path(__file__).resolve().parent.parent
+WAIT_MS = 60_000
+WIDTHS = [ViewportSize(width=1280, height=900), ViewportSize(width=390, height=844)]
+FOUND = {
+    "Aegra": "/coming-from-aegra/",
+    "max_promoted": "/reference/settings/",
+    "PEM": "/reference/command-line/serve/",
+}
+PICTURES = ["/scheduler/", "/architecture/"]
+WIDE = ["/", "/tutorial/", "/serve/", "/reference/command-line/run/", "/reference/python/programs/"]
+
+
+class Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    settings = ROOT / "docs" / "site" / "mkdocs.yml"
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "-f", settings, "-d", folder],
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(site: Path) -> Iterator[str]:
+    """The site, over loopback."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(site)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_all_that_the_code_says_is_in_the_reference(site: Path) -> None:
+    reference = site / "reference"
+    program = (reference / "python" / "programs" / "index.html").read_text("utf-8")
+    assert "Each method emits a node of the execution DAG" in program
+    settings = (reference / "settings" / "index.html").read_text("utf-8")
+    assert all(f">{name}" in settings for name in ("SchedulerConfig", "EngineOptions", "Limits"))
+    run = (reference / "command-line" / "run" / "index.html").read_text("utf-8")
+    assert "<dt><code>--max-live N</code></dt>" in run
+    assert "reply_to" in (reference / "mqtt-messages" / "index.html").read_text("utf-8")
+    assert "agentrt bench memory" in (
+        reference / "command-line" / "bench" / "index.html"
+    ).read_text("utf-8")
+
+
+async def found(page: Page, word: str) -> str:
+    """The page that a search for the word finds first."""
+    await page.keyboard.press("/")
+    await page.locator("input.md-search__input").fill(word)
+    first = page.locator("a.md-search-result__link").first
+    await expect(first).to_be_visible(timeout=WAIT_MS)
+    await first.click()
+    await page.wait_for_load_state()
+    return urlsplit(page.url).path
+
+
+async def test_a_word_is_found_and_nothing_comes_from_elsewhere(url: str) -> None:
+    async with opened_browser() as browser:
+        for size in WIDTHS:
+            page = await browser.new_page(viewport=size)
+            watched = Watched.over(page)
+            for word, there in FOUND.items():
+                await page.goto(url)
+                assert await found(page, word) == there
+            for path in PICTURES:
+                await page.goto(url + path)
+                picture = page.locator("div.mermaid")
+                await expect(picture).to_be_visible(timeout=WAIT_MS)
+                box = await picture.bounding_box()
+                assert box is not None
+                assert box["height"] > 100
+            for path in WIDE:
+                await page.goto(url + path)
+                wider = "document.documentElement.scrollWidth - innerWidth"
+                assert await page.evaluate(wider) <= 0, path
+            assert watched.complaints == []
+            assert watched.hosts == {urlsplit(url).netloc}
+            await page.close()
