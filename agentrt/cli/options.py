@@ -336,5 +336,5 @@ dashboard_option = output(
     default=None,
     metavar="[PORT]",
     help="Show programs, calls and engines in a browser while they run, at this port or any "
-    "free one (needs agentrt[serve]).",
+    "free one.",
 )

@@ -160,14 +160,13 @@ def run_planned(
     from agentrt.cli.execute import Job
     from agentrt.cli.tools import read_tools
     from agentrt.cli.traces import read_traces
-    from agentrt.cli.values import check_dashboard, check_output
+    from agentrt.cli.values import check_output
 
     if options["kind"] == "transformers":
         check_transformers(click.get_current_context(), engine_flags)
     engine = engine_options(options, engine_flags)
     check_output("--dag", options["dag"], (".json", ".mmd"))
     check_output("--trace", options["trace"])
-    check_dashboard(options["dashboard"])
     tools, fleet = read_tools(options), read_fleet(options)
     traces = read_traces(options["traces"], engine_flags)
     plan, journal = planned()

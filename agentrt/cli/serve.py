@@ -176,7 +176,6 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
     What follows -- are flags of 'vllm serve', such as --tool-call-parser.
     """
     # Here and not above, so that --help does not pay for it.
-    _check_packages()
     if options["check"]:
         from agentrt.cli.check import check
 
@@ -202,16 +201,6 @@ def _certificate(options: dict[str, Any]) -> Certificate | None:
     if chain is None and key is not None:
         raise UsageError("--ssl-keyfile is the key of --ssl-certfile: give that, too")
     return None if chain is None else Certificate(chain, key)
-
-
-def _check_packages() -> None:
-    from importlib.util import find_spec
-
-    from agentrt.errors import ConfigError
-
-    for package in ("fastapi", "uvicorn", "httptools", "sse_starlette", "jsonschema", "uvloop"):
-        if find_spec(package) is None:
-            raise ConfigError(f"a server needs the package {package}; install agentrt[serve]")
 
 
 @click.group()
