@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrt.cli.options import (
+    SIMULATED,
     Options,
     RunCommand,
     batch_option,
+    engine,
     fleet_options,
     journal_options,
     model_option,
@@ -160,6 +162,14 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 )
 @tool_options
 @scheduling_options
+@engine.text(
+    "--engine",
+    "[vllm|simulated]",
+    f"What computes: {SIMULATED}",
+    "kind",
+    type=click.Choice(["vllm", "simulated"]),
+    default="vllm",
+)
 @model_option
 @batch_option
 @fleet_options
@@ -180,11 +190,12 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
         from agentrt.cli.check import check
 
         return check(targets)
-    from agentrt.cli.engines import read_fleet
+    from agentrt.cli.engines import check_kind, read_fleet
     from agentrt.cli.serve_job import read_job
     from agentrt.cli.serving import serve_job
     from agentrt.serving.listen import Listener
 
+    check_kind(options["kind"], click.get_current_context(), engine_flags)
     job, fleet = read_job(targets, engine_flags, options), read_fleet(options)
     listener = Listener(options["host"], options["port"], _certificate(options))
     try:
