@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentrt.cli.options import SIMULATED, Options, RunCommand
+from agentrt.cli.options import SIMULATED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,42 +16,27 @@ if TYPE_CHECKING:
     from agentrt.cli.execute import Outcome
 
 _LOOKUPS, _REPORTS, _SLOTS = 5, 3, 4
-_options = Options("Demo")
 
 
-class DemoCommand(RunCommand):
-    """It takes no file."""
-
-    TARGETS = ""
-
-
-@click.command(cls=DemoCommand)
-@_options.text(
+@click.command()
+@click.option(
     "--engine",
-    "[vllm|simulated]",
-    f"What computes: {SIMULATED}  [default: vllm, if it is installed]",
     "kind",
     type=click.Choice(["vllm", "simulated"]),
+    help=f"What computes; {SIMULATED}  [default: vllm, if it is installed]",
 )
-@_options.text(
-    "--model", "MODEL", "A folder or a Hugging Face name.  [default: a small model]", "model"
+@click.option(
+    "--model", metavar="MODEL", help="A folder or a Hugging Face name.  [default: a small model]"
 )
-@_options.text(
+@click.option(
     "--dashboard",
-    "PORT",
-    "Where the dashboard is while the programs run.  [default: any free port]",
     "port",
     type=click.IntRange(0, 65535),
-    default=None,
+    metavar="PORT",
+    help="Where the dashboard is while the programs run.  [default: any free port]",
 )
-@_options.flag("--no-dashboard", "Serve no dashboard.")
-def demo(
-    kind: str | None,
-    model: str | None,
-    port: int | None,
-    no_dashboard: bool,
-    engine_flags: tuple[str, ...],
-) -> int:
+@click.option("--no-dashboard", is_flag=True, help="Serve no dashboard.")
+def demo(kind: str | None, model: str | None, port: int | None, no_dashboard: bool) -> int:
     """Watch eight agent programs share an engine.
 
     It takes less than a minute: a live tree of the programs in this terminal, and
@@ -67,13 +52,8 @@ def demo(
     from agentrt.scheduler.config import SchedulerConfig
 
     kind = kind or ("vllm" if find_spec("vllm") else "simulated")
-    check_kind(kind, click.get_current_context(), engine_flags)
-    options = EngineOptions(
-        model=model,
-        max_num_seqs=_SLOTS,
-        scheduler=SchedulerConfig.of_policy(),
-        flags=engine_flags,
-    )
+    check_kind(kind, click.get_current_context(), ())
+    options = EngineOptions(model, _SLOTS, SchedulerConfig.of_policy())
     starts = [Start(report)] * _REPORTS + [Start(lookup)] * _LOOKUPS
     job = Job(Plan(starts), options, dashboard=None if no_dashboard else port or 0)
 

@@ -165,7 +165,7 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 @engine.text(
     "--engine",
     "[vllm|simulated]",
-    f"What computes: {SIMULATED}",
+    f"What computes; {SIMULATED}",
     "kind",
     type=click.Choice(["vllm", "simulated"]),
     default="vllm",

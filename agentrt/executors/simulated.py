@@ -16,7 +16,7 @@ from typing import Any
 from agentrt.errors import CallRejectedError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.info import ExecutorInfo
-from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
 from agentrt.scheduler.queues import LevelQueues, Room
@@ -26,6 +26,8 @@ from agentrt.scheduler.table import ProcessTable, ProgramTotals
 _WORDS = ("lorem", "ipsum", "dolor", "sit", "amet", "elit", "sed", "eiusmod", "tempor", "magna")
 _LEAST, _MOST = 12, 48
 """How many words an answer has that could have any number."""
+_KEPT = ("demotions", "promotions", "preemptions", "steps", "arrived_step", "level")
+"""What a report has of its call as it is."""
 
 
 @dataclass(slots=True)
@@ -33,7 +35,6 @@ class _Work:
     """What is left of a call: ``words`` to say, and where they go. None there ends the call."""
 
     words: list[str]
-    prompt_tokens: int
     said: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
 
 
@@ -50,11 +51,11 @@ class SimulatedEngine(Executor):
     ) -> None:
         self.slots = slots
         self._step_s = step_s
-        self._queues = LevelQueues(scheduling, slots=slots)
+        self._steps = 0
         self._table = ProcessTable()
+        self._queues = LevelQueues(scheduling, slots=slots)
         self._running: list[QueuedCall] = []
         self._cut_off: dict[str, CallReport] = {}
-        self._steps = 0
         self._has_calls = asyncio.Event()
         self._stepping: asyncio.Task[None] | None = None
 
@@ -67,10 +68,9 @@ class SimulatedEngine(Executor):
         progress("ready")
 
     async def close(self) -> None:
-        stepping, self._stepping = self._stepping, None
-        if stepping is not None:
-            stepping.cancel()
-            await asyncio.wait([stepping])
+        if self._stepping is not None:
+            self._stepping.cancel()
+            await asyncio.wait([self._stepping])
 
     def alive(self) -> bool:
         return self._stepping is not None and not self._stepping.done()
@@ -80,43 +80,37 @@ class SimulatedEngine(Executor):
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if not self.alive():
             raise EngineDiedError("the simulated engine is not running")
-        queued = self._arrived(call)
-        work: _Work = queued.item
-        pieces, count = list[str](), len(work.words)
+        words = _words_for(call)
+        queued, pieces, count = self._arrived(call, words), list[str](), len(words)
         try:
             while len(pieces) < count:
-                if (word := await work.said.get()) is None:
+                if (word := await queued.item.said.get()) is None:
                     raise EngineDiedError(f"the simulated engine stopped during {call.call_id}")
-                pieces.append(word if not pieces else f" {word}")
+                pieces.append(f" {word}" if pieces else word)
                 if stream:
                     yield Chunk(pieces[-1])
         finally:
             self._left(queued)
+            report = self._report(queued, len(pieces))
             if len(pieces) < count:
-                self._cut_off[call.call_id] = self._report(queued, len(pieces))
-        reply = Reply("".join(pieces), report=self._report(queued, len(pieces)))
+                self._cut_off[call.call_id] = report
+        reply = Reply("".join(pieces), report=report)
         yield Chunk("" if stream else reply.text, reply)
 
-    def _arrived(self, call: Call) -> QueuedCall:
-        work, who, now = _work_of(call), call.identity, time.monotonic()
+    def _arrived(self, call: Call, words: list[str]) -> QueuedCall:
+        who, now = call.identity, time.monotonic()
         row = self._table.get(who.program_id) or self._table.start_program(
             who.program_id, who.program_type, now, tenant=who.tenant, session=who.session
         )
         row.size_hint = who.size_hint if row.size_hint is None else row.size_hint
         self._table.catch_up(row, who.service_s, who.program_path_s, who.waiting_s)
         self._table.call_arrived(row, call.call_id, now)
-        queued = QueuedCall(
-            call.call_id,
-            row,
-            work,
-            who.path_s,
-            now,
-            node=who.node,
-            prompt_tokens=work.prompt_tokens,
-            arrived_step=self._steps,
-        )
-        self._queues.call_arrived(queued, now)
-        self._queues.put(queued)
+        queued = QueuedCall(call.call_id, row, _Work(words), who.path_s, now, node=who.node)
+        queued.arrived_step = self._steps + 1
+        # About so many: the words of the chat.
+        chat = (str(message.get("content")) for message in call.spec.messages)
+        queued.prompt_tokens = sum(len(text.split()) for text in chat)
+        self._queues.put(self._queues.call_arrived(queued, now))
         self._has_calls.set()
         return queued
 
@@ -124,10 +118,11 @@ class SimulatedEngine(Executor):
         """A call has ended, or nobody reads it any more."""
         if call.call_id not in self._queues.calls:
             return
-        now, times = time.monotonic(), (call.served_s, call.waited_s)
+        now = time.monotonic()
         if call in self._running:
             self._running.remove(call)
         self._queues.remove(call, now)
+        times = call.served_s, call.waited_s
         self._table.call_ended(call.program, call.call_id, now, call.path_s, *times)
         self._queues.call_ended(call, now)
 
@@ -135,15 +130,10 @@ class SimulatedEngine(Executor):
         return CallReport(
             service_s=call.served_s,
             waiting_s=call.waited_s,
-            demotions=call.demotions,
-            promotions=call.promotions,
-            preemptions=call.preemptions,
-            steps=call.steps,
-            arrived_step=call.arrived_step,
             finished_step=self._steps,
-            level=call.level,
             prompt_tokens=call.prompt_tokens,
             output_tokens=said,
+            **{name: getattr(call, name) for name in _KEPT},
         )
 
     async def aborted(self, call_id: str) -> CallReport:
@@ -154,17 +144,26 @@ class SimulatedEngine(Executor):
             self._table.catch_up(row, 0.0 if totals is None else totals.service_s)
             self._queues.program_ended(row, time.monotonic())
 
+    async def snapshot(self) -> Mapping[str, Any]:
+        waiting = enumerate(self._queues.in_order())
+        return {
+            "steps": self._steps,
+            "levelled": isinstance(self._queues.policy, AttainedService),
+            "programs": [row.program_id for row in self._table],
+            "running": [_described(call) for call in self._running],
+            "waiting": [{**_described(call), "ahead": index} for index, call in waiting],
+            "requests": len(self._queues.calls),
+        }
+
     # -- steps -------------------------------------------------------------------------
 
     async def _step_on(self) -> None:
         try:
-            while True:
-                await self._has_calls.wait()
-                self._choose(began := time.monotonic())
+            while await self._has_calls.wait():
+                began = time.monotonic()
+                self._choose(began)
                 await asyncio.sleep(self._step_s)
-                self._end_step(time.monotonic() - began)
-                if not self._queues.calls:
-                    self._has_calls.clear()
+                self._end_step(began, time.monotonic())
         finally:
             for call in self._queues.calls.values():
                 call.item.said.put_nowait(None)
@@ -182,42 +181,27 @@ class SimulatedEngine(Executor):
             running.append(call := queues.take())
             queues.call_began(call, now)
 
-    def _end_step(self, seconds: float) -> None:
-        now, running = time.monotonic(), list(self._running)
+    def _end_step(self, began: float, now: float) -> None:
+        running = list(self._running)
         self._steps += 1
         names = [call.call_id for call in running]
-        self._queues.charge_step(names, seconds, now, tokens=len(names))
+        self._queues.charge_step(names, now - began, now, tokens=len(names))
         for call in running:
             call.item.said.put_nowait(call.item.words.pop())
             if not call.item.words:
                 self._left(call)
-
-    async def snapshot(self) -> Mapping[str, Any]:
-        waiting = self._queues.in_order()
-        return {
-            "steps": self._steps,
-            "levelled": isinstance(self._queues.policy, AttainedService),
-            "programs": [row.program_id for row in self._table],
-            "running": [_described(call) for call in self._running],
-            "waiting": [{**_described(call), "ahead": i} for i, call in enumerate(waiting)],
-            "requests": len(self._queues.calls),
-        }
+        if not self._queues.calls:
+            self._has_calls.clear()
 
 
 def _described(call: QueuedCall) -> dict[str, Any]:
-    return {
-        "call_id": call.call_id,
-        "program_id": call.program.program_id,
-        "level": call.level,
-        "promoted": call.promoted,
-        "preemptions": call.preemptions,
-    }
+    names = ("call_id", "level", "promoted", "preemptions")
+    return {"program_id": call.program.program_id, **{name: getattr(call, name) for name in names}}
 
 
-def _work_of(call: Call) -> _Work:
-    """What to say to a call. Raises `CallRejectedError` where plain text is no answer."""
-    spec = call.spec
-    request = spec.request or {}
+def _words_for(call: Call) -> list[str]:
+    """An answer. Raises `CallRejectedError` where plain text is none."""
+    spec, request = call.spec, call.spec.request or {}
     form = (request.get("response_format") or {}).get("type", "text")
     if form != "text" or request.get("tool_choice") not in (None, "auto", "none"):
         raise CallRejectedError(
@@ -226,10 +210,4 @@ def _work_of(call: Call) -> _Work:
         )
     chance = random.Random(call.call_id)
     most = spec.max_tokens if spec.ignore_eos else chance.randint(_LEAST, _MOST)
-    words = chance.choices(_WORDS, k=min(most, spec.max_tokens))
-    return _Work(words, _prompt_tokens(spec))
-
-
-def _prompt_tokens(spec: CallSpec) -> int:
-    """About so many: the words of the chat."""
-    return sum(len(str(message.get("content")).split()) for message in spec.messages)
+    return chance.choices(_WORDS, k=min(most, spec.max_tokens))

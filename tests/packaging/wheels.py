@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SCHEDULER = Path("packages", "agentrt-scheduler")
-_WITH_SETTINGS = 'source .ci/pip-settings; hand_on_pip_settings "$0"; exec .venv/bin/uv "$@"'
+_WITH_SETTINGS = 'source .ci/pip-settings; hand_on_pip_settings "$0"; exec "${0%/*}/uv" "$@"'
 
 
 def uv(*arguments: str | Path) -> str:
