@@ -75,7 +75,7 @@ def test_help_lists_the_commands_that_are_there(product: Path) -> None:
     ]
     refused = run(product, CALL, "simulate")
     assert refused.returncode == 2
-    assert "no such command 'simulate'; there is: run, serve, worker, runs" in refused.stderr
+    assert "no such command 'simulate'; there is: demo, run, serve, worker" in refused.stderr
 
 
 def test_a_program_runs(product: Path) -> None:
