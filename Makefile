@@ -22,7 +22,7 @@ PATIENT := --timeout 3600 --override-ini faulthandler_timeout=0
 # Tests start hundreds of processes; each would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs docs-serve coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-apart test-servers test-rest test-next fuzz mutate lint format clean
+.PHONY: docs docs-serve coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-apart test-servers test-rest test-next fuzz mutate lint wheels format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,9 +106,13 @@ docs: $(CLIENTS) ## Build the documentation site into build/site; a warning is a
 docs-serve: $(CLIENTS) ## Show the site while you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --config-file docs/site/mkdocs.yml
 
+wheels: $(INSTALLED) ## Build agentrt and agentrt-scheduler into dist
+	source .ci/pip-settings && hand_on_pip_settings $(BIN)/python && \
+		for project in . packages/agentrt-scheduler; do $(BIN)/uv build --quiet --out-dir dist $$project || exit 1; done
+
 format: $(INSTALLED) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, .clients and what tools have left
-	rm -rf .venv .venv-vllm-* .clients build dist mutants *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm-* .clients build dist mutants *.egg-info packages/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -20,6 +20,9 @@ except KeyboardInterrupt:
     if sys.argv[0] == "-m" or sys.argv[0].endswith("/agentrt"):
         raise SystemExit(130) from None
     raise
+except ModuleNotFoundError as error:
+    if error.name != "agentrt.program":  # which agentrt-scheduler leaves out
+        raise
 
 __version__ = "0.2.0"
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AgentrtError": "agentrt.errors",
+    "Context": "agentrt.program",
     "ProgramError": "agentrt.errors",
     "Event": "agentrt.interrupts",
     "Progress": "agentrt.interrupts",
@@ -41,6 +45,8 @@ _HOMES = {
     "Tool": "agentrt.interrupts",
     "ToolCall": "agentrt.request",
     "ToolContext": "agentrt.interrupts",
+    "node": "agentrt.program",
+    "program": "agentrt.program",
     "tool": "agentrt.interrupts",
 }
 
@@ -66,7 +72,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'agentrt' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("agentrt.program", "agentrt.interrupts", "agentrt.runtime"):
+            raise
+        raise ImportError(
+            f"agentrt.{name} is not in agentrt-scheduler, which is for 'vllm serve' alone: "
+            "pip uninstall agentrt-scheduler, then pip install agentrt"
+        ) from error
     globals()[name] = value
     return value
 

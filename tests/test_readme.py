@@ -114,13 +114,13 @@ def test_the_command_line_gets_as_far_as_the_engine(
         jobs.append(job)
         return 0
 
-    monkeypatch.setattr("agentrt.cli.run._run", run)
+    monkeypatch.setattr("agentrt.cli.run.run_job", run)
     monkeypatch.setattr("agentrt.cli.serving.serve_job", run)
     monkeypatch.setattr("agentrt.lab.commands.compare._run", run)
     monkeypatch.setattr("agentrt.serving.listen.Listener", Unbound)
     words = shlex.split(line, comments=True)[1:]
     assert call(words) == 0, capsys.readouterr().err
-    assert len(jobs) == (words[0] in ("run", "serve", "compare"))
+    assert len(jobs) == (words[0] in ("run", "serve", "demo", "compare"))
 
 
 class Unbound:

@@ -17,6 +17,7 @@ from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.streams import guard_log, open_closed
 
 _PRODUCT = {
+    "demo": ("agentrt.cli.demo:demo", "See programs run, with an engine or without."),
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
     "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
     "worker": ("agentrt.cli.worker:worker", "Offer functions as tools, at an MQTT broker."),

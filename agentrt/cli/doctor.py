@@ -18,7 +18,7 @@ from agentrt.errors import AgentrtError
 
 LIMIT_S = 20.0
 """How long a check may take."""
-_EXTRAS = {"aiomqtt": "mqtt", "fastapi": "serve", "psycopg": "postgres"}
+_EXTRAS = {"aiomqtt": "mqtt", "psycopg": "postgres"}
 _COLOURS = {OK: "green", WARNING: "yellow", MISSING: "red"}
 
 

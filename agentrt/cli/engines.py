@@ -24,6 +24,7 @@ from agentrt.executors import history as history_file
 from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas import ReplicaSet, RestartedEngine
 from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
+from agentrt.executors.simulated import SimulatedEngine
 from agentrt.executors.vllm import engine
 from agentrt.executors.vllm.footprint import check_memory, footprint, free_memory
 from agentrt.executors.vllm.options import EngineOptions, check_model
@@ -35,11 +36,16 @@ SLOWER = (
     "transformers computes one call at a time: it is slower than vLLM, the more so the more calls "
     "there are. It is for attention=, and for models that vLLM does not have"
 )
-_VLLM_ONLY = {
+MADE_UP = "no model runs: answers are made up, and the engine's steps take a made-up time"
+NOTES = {"transformers": SLOWER, "simulated": MADE_UP}
+"""What is to be said of a kind of engine when it starts."""
+_SCHEDULING = {
     "policy": "--policy",
     "quanta": "--quanta",
     "beta": "--beta",
     "lane": "--lane",
+}
+_MEMORY_AND_SEVERAL = {
     "history": "--history",
     "retention": "--retention",
     "admission": "--admission",
@@ -50,6 +56,12 @@ _VLLM_ONLY = {
     "router": "--router",
     "cluster": "--cluster",
 }
+_LACKS = {
+    "vllm": {},
+    "transformers": _SCHEDULING | _MEMORY_AND_SEVERAL,
+    "simulated": {"model": "--model"} | _MEMORY_AND_SEVERAL,
+}
+"""Options that a kind of engine has no use for."""
 _Warm = Callable[[EngineOptions], EngineOptions]
 _COUNTED = re.compile(r"(?P<model>.+?)(?:=(?P<count>\d+))?")
 
@@ -68,7 +80,7 @@ class Fleet:
     """How many engines, of which models and where, and which router spreads the calls.
 
     ``replicas`` have the command's own model; ``cluster`` is the address of a Ray cluster.
-    They are of one ``kind``: vllm, or transformers, of which there is one.
+    They are of one ``kind``: vllm; or transformers or simulated, of which there is one.
     """
 
     replicas: int = 1
@@ -103,20 +115,17 @@ def read_fleet(options: dict[str, Any]) -> Fleet:
     return fleet
 
 
-def check_transformers(context: click.Context, flags: tuple[str, ...]) -> None:
-    """Raise `UsageError` for options of ``--engine transformers`` that vLLM alone has."""
+def check_kind(kind: str, context: click.Context, flags: tuple[str, ...]) -> None:
+    """Raise `UsageError` for options that this kind of engine has no use for."""
     given = [
         flag
-        for name, flag in _VLLM_ONLY.items()
+        for name, flag in _LACKS[kind].items()
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     ]
-    if flags:
+    if flags and kind != "vllm":
         given.append(f"-- {shlex.join(flags)}")
     if given:
-        raise UsageError(
-            f"--engine transformers is one model without a scheduler, and has no {given[0]}: leave "
-            "it out, or use --engine vllm"
-        )
+        raise UsageError(f"--engine {kind} has no {given[0]}: leave it out, or use --engine vllm")
 
 
 def _others(text: str) -> Others:
@@ -144,6 +153,8 @@ def make_executor(
         from agentrt.executors.transformers import TransformersExecutor
 
         return TransformersExecutor(options.model, slots=options.max_num_seqs or 4)
+    if fleet.kind == "simulated":
+        return SimulatedEngine(options.scheduler, slots=options.max_num_seqs or 4)
     if fleet.size == 1 and fleet.cluster is None:
         one = partial(engine.VLLMEngine, options)
         return RestartedEngine(one, notice=notice) if restarts else one()
@@ -224,7 +235,7 @@ def engine_options(
     if options["history"] is not None:
         history = _history(options["history"], scheduler, options)
         scheduler = replace(scheduler, history=history)
-    if options["traces"] is not None and options.get("kind") != "transformers":
+    if options["traces"] is not None and options.get("kind", "vllm") == "vllm":
         flags = (*flags, f"{FLAG}={options['traces']}")
     model = options["model"]
     if model is not None:

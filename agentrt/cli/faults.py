@@ -72,6 +72,9 @@ def _said(error: BaseException) -> int:
         case click.ClickException():
             _say(_of_click(error))
             return USAGE
+        case ModuleNotFoundError(name="vllm"):
+            _say("this command needs vLLM; install agentrt[engine], without a GPU [engine-cpu]")
+            return USAGE
         case AgentrtError():
             return _own_fault(error)
         case _:

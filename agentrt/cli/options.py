@@ -133,13 +133,16 @@ def together(*options: Decorator) -> Decorator:
 engine, scheduling, langgraph = Options("Engine"), Options("Scheduling"), Options("LangGraph")
 tools, output = Options("Tools"), Options("Output")
 
+SIMULATED = (
+    "simulated needs no model: answers are made up, and the scheduler's steps take a made-up time."
+)
 kind_option = engine.text(
     "--engine",
-    "[vllm|transformers]",
+    "[vllm|transformers|simulated]",
     "What computes: transformers is slower, has no scheduler, and lets a context choose what its "
-    "tokens see (attention=).",
+    f"tokens see (attention=); {SIMULATED}",
     "kind",
-    type=click.Choice(["vllm", "transformers"]),
+    type=click.Choice(["vllm", "transformers", "simulated"]),
     default="vllm",
 )
 model_option = engine.text(
@@ -336,5 +339,5 @@ dashboard_option = output(
     default=None,
     metavar="[PORT]",
     help="Show programs, calls and engines in a browser while they run, at this port or any "
-    "free one (needs agentrt[serve]).",
+    "free one.",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -44,17 +43,17 @@ class OpenQuestion:
 
 
 class Plan:
-    """The programs of a command: ``start``, ``n`` times; nothing follows them.
+    """The programs of a command: ``starts``; nothing follows them.
 
     ``questions`` are those that nobody was there to answer. ``resumes`` has, by the ids of
     runs that came to no end, the commands that go on where they were.
     """
 
-    def __init__(self, start: Start | None = None, n: int = 1) -> None:
+    def __init__(self, starts: Iterable[Start] = ()) -> None:
         self.questions: list[OpenQuestion] = []
         self.resumes: dict[str, str] = {}
         self._draining = False
-        self._all: Iterable[Start] = itertools.repeat(start, n) if start is not None else ()
+        self._all = starts
 
     @asynccontextmanager
     async def opened(

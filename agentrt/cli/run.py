@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,14 +29,18 @@ from agentrt.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agentrt.cli.engine_log import EngineLog
     from agentrt.cli.engines import Fleet
-    from agentrt.cli.execute import Job
+    from agentrt.cli.execute import Job, Outcome
     from agentrt.cli.journals import JournalPlan
     from agentrt.cli.load import Found
     from agentrt.cli.plan import Plan
     from agentrt.program import Program
 
     Planned = tuple[Plan, JournalPlan | None]
+    End = Callable[[Outcome, Console, EngineLog], int]
 
 _EPILOG = """\b
 Examples:
@@ -156,18 +162,17 @@ def run_planned(
     exit code.
     """
     # Here and not above, so that --help does not pay for it.
-    from agentrt.cli.engines import check_transformers, engine_options, read_fleet
+    from agentrt.cli.engines import check_kind, engine_options, read_fleet
     from agentrt.cli.execute import Job
+    from agentrt.cli.report import conclude
     from agentrt.cli.tools import read_tools
     from agentrt.cli.traces import read_traces
-    from agentrt.cli.values import check_dashboard, check_output
+    from agentrt.cli.values import check_output
 
-    if options["kind"] == "transformers":
-        check_transformers(click.get_current_context(), engine_flags)
+    check_kind(options["kind"], click.get_current_context(), engine_flags)
     engine = engine_options(options, engine_flags)
     check_output("--dag", options["dag"], (".json", ".mmd"))
     check_output("--trace", options["trace"])
-    check_dashboard(options["dashboard"])
     tools, fleet = read_tools(options), read_fleet(options)
     traces = read_traces(options["traces"], engine_flags)
     plan, journal = planned()
@@ -185,7 +190,7 @@ def run_planned(
         traces=traces,
         journal=journal,
     )
-    return _run(job, fleet, as_json=options["as_json"])
+    return run_job(job, fleet, partial(conclude, job, as_json=options["as_json"]))
 
 
 def plan_of(found: Found, given: Any, options: dict[str, Any]) -> Plan:
@@ -195,7 +200,7 @@ def plan_of(found: Found, given: Any, options: dict[str, Any]) -> Plan:
 
     if not isinstance(found, GraphTarget):
         _check_program(found, given, options)
-        return Plan(Start(found, given), options["n"])
+        return Plan(repeat(Start(found, given), options["n"]))
     from agentrt.cli.graph_plan import GraphPlan, Invocation, graph_terms
     from agentrt.errors import UsageError
 
@@ -232,20 +237,19 @@ def check_input(program: Program, given: Any) -> None:
         raise UsageError(f"program {program.name!r} takes no input; leave --input out")
 
 
-def _run(job: Job, fleet: Fleet, *, as_json: bool) -> int:
-    """Run the job on embedded engines, and tell how it went. Returns the exit code."""
+def run_job(job: Job, fleet: Fleet, end: End) -> int:
+    """Run the job on embedded engines, and tell how it went by ``end``. Returns the exit code."""
     from signal import SIGTERM
 
     from agentrt.cli.engine_log import opened_output
-    from agentrt.cli.engines import SLOWER, make_executor
+    from agentrt.cli.engines import NOTES, make_executor
     from agentrt.cli.execute import execute
-    from agentrt.cli.report import conclude
     from agentrt.cli.signals import Drain, Interrupts
 
     with opened_output(verbose=job.options.verbose) as (log, screen, last_words):
         executor, drain = make_executor(job.options, fleet, screen.progress), Drain(SIGTERM)
-        if fleet.kind == "transformers":
-            screen.announce(SLOWER)
+        if note := NOTES.get(fleet.kind):
+            screen.announce(note)
         work = execute(job, executor, screen, log, drain)
         outcome = Interrupts(last_words, drain).run(work)
-        return conclude(job, outcome, screen.console, log, as_json=as_json)
+        return end(outcome, screen.console, log)

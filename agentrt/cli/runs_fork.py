@@ -111,7 +111,7 @@ def _planned(
     durable = Durable(id=row.id, draws_as=base_of(row.id))
     start = Start(found, loads(given), row.session, {"tenant": row.tenant}, durable)
     reruns = (options["on_divergence"] or ("rerun" if sets else "fail")) == "rerun"
-    return Plan(start), JournalPlan(partial(SQLiteStore, path), JournalOptions(reruns=reruns))
+    return Plan([start]), JournalPlan(partial(SQLiteStore, path), JournalOptions(reruns=reruns))
 
 
 def _program(old: History, target: str) -> Program:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrt.cli.options import (
+    SIMULATED,
     Options,
     RunCommand,
     batch_option,
+    engine,
     fleet_options,
     journal_options,
     model_option,
@@ -160,6 +162,14 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 )
 @tool_options
 @scheduling_options
+@engine.text(
+    "--engine",
+    "[vllm|simulated]",
+    f"What computes; {SIMULATED}",
+    "kind",
+    type=click.Choice(["vllm", "simulated"]),
+    default="vllm",
+)
 @model_option
 @batch_option
 @fleet_options
@@ -176,16 +186,16 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
     What follows -- are flags of 'vllm serve', such as --tool-call-parser.
     """
     # Here and not above, so that --help does not pay for it.
-    _check_packages()
     if options["check"]:
         from agentrt.cli.check import check
 
         return check(targets)
-    from agentrt.cli.engines import read_fleet
+    from agentrt.cli.engines import check_kind, read_fleet
     from agentrt.cli.serve_job import read_job
     from agentrt.cli.serving import serve_job
     from agentrt.serving.listen import Listener
 
+    check_kind(options["kind"], click.get_current_context(), engine_flags)
     job, fleet = read_job(targets, engine_flags, options), read_fleet(options)
     listener = Listener(options["host"], options["port"], _certificate(options))
     try:
@@ -202,16 +212,6 @@ def _certificate(options: dict[str, Any]) -> Certificate | None:
     if chain is None and key is not None:
         raise UsageError("--ssl-keyfile is the key of --ssl-certfile: give that, too")
     return None if chain is None else Certificate(chain, key)
-
-
-def _check_packages() -> None:
-    from importlib.util import find_spec
-
-    from agentrt.errors import ConfigError
-
-    for package in ("fastapi", "uvicorn", "httptools", "sse_starlette", "jsonschema", "uvloop"):
-        if find_spec(package) is None:
-            raise ConfigError(f"a server needs the package {package}; install agentrt[serve]")
 
 
 @click.group()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
-from agentrt.cli.engines import Fleet, make_executor
+from agentrt.cli.engines import NOTES, Fleet, make_executor
 from agentrt.cli.execute import lent, make_room
 from agentrt.cli.faults import StoppedError
 from agentrt.cli.journals import describe_engine, opened_journal
@@ -58,6 +58,8 @@ def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
     with opened_output(verbose=job.engine.verbose) as (log, screen, last_words):
         serving = Serving(job, listener, keys, drain, screen, log, say)
         executor = make_executor(job.engine, fleet, screen.announce, restarts=True)
+        if note := NOTES.get(fleet.kind):
+            screen.announce(note)
         Interrupts(last_words, drain, uvloop.new_event_loop).run(serving.run(executor))
     if drain.first is not None:
         raise StoppedError(drain.first, "stopped: what ran has ended")
@@ -226,4 +228,5 @@ class Serving:
         url = self.listener.url
         what = ", ".join([*server.models, *server.served])
         chat = "; in a browser: a chat" if server.served else ""
-        return f"serving {what} at {url} (OpenAI API: {url}/v1{chat})"
+        api = f"OpenAI API: {url}/v1" if server.models else "no model's API"
+        return f"serving {what} at {url} ({api}{chat})"

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from agentrt import files
 from agentrt.errors import ConfigError, UsageError
-
-_DASHBOARD_NEEDS = ("fastapi", "sse_starlette", "prometheus_client", "uvicorn")
 
 
 def read_input(text: str | None) -> Any:
@@ -87,9 +84,3 @@ def _read_json(text: str, source: str) -> Any:
     except ValueError as error:
         hint = "" if "@" in source else "; for text that begins with { or [ give a file, @FILE.txt"
         raise UsageError(f"{source}: bad JSON: {error}{hint}") from error
-
-
-def check_dashboard(port: int | None) -> None:
-    """Raises `ConfigError` where what the dashboard needs is not installed."""
-    if port is not None and not all(map(find_spec, _DASHBOARD_NEEDS)):
-        raise ConfigError("--dashboard needs more packages: pip install 'agentrt[serve]'")

@@ -223,7 +223,7 @@ def test_what_vllm_refuses_is_told_without_its_frame(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["walk"], ["no such command 'walk'", "there is: run"]),
+        (["walk"], ["no such command 'walk'", "there is: demo, run"]),
         (["prog.py"], ["did you mean 'agentrt run prog.py'"]),
         (["run"], ["missing argument", "PROGRAM.py", "run --help"]),
         (["--loud"], ["--loud", "agentrt --help"]),

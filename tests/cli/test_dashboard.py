@@ -112,15 +112,3 @@ def test_a_port_in_use_is_one_clear_error(
     error = capfd.readouterr().err
     assert f"--dashboard {port}: " in error
     assert "Traceback" not in error
-
-
-def test_missing_packages_are_named(
-    write: Write,
-    invoke: Invoke,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("agentrt.cli.values.find_spec", lambda name: None)
-    path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
-    assert invoke("run", path, "--dashboard") == 2
-    assert "pip install 'agentrt[serve]'" in capfd.readouterr().err

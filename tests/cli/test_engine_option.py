@@ -1,4 +1,4 @@
-"""`agentrt run --engine transformers`: what it takes, and what vLLM alone has."""
+"""`agentrt run --engine`: what its kinds take, and what vLLM alone has."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ ASKS = "@program\nasync def asks(ctx): return str(await ctx.llm('Hello.'))\n"
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("kind", "options", "named"),
     [
-        (["--policy", "atlas"], "--policy"),
-        (["--quanta", "1,2"], "--quanta"),
-        (["--history", "h.json"], "--history"),
-        (["--retention", "lru"], "--retention"),
-        (["--admission", "off"], "--admission"),
-        (["--replicas", "2"], "--replicas"),
-        (["--replica", "other=2"], "--replica"),
-        (["--cluster", "auto"], "--cluster"),
-        (["--", "--dtype", "float32"], "-- --dtype float32"),
+        ("simulated", ["--model", "tiny"], "--model"),
+        ("simulated", ["--replicas", "2"], "--replicas"),
+        ("simulated", ["--", "--dtype", "float32"], "-- --dtype float32"),
+        ("transformers", ["--policy", "atlas"], "--policy"),
+        ("transformers", ["--quanta", "1,2"], "--quanta"),
+        ("transformers", ["--history", "h.json"], "--history"),
+        ("transformers", ["--retention", "lru"], "--retention"),
+        ("transformers", ["--admission", "off"], "--admission"),
+        ("transformers", ["--replicas", "2"], "--replicas"),
+        ("transformers", ["--replica", "other=2"], "--replica"),
+        ("transformers", ["--cluster", "auto"], "--cluster"),
+        ("transformers", ["--", "--dtype", "float32"], "-- --dtype float32"),
     ],
 )
 def test_options_of_vllm_are_refused(
+    kind: str,
     options: list[str],
     named: str,
     write: Write,
     invoke: Invoke,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert invoke("run", write(ASKS), "--engine", "transformers", *options) == 2
+    assert invoke("run", write(ASKS), "--engine", kind, *options) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert f"has no {named}: leave it out, or use --engine vllm" in err

@@ -75,13 +75,6 @@ def test_before_anything_runs(
     refused("run", f"{write(source)}{suffix}", *options, says=words)
 
 
-def test_sqlite_without_its_package(
-    write: Write, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refused("run", write(ECHO), *ON_T, says=["install agentrt[checkpoint]"])
-
-
 def test_a_pydantic_state_needs_all_its_fields(write: Write, refused: Refused) -> None:
     path = write(
         f"{HEAD}from pydantic import BaseModel\nclass Form(BaseModel):\n    who: str\n"

@@ -146,7 +146,7 @@ def running(path: Path, *options: str, engine: str = "echoing") -> Iterator[tupl
     watchdog = threading.Timer(WAIT_S, process.kill)
     watchdog.start()
     try:
-        yield one, one.until(r" at (http://127\.0\.0\.1:\d+) \(OpenAI API: \S+/v1[;)]")[1]
+        yield one, one.until(r" at (http://127\.0\.0\.1:\d+) \(no model's API[;)]")[1]
     finally:
         watchdog.cancel()
         process.kill()

@@ -1,6 +1,6 @@
 """vLLM's own OpenAI server with our scheduler plugged in: chat models there, and programs.
 
-Nothing else of agentrt runs in the server.
+The server's environment has the wheel of agentrt-scheduler, and nothing else of agentrt.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -26,11 +25,12 @@ from tokenizers import Tokenizer
 
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.integrations.langchain import ChatAgentRT, shared
 from agentrt.integrations.langgraph import instrument, uninstrument
 from tests.doubles.ports import reserved_port
 from tests.doubles.tinymodel import tiny_model
-from tests.engine.forked import forked_python
+from tests.packaging.wheels import SCHEDULER, build, environment
 
 pytestmark = pytest.mark.engine
 
@@ -61,10 +61,14 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     module = "vllm.entrypoints.openai.api_server"
     model = str(tiny_model(folder / "tiny"))
     at = ("--host", "127.0.0.1", "--port", str(port), "--model", model)
+    prepare_environment(EngineOptions())
+    python = environment(folder / "venv", build(SCHEDULER, folder), beside=True)
     log = folder / "log"
-    with log.open("w") as output, forked_python(folder):
+    with log.open("w") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", module, *at, *FLAGS],
+            [python, "-m", module, *at, *FLAGS],
+            cwd=folder,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             stdout=output,
             stderr=output,
             start_new_session=True,

@@ -26,7 +26,7 @@ def import_vllm() -> None:
     except ImportError as error:
         raise ModelLoadError(
             f"vLLM cannot be imported ({error}); install agentrt[engine] on a machine with a "
-            "GPU, agentrt[engine-cpu] on one without"
+            "GPU, agentrt[engine-cpu] on one without; --engine simulated needs none"
         ) from error
 
 

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from agentrt.errors import AgentrtError
 
 MOST_S = 0.25
@@ -50,6 +48,8 @@ def try_masks(
 
 def _any_of(mask: Any, vocabulary: int, chance: random.Random) -> int | None:
     """A token that the mask allows."""
+    import numpy as np  # it comes with vLLM, and commands load this module without one
+
     bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little", count=vocabulary)
     allowed = np.flatnonzero(bits)
     return int(chance.choice(allowed)) if allowed.size else None

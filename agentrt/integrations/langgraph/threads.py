@@ -5,7 +5,6 @@ A checkpointer can be asked for by a word: ``memory``, or ``sqlite:FILE``.
 
 from __future__ import annotations
 
-import importlib.util
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -57,10 +56,6 @@ def sqlite_file(text: str) -> Path | None:
         )
     if path.is_dir():
         raise ConfigError(f"--checkpointer {text}: that is a folder; name a file")
-    if importlib.util.find_spec("langgraph.checkpoint.sqlite") is None:
-        raise ConfigError(
-            f"--checkpointer {text}: needs a package that is not there; install agentrt[checkpoint]"
-        )
     return path
 
 

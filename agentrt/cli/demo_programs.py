@@ -1,0 +1,47 @@
+"""What `agentrt demo` runs: two small agent programs. Any model's answers will do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentrt import Context, node, program
+
+
+async def search(question: str) -> str:
+    """Look something up. It takes as long as a fast web search, and finds nothing new."""
+    await asyncio.sleep(0.4)
+    return f"Three pages speak of: {question}"
+
+
+@node
+async def think(ctx: Context, question: str) -> str:
+    """What to search for."""
+    reply = await ctx.llm(f"{question} What is to be looked up?", max_tokens=24)
+    return reply.text
+
+
+@node
+async def section(ctx: Context, plan: str, number: int) -> str:
+    """One of the report's."""
+    reply = await ctx.llm(f"{plan}\n\nWrite section {number} in short.", max_tokens=40)
+    return reply.text
+
+
+@program
+async def lookup(ctx: Context, question: str = "Why is the sky blue?") -> str:
+    """Think and call a tool, twice, and answer."""
+    found = [question]
+    for _ in range(2):
+        thought = await think(ctx, "\n".join(found))
+        found.append(await ctx.tool(search, thought[:40]))
+    reply = await ctx.llm("\n".join([*found, "Answer in a sentence."]), max_tokens=16)
+    return reply.text
+
+
+@program
+async def report(ctx: Context, topic: str = "The sky") -> str:
+    """Plan, write eight sections at once, and put them together."""
+    plan = await ctx.llm(f"Plan a report with eight sections: {topic}", max_tokens=32)
+    parts = await asyncio.gather(*(section(ctx, plan.text, number) for number in range(1, 9)))
+    whole = await ctx.llm("\n".join([*parts, "Sum this up in a sentence."]), max_tokens=16)
+    return whole.text

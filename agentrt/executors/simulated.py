@@ -1,0 +1,213 @@
+"""An engine without a model: its answers are made up, and the times of its steps simulated.
+
+The queues and the policy are the real ones. Memory is not simulated: no context takes room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from agentrt.errors import CallRejectedError, EngineDiedError
+from agentrt.executors.base import Chunk, Executor, Progress
+from agentrt.executors.info import ExecutorInfo
+from agentrt.request import Call, CallReport, Reply
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import AttainedService
+from agentrt.scheduler.queues import LevelQueues, Room
+from agentrt.scheduler.records import QueuedCall
+from agentrt.scheduler.table import ProcessTable, ProgramTotals
+
+_WORDS = ("lorem", "ipsum", "dolor", "sit", "amet", "elit", "sed", "eiusmod", "tempor", "magna")
+_LEAST, _MOST = 12, 48
+"""How many words an answer has that could have any number."""
+_KEPT = ("demotions", "promotions", "preemptions", "steps", "arrived_step", "level")
+"""What a report has of its call as it is."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """What is left of a call: ``words`` to say, and where they go. None there ends the call."""
+
+    words: list[str]
+    said: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
+
+
+class SimulatedEngine(Executor):
+    """Runs ``slots`` calls at a time, ranked as ``scheduling`` says.
+
+    Each step takes ``step_s`` seconds, and gives each running call one word. The same call, under
+    the same program's id, gets the same answer. It makes up plain text only: a call that has to
+    obey a schema, or to call a tool, is refused.
+    """
+
+    def __init__(
+        self, scheduling: SchedulerConfig, *, slots: int = 4, step_s: float = 0.05
+    ) -> None:
+        self.slots = slots
+        self._step_s = step_s
+        self._steps = 0
+        self._table = ProcessTable()
+        self._queues = LevelQueues(scheduling, slots=slots)
+        self._running: list[QueuedCall] = []
+        self._cut_off: dict[str, CallReport] = {}
+        self._has_calls = asyncio.Event()
+        self._stepping: asyncio.Task[None] | None = None
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return ExecutorInfo(("simulated",), self.slots)
+
+    async def start(self, progress: Progress) -> None:
+        self._stepping = asyncio.create_task(self._step_on(), name="simulated-engine")
+        progress("ready")
+
+    async def close(self) -> None:
+        if self._stepping is not None:
+            self._stepping.cancel()
+            await asyncio.wait([self._stepping])
+
+    def alive(self) -> bool:
+        return self._stepping is not None and not self._stepping.done()
+
+    # -- calls -------------------------------------------------------------------------
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        if not self.alive():
+            raise EngineDiedError("the simulated engine is not running")
+        words = _words_for(call)
+        queued, pieces, count = self._arrived(call, words), list[str](), len(words)
+        try:
+            while len(pieces) < count:
+                if (word := await queued.item.said.get()) is None:
+                    raise EngineDiedError(f"the simulated engine stopped during {call.call_id}")
+                pieces.append(f" {word}" if pieces else word)
+                if stream:
+                    yield Chunk(pieces[-1])
+        finally:
+            self._left(queued)
+            report = self._report(queued, len(pieces))
+            if len(pieces) < count:
+                self._cut_off[call.call_id] = report
+        reply = Reply("".join(pieces), report=report)
+        yield Chunk("" if stream else reply.text, reply)
+
+    def _arrived(self, call: Call, words: list[str]) -> QueuedCall:
+        who, now = call.identity, time.monotonic()
+        row = self._table.get(who.program_id) or self._table.start_program(
+            who.program_id, who.program_type, now, tenant=who.tenant, session=who.session
+        )
+        row.size_hint = who.size_hint if row.size_hint is None else row.size_hint
+        self._table.catch_up(row, who.service_s, who.program_path_s, who.waiting_s)
+        self._table.call_arrived(row, call.call_id, now)
+        queued = QueuedCall(call.call_id, row, _Work(words), who.path_s, now, node=who.node)
+        queued.arrived_step = self._steps + 1
+        # About so many: the words of the chat.
+        chat = (str(message.get("content")) for message in call.spec.messages)
+        queued.prompt_tokens = sum(len(text.split()) for text in chat)
+        self._queues.put(self._queues.call_arrived(queued, now))
+        self._has_calls.set()
+        return queued
+
+    def _left(self, call: QueuedCall) -> None:
+        """A call has ended, or nobody reads it any more."""
+        if call.call_id not in self._queues.calls:
+            return
+        now = time.monotonic()
+        if call in self._running:
+            self._running.remove(call)
+        self._queues.remove(call, now)
+        times = call.served_s, call.waited_s
+        self._table.call_ended(call.program, call.call_id, now, call.path_s, *times)
+        self._queues.call_ended(call, now)
+
+    def _report(self, call: QueuedCall, said: int) -> CallReport:
+        return CallReport(
+            service_s=call.served_s,
+            waiting_s=call.waited_s,
+            finished_step=self._steps,
+            prompt_tokens=call.prompt_tokens,
+            output_tokens=said,
+            **{name: getattr(call, name) for name in _KEPT},
+        )
+
+    async def aborted(self, call_id: str) -> CallReport:
+        return self._cut_off.pop(call_id, CallReport())
+
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        if (row := self._table.end_program(program_id)) is not None:
+            self._table.catch_up(row, 0.0 if totals is None else totals.service_s)
+            self._queues.program_ended(row, time.monotonic())
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        waiting = enumerate(self._queues.in_order())
+        return {
+            "steps": self._steps,
+            "levelled": isinstance(self._queues.policy, AttainedService),
+            "programs": [row.program_id for row in self._table],
+            "running": [_described(call) for call in self._running],
+            "waiting": [{**_described(call), "ahead": index} for index, call in waiting],
+            "requests": len(self._queues.calls),
+        }
+
+    # -- steps -------------------------------------------------------------------------
+
+    async def _step_on(self) -> None:
+        try:
+            while await self._has_calls.wait():
+                began = time.monotonic()
+                self._choose(began)
+                await asyncio.sleep(self._step_s)
+                self._end_step(began, time.monotonic())
+        finally:
+            for call in self._queues.calls.values():
+                call.item.said.put_nowait(None)
+
+    def _choose(self, now: float) -> None:
+        """Promote, preempt and admit, as an engine does before a step."""
+        queues, running = self._queues, self._running
+        queues.promote(now)
+        running.sort(key=attrgetter("key"))
+        for call in queues.victims(running, self.slots - len(running), 0, Room()):
+            running.remove(call)
+            queues.call_preempted(call, now)
+            queues.put(call)
+        while len(running) < self.slots and queues.ready:
+            running.append(call := queues.take())
+            queues.call_began(call, now)
+
+    def _end_step(self, began: float, now: float) -> None:
+        running = list(self._running)
+        self._steps += 1
+        names = [call.call_id for call in running]
+        self._queues.charge_step(names, now - began, now, tokens=len(names))
+        for call in running:
+            call.item.said.put_nowait(call.item.words.pop())
+            if not call.item.words:
+                self._left(call)
+        if not self._queues.calls:
+            self._has_calls.clear()
+
+
+def _described(call: QueuedCall) -> dict[str, Any]:
+    names = ("call_id", "level", "promoted", "preemptions")
+    return {"program_id": call.program.program_id, **{name: getattr(call, name) for name in names}}
+
+
+def _words_for(call: Call) -> list[str]:
+    """An answer. Raises `CallRejectedError` where plain text is none."""
+    spec, request = call.spec, call.spec.request or {}
+    form = (request.get("response_format") or {}).get("type", "text")
+    if form != "text" or request.get("tool_choice") not in (None, "auto", "none"):
+        raise CallRejectedError(
+            f"call {call.call_id} needs JSON or a tool call, and --engine simulated makes up plain "
+            "text: run it with --engine vllm"
+        )
+    chance = random.Random(call.call_id)
+    most = spec.max_tokens if spec.ignore_eos else chance.randint(_LEAST, _MOST)
+    return chance.choices(_WORDS, k=min(most, spec.max_tokens))
