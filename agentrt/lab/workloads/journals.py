@@ -174,7 +174,7 @@ class _Program:
         where = start.scope.rpartition("/")[2] if "/" in start.scope else ""
         asked = json.loads(start.asked) if start.asked else {}
         reply = json.loads(end.outcome) if end.outcome and end.state == DONE else {}
-        for one in _listed(reply, "choices") or [reply] * (asked.get("n") or 1):
+        for one in listed(reply, "choices") or [reply] * (asked.get("n") or 1):
             yield RecordedCall(self.row.id, where, start.started, end.ended, account, asked, one)
 
     def completed(self, shape: ProgramShape, scale: float) -> ProgramShape:
@@ -227,18 +227,18 @@ def _with_ids(shape: CallShape, call: RecordedCall, texts: Texts) -> CallShape:
         shape = replace(shape, prompt_ids=texts.ids(root, text, prompt))
         if "text" not in call.reply:
             return shape
-        answer = said({"content": call.reply["text"]}, _listed(call.reply, "tool_calls"))
+        answer = said({"content": call.reply["text"]}, listed(call.reply, "tool_calls"))
         whole = texts.ids(root, text + answer, prompt + output)
         return replace(shape, output_ids=tuple(chain.from_iterable(whole))[prompt:])
     ids, told = (
-        tuple(_listed(*one)) for one in ((asked, "prompt_token_ids"), (call.reply, "token_ids"))
+        tuple(listed(*one)) for one in ((asked, "prompt_token_ids"), (call.reply, "token_ids"))
     )
     if not ids or len(ids) != prompt:
         return shape
     return replace(shape, prompt_ids=(ids,), output_ids=told if len(told) == output else ())
 
 
-def _listed(values: Any, name: str) -> Sequence[Any]:
+def listed(values: Any, name: str) -> Sequence[Any]:
     """A tuple as the journal has it: of a value, or of what was only written down."""
     found = values.get(name) or () if isinstance(values, Mapping) else ()
     return found["value"] if isinstance(found, Mapping) else found
