@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import Interrupts
 from agentrt.errors import ConfigError
@@ -24,7 +25,7 @@ from agentrt.lab.bench.serving import Open, about_engine, by_engine, engine_for,
 from agentrt.lab.commands.options import note
 from agentrt.lab.commands.progress import Meter
 from agentrt.lab.engine.engines import LabEngine, engine_options, started
-from agentrt.lab.runs.contenders import Contender, check_on_engines
+from agentrt.lab.runs.contenders import Contender, check_on_one_engine
 from agentrt.lab.runs.grid import RunSpec
 from agentrt.lab.runs.replays import Replayed, ended_of
 from agentrt.lab.workloads.journals import RecordedCall, Recording, listed
@@ -77,11 +78,13 @@ class RealReplay:
                 await self._on(engine, group)
 
     async def _on(self, engine: LabEngine, group: Sequence[Contender]) -> None:
-        front = await open_frontend(engine)
-        try:
-            programs = await rendered(self.recording, front, engine.max_model_len)
-        finally:
-            await front.close()
+        with EngineLog(verbose=False) as log:
+            with log.collect():
+                front = await open_frontend(engine)
+            try:
+                programs = await rendered(self.recording, front, engine.max_model_len)
+            finally:
+                await front.close()
         await warm_up(engine, group[0], [_first_call(one) for one in programs])
         for one in group:
             before = self._before
@@ -184,7 +187,7 @@ def measure(
 
 
 def _check(recording: Recording, everyone: Sequence[Contender], spec: RunSpec) -> None:
-    check_on_engines(everyone)
+    check_on_one_engine(everyone)
     if spec.machine.replicas > 1:
         raise ConfigError(_ONE.format(spec.machine.replicas))
     for call in recording.calls:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,13 +16,20 @@ import pytest
 pytest.importorskip("vllm")
 
 from agentrt.cli.app import call
+from agentrt.executors.vllm.options import EngineOptions
 from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore
+from agentrt.lab.bench import replays
 from agentrt.lab.workloads import journals
+from agentrt.scheduler import SchedulerConfig
 from tests.cli.conftest import check
+from tests.lab.answering import WholeEngine
+from tests.lab.bench.test_replays import write_two
 from tests.lab.virtual_world import ATLAS, MACHINE, TIMES, World, burst, record
+from tests.lab.workloads.test_journals import Written
 
 pytestmark = pytest.mark.engine
+REAL = ("--depth", "real")
 
 
 async def recorded(path: Path, patch: pytest.MonkeyPatch, content: Content = "full") -> Path:
@@ -117,13 +127,76 @@ async def test_a_journal_that_does_not_say_on_what_it_ran(
     assert "16 programs (j), arrivals: recorded." in capfd.readouterr().out
 
 
+def on_an_engine(patch: pytest.MonkeyPatch, engine: WholeEngine) -> list[EngineOptions]:
+    """Let ``engine`` be all that are made: with which options."""
+    made: list[EngineOptions] = []
+    patch.setattr(replays, "engine_for", lambda one, base: made.append(base) or engine)
+    patch.setattr(replays, "started", engine.started)
+    patch.setattr(replays, "open_frontend", engine.front)
+    return made
+
+
+def test_in_real_time_with_the_same_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On the recorded model and sizes, but for what is given; vLLM's flags come last."""
+    journal, plot = Written(tmp_path / "j"), tmp_path / "plot.svg"
+    write_two(journal)
+    path, engine = journal.write(), WholeEngine()
+    model = {"model": "org/recorded", "max_model_len": 64, "kv_blocks": 9, "max_num_seqs": 3}
+    with closing(sqlite3.connect(path)) as writer, writer:
+        settings = json.dumps({**model, "scheduler": ATLAS.to_dict()})
+        writer.execute("INSERT INTO agentrt_journal VALUES ('engine', ?)", (settings,))
+    made = on_an_engine(monkeypatch, engine)
+    given = ("--policy", "fcfs", "--kv-blocks", 8, "--plot", plot, "--", "--dtype", "half")
+    out, err = replayed(capfd, path, *REAL, *given)
+    [base] = made
+    assert (base.model, base.max_num_seqs) == ("org/recorded", 3)
+    sizes = ("--num-gpu-blocks-override", "8", "--max-model-len", "64")
+    assert tuple(base.flags) == (*sizes, "--dtype", "half")
+    assert "**Real time**" in out
+    assert "Engine: org/recorded, 8 batch slots" in out
+    names = [line.split()[1] for line in out.splitlines() if line.startswith("| ")]
+    assert names == ["policy", "recorded", "atlas", "fcfs", "program", "p-1", "p-2"]
+    assert "2 runs, each of about 0 s" in err
+    assert "2 of 4 programs" in err
+    assert plot.read_text().startswith("<?xml")
+    out, _ = replayed(capfd, path, *REAL, "--model", "m", "--json")
+    assert json.loads(out)["settings"]["model"] == "m"
+
+
+def test_ctrl_c_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(WholeEngine):
+        async def configure(self, config: SchedulerConfig) -> None:
+            await super().configure(config)
+            if self.told.count("forget") == runs:
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.Event().wait()
+
+    journal = Written(tmp_path / "j")
+    write_two(journal)
+    args = ["replay", str(journal.write()), *REAL, "--model", "m", "--policy", "fcfs", "atlas"]
+    for runs, said in ((0, ""), (1, "| fcfs ")):
+        on_an_engine(monkeypatch, Interrupted())
+        assert call(args) == 130
+        out, err = capfd.readouterr()
+        assert f"{runs} of 2 runs were done" in err
+        assert said in out
+        assert "| atlas" not in out
+
+
 async def test_what_cannot_be_replayed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    journal, empty, text = (tmp_path / name for name in ("j", "empty", "text"))
+    journal, quiet, empty, text = (tmp_path / name for name in ("j", "quiet", "empty", "text"))
     SQLiteStore(empty).close()
     text.write_text("{}")
     await recorded(journal, monkeypatch)
+    await recorded(quiet, monkeypatch, "digest")
+    write_two(written := Written(tmp_path / "bare"))
+    bare = written.write()
     for args, said in (
         ((tmp_path / "none",), "there is no such file"),
         ((text,), "is no journal: give a file of agentrt run --journal"),
@@ -132,8 +205,20 @@ async def test_what_cannot_be_replayed_is_refused(
         ((journal, "--policy", "fast"), "unknown policy 'fast'"),
         ((journal, "--router", "cost"), "--router chooses among replicas"),
         ((journal, "--plot", tmp_path / "plot.txt"), "--plot"),
+        ((journal, "--model", "m"), "--model is for --depth real"),
+        ((journal, "--", "--dtype", "half"), "flags after -- is for --depth real"),
+        ((journal, *REAL, "--step-model", text), "--step-model is for --depth virtual"),
     ):
         capfd.readouterr()
         check(capfd, call(["replay", *map(str, args)]), said)
-    assert call(["replay", str(journal), "--kv-blocks", "20"]) == 2
-    assert "raise kv_blocks" in capfd.readouterr().err
+    for args, said in (
+        ((journal, "--kv-blocks", 20), "raise kv_blocks"),
+        ((journal, *REAL, "--policy", "srpt"), "'srpt' runs in virtual time only"),
+        ((journal, *REAL, "--policy", "stock+ample"), "'stock+ample': all share an engine"),
+        ((journal, *REAL, "--replicas", 2), "and these are 2: give --replicas 1"),
+        ((bare, *REAL), "which model was recorded is not known: give --model"),
+        ((journal, *REAL, "--model", "./none"), "./none': no such folder"),
+        ((quiet, *REAL), "program main-1: --depth real needs its prompts"),
+    ):
+        assert call(["replay", *map(str, args)]) == 2
+        assert said in capfd.readouterr().err.splitlines()[-1]
