@@ -93,6 +93,7 @@ class ProgramRecord:
         self._held: list[EndRow] = []
         self._streams: set[str] = set()  # those that were made now, and not found
         self._patches: dict[str, bool] = {}
+        self._forgotten: set[str] = set()  # places that the code has left, to run anew from there
         self._code_changed = code_changed
         self._diverged: DivergenceError | None = None
         root = past.root
@@ -157,7 +158,9 @@ class ProgramRecord:
             raise self._diverged
         if past.end is not None:
             self.past.turns.answered(past.end.place)
-        for place in (start.node, *self.past.forget_after(at.path, number, at.forks)):
+        gone = (start.node, *self.past.forget_after(at.path, number, at.forks))
+        self._forgotten.update(gone)
+        for place in gone:
             for table in ("agentrt_starts", "agentrt_ends"):
                 statement = f"DELETE FROM {table} WHERE program = ? AND node = ?"
                 self._sink.put(Statement(statement, (self.id, place)))
@@ -211,6 +214,10 @@ class ProgramRecord:
         outcome = self.outcome(result if error is None else error, state)
         self._end(self._start, *outcome)
         await self._sink.written()
+
+    def asks_no_more(self, key: str) -> bool:
+        """Whether the code has left the node of that key, and runs as if it had never been."""
+        return self._diverged is not None or key in map(self.key_of, self._forgotten)
 
     @property
     def diverged(self) -> DivergenceError | None:

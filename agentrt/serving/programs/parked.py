@@ -30,6 +30,9 @@ _AT_ONCE = 1000
 _AT_A_STOP_S = 1.0
 """When the server stops, who has waited so long is parked."""
 _MOST_QUESTIONS = 1000
+_LOOK_S = 0.1
+_ASKS_WITHIN_S = 30.0
+"""A program that is brought back for an answer asks its question again within so long."""
 
 _log = logging.getLogger(__name__)
 
@@ -223,11 +226,31 @@ class Parking:
         if one is None:
             raise QuestionClosedError(f"question {asked.id} was withdrawn already")
         if (back := self._reopening.get(asked.id)) is not None:
-            await asyncio.shield(back[1])
+            await self._asked_again(one.run, asked.id, back[1])
         if one.run.error is not None:
             raise QuestionClosedError(f"question {asked.id}: its program failed: {one.run.error}")
         self._runtime.questions.answer(asked.id, value)
         return {}
+
+    async def _asked_again(self, run: Run, question: str, opened: asyncio.Future[None]) -> None:
+        """Wait until a question is open again, or never will be. Raises `QuestionClosedError`
+        where the run's code goes on without it.
+        """
+        for _ in range(int(_ASKS_WITHIN_S / _LOOK_S)):
+            await asyncio.wait({opened}, timeout=_LOOK_S)
+            if opened.done():
+                return
+            if (record := run.record) is not None and (
+                record.asks_no_more(question) or tracking.only_rests(run, record.rests)
+            ):
+                raise QuestionClosedError(
+                    f"question {question}: program {run.id} has come back and does not ask it any "
+                    "more: its code has changed"
+                )
+        raise QuestionClosedError(
+            f"question {question}: program {run.id} has come back and has not asked it again "
+            f"within {_ASKS_WITHIN_S:g} s: its code has changed, or is slow; try again later"
+        )
 
     def _asked(self, question: Question) -> None:
         if question.state == "open":

@@ -8,11 +8,14 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from pydantic import BaseModel, field_validator
 
 from agentrt import Context, tool
+from agentrt.journal import JournalOptions
 from agentrt.journal.postgres import PostgresStore
 from agentrt.serving import observability
+from agentrt.serving.programs import parked
 from tests.journal.killing import nodes
 from tests.serving.langgraph.postgres import cluster
 from tests.serving.programs.parking import asks, of, served
@@ -57,6 +60,20 @@ async def test_its_metrics_are_those_of_one_program(tmp_path: Path) -> None:
         'agentrt_programs_ended_total{state="done",tenant="default",type="asks"}': "1.0"
     }
     assert counted['agentrt_calls_total{tenant="default",type="asks"}'] == "2.0"
+
+
+async def test_what_an_earlier_server_did_is_none_of_this_ones_metrics(tmp_path: Path) -> None:
+    """It counts the call that it makes, and not the one that it finds in the journal."""
+    async with served(tmp_path / "j", asks) as local:
+        run = await local.started("asks", input="tea")
+        [question] = (await local.parked(run))["questions"]
+    async with served(tmp_path / "j", asks, apis=[observability.api]) as local:
+        await local.answer(question, "yes")
+        await local.done(run)
+        lines = (await local.client.get("/metrics")).text.splitlines()
+        counted = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert counted['agentrt_calls_total{tenant="default",type="asks"}'] == "1.0"
+    assert counted['agentrt_output_tokens_total{tenant="default",type="asks"}'] == "4.0"
 
 
 async def test_two_answers_at_once_are_one(tmp_path: Path) -> None:
@@ -281,6 +298,61 @@ async def test_code_that_has_changed_is_found_with_the_answer(tmp_path: Path) ->
         refused = await local.answer(question, "yes", 409)
         assert "diverged from its journal" in refused["error"]["message"]
         assert (await local.run(run))["state"] == "failed"
+
+
+@pytest.mark.parametrize("reruns", [False, True])
+async def test_a_question_that_changed_code_does_not_ask_any_more(
+    tmp_path: Path, reruns: bool
+) -> None:
+    """It rests elsewhere; or it runs anew from there, and waits for a tool. Who answers is told so
+    while the run goes on, and whoever answers again, too.
+    """
+    may_end = asyncio.Event()
+
+    async def code(ctx: Context) -> None:
+        await asyncio.gather(ctx.human("here?"), ctx.human("and there?"))
+
+    async def rests(ctx: Context) -> None:
+        await asyncio.gather(ctx.human("here?"))
+
+    async def works(ctx: Context) -> None:
+        await asyncio.gather(ctx.human("here?"), ctx.tool(may_end.wait))
+
+    async with served(tmp_path / "j", of(code)) as local:
+        run = await local.started("main")
+        asked = {one["question"]: one for one in (await local.parked(run))["questions"]}
+    changed, options = of(works if reruns else rests), JournalOptions(reruns=reruns)
+    async with served(tmp_path / "j", changed, options=options) as local:
+        for _ in range(2):
+            refused = await local.answer(asked["and there?"], "yes", 409)
+            assert "does not ask it any more: its code has changed" in refused["error"]["message"]
+            assert (await local.run(run))["state"] in ("running", "waiting for a human")
+        await local.answer(asked["here?"], "yes")
+        may_end.set()
+        await local.done(run)
+
+
+async def test_a_question_that_is_not_asked_again_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parked, "_ASKS_WITHIN_S", 0.1)
+    may_ask = asyncio.Event()
+
+    async def code(ctx: Context) -> str:
+        await may_ask.wait()
+        return str(await ctx.human("go on?"))
+
+    may_ask.set()
+    async with served(tmp_path / "j", of(code)) as local:
+        run = await local.started("main")
+        [question] = (await local.parked(run))["questions"]
+        may_ask.clear()
+        refused = await local.answer(question, "yes", 409)
+        assert "within 0.1 s: its code has changed, or is slow" in refused["error"]["message"]
+        may_ask.set()
+        await local.until(run, lambda run: run["questions"])
+        await local.answer(question, "yes")
+        assert await local.done(run) == "yes"
 
 
 async def test_who_waits_for_its_client_is_not_parked(tmp_path: Path) -> None:
