@@ -73,15 +73,20 @@ class Parking:
         if draining or (time.time() < self._next and not self._parks):
             return
         self._next, self._parks = 0.0, False  # so it stays if the journal cannot be read
-        found = await self._waits.first_due(self._programs, _AT_ONCE)
-        self._next = math.inf
-        for program_id, due in found:
-            self._next = due
-            if due > time.time():
-                break
-            # One that has come back already, and could not begin, is let be.
-            if not self._runs.has(program_id) and program_id not in self._leaving:
-                await self._revived(program_id)
+        self._next = await self._bring_back()
+
+    async def _bring_back(self) -> float:
+        """Bring back whose time has come, and say when the next time is."""
+        found, left, due = [(0.0, "")], _AT_ONCE, math.inf
+        while found := await self._waits.first_due(self._programs, _AT_ONCE, found[-1]):
+            for due, program_id in found:
+                if due > time.time() or not left:
+                    return due
+                # One that has come back already, and could not begin, is let be.
+                if not self._runs.has(program_id) and program_id not in self._leaving:
+                    await self._revived(program_id)
+                    left -= 1
+        return due
 
     # -- out of memory -----------------------------------------------------------------
 

@@ -242,6 +242,31 @@ async def test_times_come_while_a_program_is_parked(tmp_path: Path) -> None:
         await local.answer(question, "me", 409)
 
 
+async def test_who_cannot_begin_keeps_no_timer_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five whose journal is damaged are due before it, and two are brought back in a sweep."""
+    monkeypatch.setattr(parked, "_AT_ONCE", 2)
+
+    async def code(ctx: Context) -> str:
+        said = str(await ctx.llm("tea"))
+        await ctx.sleep(3600)
+        return said
+
+    path = tmp_path / "j"
+    async with served(path, of(code)) as local:
+        runs = [await local.started("main") for _ in range(6)]
+        for run in runs:
+            await local.parked(run)
+    hours_later(path)
+    with closing(sqlite3.connect(path)) as journal, journal:
+        journal.execute("UPDATE agentrt_ends SET place = 9 WHERE program <> ?", (runs[-1],))
+        journal.execute("UPDATE agentrt_waits SET due = due + 1 WHERE program = ?", (runs[-1],))
+    async with served(path, of(code)) as local:
+        assert await local.done(runs[-1]) == "said tea"
+        assert [(await local.run(run))["state"] for run in runs[:-1]] == ["failed"] * 5
+
+
 async def test_a_deadline_comes_while_a_program_is_parked(tmp_path: Path) -> None:
     path = tmp_path / "j"
     async with served(path, asks) as local:
