@@ -7,15 +7,18 @@ import sqlite3
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, field_validator
 
-from agentrt import Context, tool
+from agentrt import Context, Event, program, tool
 from agentrt.journal import JournalOptions
 from agentrt.journal.postgres import PostgresStore
 from agentrt.serving import observability
 from agentrt.serving.programs import parked
+from agentrt.serving.triggers import Trigger, api_with
+from tests.interrupts.byhand import ByHand
 from tests.journal.killing import nodes
 from tests.serving.langgraph.postgres import cluster
 from tests.serving.programs.parking import asks, of, served
@@ -378,6 +381,36 @@ async def test_a_question_that_is_not_asked_again_for_long(
         await local.until(run, lambda run: run["questions"])
         await local.answer(question, "yes")
         assert await local.done(run) == "yes"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_an_events_program_that_fails_after_it_was_parked(
+    tmp_path: Path, restarts: bool
+) -> None:
+    """Its event is kept for people once, with the reason: in this server, or in the next one."""
+
+    @program
+    async def reacts(ctx: Context, event: dict[str, Any]) -> None:
+        raise ValueError(await ctx.human(f"{event['topic']}?"))
+
+    happened, apis = Event("oven", 300), [api_with([Trigger("#", "reacts")], pytest.fail)]
+    sources = [ByHand(happened), ByHand()]
+    async with served(tmp_path / "j", reacts, events=sources[0], apis=apis) as local:
+        while not (questions := await local.questions()):
+            await asyncio.sleep(0)
+        [question] = questions
+        while local.server.runtime.runs:
+            await local.park()
+        if not restarts:
+            await local.answer(question, "too hot")
+            await local.until("reacts-1", lambda run: run["state"] == "failed")
+    async with served(tmp_path / "j", reacts, events=sources[1], apis=apis) as local:
+        if restarts:
+            await local.answer(question, "too hot")
+            await local.until("reacts-1", lambda run: run["state"] == "failed")
+    letter = (happened, "program reacts-1 failed: ValueError: too hot", "reacts", "default")
+    here = sources.pop(restarts)
+    assert (here.refused, sources[0].refused) == ([letter], [])
 
 
 async def test_who_waits_for_its_client_is_not_parked(tmp_path: Path) -> None:
