@@ -56,6 +56,7 @@ _OF_DEPTH = {"step_model": "virtual", "model": "real", "engine_flags": "real"}
 _POLICIES = ("fcfs", "adaptive+cost+memory")
 _UNKNOWN = """{}: neither the engine nor its policy is recorded: sizes are those of the options,
 such as --batch and --kv-blocks, or made up"""
+_SEVERAL = "{}: its programs ran under several policies: none is replayed as the recorded one"
 SIZES = {
     "batch": "max_num_seqs",
     "kv_blocks": "kv_blocks",
@@ -66,6 +67,7 @@ SIZES = {
     "in_flight": "in_flight",
 }
 """Of `Machine`, and what a journal calls them."""
+_GIVEN = ("batch", "kv_blocks", "max_num_batched_tokens", "replicas", "router")
 
 
 class ReplayCommand(RunCommand, ManyCommand):
@@ -116,8 +118,8 @@ def replay(journal: Path, **options: Any) -> None:
     machine = Machine(depth="virtual", step_model=times, **sizes)
     setting = Setting(Source(journal.name, journal), Pressure("recorded"))
     click.echo(setting.source.trace().report(), err=True)
-    if not recording.engine:
-        click.echo(_UNKNOWN.format(journal), err=True)
+    if "scheduler" not in recording.engine:
+        click.echo((_SEVERAL if recording.engines else _UNKNOWN).format(journal), err=True)
     specs = grid([setting], everyone, [0], machine)
     if options["depth"] == "real":
         from agentrt.lab.bench.replays import measure
@@ -160,11 +162,20 @@ def _check_depth(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"{flag} is for --depth {depth}; leave it out, or give that depth")
 
 
+def _differ(recording: Recording) -> list[str]:
+    """The options for sizes in which the recorded engines differ."""
+    told = [{name: one.get(theirs) for name, theirs in SIZES.items()} for one in recording.engines]
+    return [name for name in _GIVEN if len({one[name] for one in told}) > 1]
+
+
 def _sizes(recording: Recording, options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the recorded engine that a `Machine` has, but for what is given."""
     engine = recording.engine
     sizes = {ours: engine[theirs] for ours, theirs in SIZES.items() if theirs in engine}
     sizes |= {name: options[name] for name in SIZES if options.get(name) is not None}
+    if several := [name for name in _differ(recording) if name not in sizes]:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in several)
+        raise ConfigError(f"its programs ran on engines of several sizes: choose by {given}")
     if options["router"] is not None and sizes.get("replicas", 1) == 1:
         raise ConfigError("--router chooses among replicas: give --replicas N, or leave it out")
     return sizes

@@ -58,13 +58,23 @@ class RecordedCall:
 class Recording:
     """A journal: its programs, and what came of those that ended, in the order of their ends.
 
-    ``engine`` is what the journal says of the engine, which may be nothing.
+    ``engines`` are all that the journal was written on, the last one first; there may be none.
     """
 
     programs: tuple[ProgramShape, ...]
     outcomes: tuple[Outcome, ...]
     calls: tuple[RecordedCall, ...]
-    engine: Mapping[str, Any]
+    engines: tuple[Mapping[str, Any], ...]
+
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """What is true of all engines."""
+        first, *others = self.engines or ({},)
+        return {
+            name: value
+            for name, value in first.items()
+            if all(one.get(name) == value for one in others)
+        }
 
 
 def read(path: Path, scales: Scales, notes: Notes) -> list[ProgramShape]:
@@ -92,7 +102,7 @@ def read_recording(path: Path) -> Recording:
 def _recorded(path: Path, scales: Scales) -> tuple[Recording, Notes]:
     notes = Notes()
     with closing(ReadingStore(path)) as store:
-        engine = store.query("SELECT value FROM agentrt_journal WHERE key = 'engine'")
+        engines = _engines(store)
         read = [_Program(one, notes) for one in [*histories(store, limit=_ALL)][::-1]]
     entries = [Fields(f"journal {path}, {one.row.id}", one.dag()) for one in read]
     shapes = {one.program_id: one for one in dagfile.read(entries, "program", scales, notes)}
@@ -107,9 +117,15 @@ def _recorded(path: Path, scales: Scales) -> tuple[Recording, Notes]:
         tuple(shapes[one.row.id] for one in kept),
         tuple(sorted(outcomes, key=lambda one: one.ended_s)),
         tuple(call for one in kept for call in one.calls),
-        json.loads(engine[0][0]) if engine else {},
+        engines,
     )
     return recording, notes
+
+
+def _engines(store: ReadingStore) -> tuple[Mapping[str, Any], ...]:
+    """The last one comes first; older journals have no other."""
+    rows = store.query("SELECT value FROM agentrt_journal WHERE key LIKE 'engine%' ORDER BY key")
+    return tuple(map(json.loads, dict.fromkeys(text for (text,) in rows)))
 
 
 class _Program:

@@ -8,6 +8,7 @@ import os
 import signal
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from agentrt import Runtime
 from agentrt.cli.app import call
+from agentrt.cli.journals import describe_engine
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore
 from agentrt.lab.bench import replays
@@ -25,7 +29,7 @@ from agentrt.scheduler import SchedulerConfig
 from tests.cli.conftest import check
 from tests.lab.answering import WholeEngine
 from tests.lab.bench.test_replays import write_two
-from tests.lab.virtual_world import ATLAS, MACHINE, TIMES, World, burst, record
+from tests.lab.virtual_world import ATLAS, FCFS, MACHINE, TIMES, World, burst, record
 from tests.lab.workloads.test_journals import Written
 
 pytestmark = pytest.mark.engine
@@ -185,6 +189,28 @@ def test_ctrl_c_keeps_what_is_done(
         assert f"{runs} of 2 runs were done" in err
         assert said in out
         assert "| atlas" not in out
+
+
+async def test_a_journal_that_two_engines_have_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is true of both is taken; the size in which they differ is to be given, and neither's
+    policy is the recorded one.
+    """
+    path = await recorded(tmp_path / "j", monkeypatch)
+    other = World(FCFS, replace(MACHINE, batch=2).virtual_options(), TIMES)
+    async with (
+        await Journal.open(lambda: SQLiteStore(path), JournalOptions()) as journal,
+        Runtime(other, journal=journal) as runtime,
+    ):
+        await describe_engine(runtime, FCFS)
+    capfd.readouterr()
+    check(capfd, call(["replay", str(path)]), "of several sizes: choose by --batch")
+    out, err = replayed(capfd, path, "--batch", 3, "--policy", "plas")
+    assert "ran under several policies: none is replayed as the recorded one" in err
+    assert "3 batch slots, 220 KV blocks" in out
+    names = [line.split()[1] for line in out.splitlines() if line.startswith("| ")]
+    assert names[:3] == ["policy", "recorded", "plas"]
 
 
 async def test_what_cannot_be_replayed_is_refused(
