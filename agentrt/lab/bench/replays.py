@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -35,10 +34,7 @@ _NO_TEXTS = (
     "program {}: --depth real needs its prompts, which the journal does not have: record with "
     "--journal-content full, or leave --depth real out"
 )
-_ONE = (
-    "--depth real runs on one engine, and these are {}: give --replicas 1, or leave --depth real "
-    "out"
-)
+_ONE = "--depth real runs on one engine, and these are {}: give --replicas 1, or leave it out"
 _TOO_LONG = (
     "program {}: a call of {} tokens with {} of output does not fit into the {} that the engine "
     "takes: end the command in -- --max-model-len N"
@@ -70,36 +66,30 @@ class RealReplay:
 
     async def run(self) -> None:
         """All of them. Raises `ConfigError` for what the engine cannot take."""
-        for group in by_engine(self.everyone):
-            engine = engine_for(group[0], self.base)
-            self.progress(self._before, "loading an engine")
-            async with self.open(engine):
-                self.sizes = self.sizes or engine.sizes()
-                await self._on(engine, group)
-
-    async def _on(self, engine: LabEngine, group: Sequence[Contender]) -> None:
         with EngineLog(verbose=False) as log:
-            with log.collect():
-                front = await open_frontend(engine)
-            try:
-                programs = await rendered(self.recording, front, engine.max_model_len)
-            finally:
-                await front.close()
+            for group in by_engine(self.everyone):
+                engine = engine_for(group[0], self.base)
+                self._tell(what="loading an engine")
+                async with self.open(engine):
+                    self.sizes = self.sizes or engine.sizes()
+                    with log.collect():
+                        front = await open_frontend(engine)
+                    await self._on(engine, front, group)
+
+    async def _on(self, engine: LabEngine, front: Frontend, group: Sequence[Contender]) -> None:
+        try:
+            programs = await rendered(self.recording, front, engine.max_model_len)
+        finally:
+            await front.close()
         await warm_up(engine, group[0], [_first_call(one) for one in programs])
         for one in group:
-            before = self._before
-            self.progress(before, one.name)
+            self._tell(what=one.name)
             run, gate = f"/{one.name}", one.make_gate(self.spec.machine.virtual_options())
-            ended = partial(self._ended, before)
-            ran = await serve(engine, one, programs, run=run, gate=gate, ended=ended)
+            ran = await serve(engine, one, programs, run=run, gate=gate, ended=self._tell)
             self.results.append(ended_of(self.recording, replace(self.spec, contender=one), ran))
 
-    @property
-    def _before(self) -> int:
-        return len(self.results) * len(self.recording.programs)
-
-    def _ended(self, before: int, count: int) -> None:
-        self.progress(before + count)
+    def _tell(self, ended: int = 0, what: str = "") -> None:
+        self.progress(len(self.results) * len(self.recording.programs) + ended, what)
 
 
 async def rendered(recording: Recording, front: Frontend, most: int) -> list[ProgramShape]:
@@ -113,17 +103,12 @@ async def rendered(recording: Recording, front: Frontend, most: int) -> list[Pro
             call = next(calls)
             ids = await _prompt(call, front)
             if len(ids) + shape.output_tokens > most:
-                raise ConfigError(
-                    _TOO_LONG.format(call.program, len(ids), shape.output_tokens, most)
-                )
-            real = replace(
-                shape,
-                prompt_tokens=len(ids),
-                prompt_ids=(ids,),
-                extends=_extended(shape, ids, program.calls, shapes),
-                cache_salt=call.asked.get("cache_salt"),
-            )
-            shapes.append(real)
+                told = call.program, len(ids), shape.output_tokens, most
+                raise ConfigError(_TOO_LONG.format(*told))
+            salt = call.asked.get("cache_salt")
+            extends = _extended(shape, ids, program.calls, shapes)
+            real = replace(shape, prompt_ids=(ids,), extends=extends, cache_salt=salt)
+            shapes.append(replace(real, prompt_tokens=len(ids)))
         programs.append(replace(program, calls=tuple(shapes)))
     return programs
 
@@ -167,7 +152,12 @@ def measure(
     options: Mapping[str, Any],
 ) -> tuple[str, dict[str, Any], list[Replayed], StoppedError | None]:
     """What they ran on, in words and as values; the runs; and what ended them early."""
-    _check(recording, everyone, spec)
+    check_on_one_engine(everyone)
+    if spec.machine.replicas > 1:
+        raise ConfigError(_ONE.format(spec.machine.replicas))
+    for call in recording.calls:
+        if not call.asked.get("messages") and not listed(call.asked, "prompt_token_ids"):
+            raise ConfigError(_NO_TEXTS.format(call.program))
     base = _engine_options(recording, sizes, options)
     lasts_s = max(one.ended_s for one in recording.outcomes)
     note(f"{len(everyone)} runs, each of about {lasts_s:.0f} s")
@@ -184,15 +174,6 @@ def measure(
     head = about_engine(base.model or "", flags, replay.sizes, machine)
     told = {"depth": "real", "model": base.model, "flags": list(flags), "hardware": machine}
     return head, {**told, **replay.sizes}, replay.results, stop
-
-
-def _check(recording: Recording, everyone: Sequence[Contender], spec: RunSpec) -> None:
-    check_on_one_engine(everyone)
-    if spec.machine.replicas > 1:
-        raise ConfigError(_ONE.format(spec.machine.replicas))
-    for call in recording.calls:
-        if not call.asked.get("messages") and not listed(call.asked, "prompt_token_ids"):
-            raise ConfigError(_NO_TEXTS.format(call.program))
 
 
 def _engine_options(
