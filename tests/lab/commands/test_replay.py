@@ -134,7 +134,12 @@ async def test_a_journal_that_does_not_say_on_what_it_ran(
 def on_an_engine(patch: pytest.MonkeyPatch, engine: WholeEngine) -> list[EngineOptions]:
     """Let ``engine`` be all that are made: with which options."""
     made: list[EngineOptions] = []
-    patch.setattr(replays, "engine_for", lambda one, base: made.append(base) or engine)
+
+    def make(one: object, base: EngineOptions) -> WholeEngine:
+        made.append(base)
+        return engine
+
+    patch.setattr(replays, "engine_for", make)
     patch.setattr(replays, "started", engine.started)
     patch.setattr(replays, "open_frontend", engine.front)
     return made
@@ -175,18 +180,18 @@ def test_ctrl_c_keeps_what_is_done(
     class Interrupted(WholeEngine):
         async def configure(self, config: SchedulerConfig) -> None:
             await super().configure(config)
-            if self.told.count("forget") == runs:
+            if self.told.count("forget") == done:
                 os.kill(os.getpid(), signal.SIGINT)
                 await asyncio.Event().wait()
 
     journal = Written(tmp_path / "j")
     write_two(journal)
     args = ["replay", str(journal.write()), *REAL, "--model", "m", "--policy", "fcfs", "atlas"]
-    for runs, said in ((0, ""), (1, "| fcfs ")):
+    for done, said in ((0, ""), (1, "| fcfs ")):
         on_an_engine(monkeypatch, Interrupted())
         assert call(args) == 130
         out, err = capfd.readouterr()
-        assert f"{runs} of 2 runs were done" in err
+        assert f"{done} of 2 runs were done" in err
         assert said in out
         assert "| atlas" not in out
 
@@ -237,7 +242,7 @@ async def test_what_cannot_be_replayed_is_refused(
     ):
         capfd.readouterr()
         check(capfd, call(["replay", *map(str, args)]), said)
-    for args, said in (
+    for given, told in (
         ((journal, "--kv-blocks", 20), "raise kv_blocks"),
         ((journal, *REAL, "--policy", "srpt"), "'srpt' runs in virtual time only"),
         ((journal, *REAL, "--policy", "stock+ample"), "'stock+ample': all share an engine"),
@@ -246,5 +251,5 @@ async def test_what_cannot_be_replayed_is_refused(
         ((journal, *REAL, "--model", "./none"), "./none': no such folder"),
         ((quiet, *REAL), "program main-1: --depth real needs its prompts"),
     ):
-        assert call(["replay", *map(str, args)]) == 2
-        assert said in capfd.readouterr().err.splitlines()[-1]
+        assert call(["replay", *map(str, given)]) == 2
+        assert told in capfd.readouterr().err.splitlines()[-1]
