@@ -66,12 +66,12 @@ class RealReplay:
 
     async def run(self) -> None:
         """All of them. Raises `ConfigError` for what the engine cannot take."""
-        with EngineLog(verbose=False) as log:
-            for group in by_engine(self.everyone):
-                engine = engine_for(group[0], self.base)
-                self._tell(what="loading an engine")
-                async with self.open(engine):
-                    self.sizes = self.sizes or engine.sizes()
+        for group in by_engine(self.everyone):
+            engine = engine_for(group[0], self.base)
+            self._tell(what="loading an engine")
+            async with self.open(engine):
+                self.sizes = self.sizes or engine.sizes()
+                with EngineLog(verbose=False) as log:
                     with log.collect():
                         front = await open_frontend(engine)
                     await self._on(engine, front, group)
