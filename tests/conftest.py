@@ -108,11 +108,11 @@ async def token_runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
     """A runtime on one real engine for all tests of contexts and of techniques, in float32.
 
     Its model loads in a second and says what is no language. A block has 32 tokens, and the cache
-    8,192; a prompt and its output have up to 2,048.
+    8,192; a prompt and its output have up to 2,048. Its scheduler can be watched.
     """
     pytest.importorskip("vllm")
-    from agentrt.executors.vllm.engine import VLLMEngine
     from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.lab.engine.engines import LabEngine
     from tests.doubles.tinymodel import tiny_model
 
     model = str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
@@ -121,5 +121,5 @@ async def token_runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
         *("--block-size", "32", "--num-gpu-blocks-override", "257"),
         *("--logits-processors", "green_list:GreenList"),
     )
-    async with Runtime(VLLMEngine(EngineOptions(model, 32, flags=flags))) as runtime:
+    async with Runtime(LabEngine(EngineOptions(model, 32, flags=flags))) as runtime:
         yield runtime

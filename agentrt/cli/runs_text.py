@@ -96,7 +96,7 @@ def _ways(found: History) -> dict[str, list[str]]:
 
 def _row(node: PastNode, depth: int) -> tuple[Any, ...]:
     start, end = node.start, node.end
-    said = parsed("account", end.account) if end else None
+    said = parsed("account", end.account) if end and start.kind == "call" else None
     tokens = f"{said.get('prompt_tokens', 0)}>{said.get('output_tokens', 0)}" if said else ""
     took = None if end is None else end.ended - start.started
     place = f"{'  ' * (depth - 2)}{start.node}"

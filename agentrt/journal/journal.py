@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar
 
 from agentrt.errors import JournalError
-from agentrt.journal.codec import UnkeptError, dumps, loads
+from agentrt.journal.codec import UnkeptError, digest_of, dumps, loads
 from agentrt.journal.difference import difference
 from agentrt.journal.past import Past, PastNode
 from agentrt.journal.reading import read_nodes
@@ -37,6 +37,7 @@ _ENDED = """SELECT e.program FROM agentrt_ends e WHERE e.node = '0' AND e.state 
         AND s.attempt > e.attempt)
     ORDER BY e.ended DESC LIMIT 1000000000 OFFSET ?"""
 
+_ALSO = "INSERT INTO agentrt_journal VALUES (?, ?) ON CONFLICT DO NOTHING"
 _DESCRIBE = """INSERT INTO agentrt_journal VALUES ('engine', ?)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
 
@@ -115,7 +116,10 @@ class Journal:
         """Keep what the engine is that calls run on from now on, as JSON: for whoever studies the
         journal, and for no program.
         """
-        self.put(Statement(_DESCRIBE, (json.dumps(engine),)))
+        text = json.dumps(engine)
+        self.put(
+            Statement(_DESCRIBE, (text,)), Statement(_ALSO, (f"engine {digest_of(text)}", text))
+        )
 
     # -- programs ----------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class History:
 
     def totals(self) -> dict[str, float]:
         """What its calls cost that have answered: tokens, and sums of seconds."""
-        ends = [node.end for node in self.nodes.values()]
+        ends = [node.end for node in self.nodes.values() if node.start.kind == "call"]
         said = [json.loads(end.account) for end in ends if end is not None and end.account]
         sums = {name: sum(one.get(name, 0) for one in said) for name in _SUMS}
         return {"nodes": len(self.nodes), "calls": len(said), **sums}

@@ -39,6 +39,8 @@ from agentrt.journal.schema import (
 _NEVER = (UsageError, JournalWriteError, DivergenceError)
 """What is no answer, but a mistake to be mended: the node is asked again."""
 _LONGEST_NAME = 200
+_SHORT_S = 0.001
+"""A tool that waited less for its turn, by a limit of how many run at once, did not wait."""
 _FAULTS = (EngineError, ToolLostError)
 """What ends a program without its doing: recorded only once the program has gone on."""
 
@@ -93,6 +95,7 @@ class ProgramRecord:
         self._held: list[EndRow] = []
         self._streams: set[str] = set()  # those that were made now, and not found
         self._patches: dict[str, bool] = {}
+        self._forgotten: set[str] = set()  # places that the code has left, to run anew from there
         self._code_changed = code_changed
         self._diverged: DivergenceError | None = None
         root = past.root
@@ -157,7 +160,9 @@ class ProgramRecord:
             raise self._diverged
         if past.end is not None:
             self.past.turns.answered(past.end.place)
-        for place in (start.node, *self.past.forget_after(at.path, number, at.forks)):
+        gone = (start.node, *self.past.forget_after(at.path, number, at.forks))
+        self._forgotten.update(gone)
+        for place in gone:
             for table in ("agentrt_starts", "agentrt_ends"):
                 statement = f"DELETE FROM {table} WHERE program = ? AND node = ?"
                 self._sink.put(Statement(statement, (self.id, place)))
@@ -211,6 +216,10 @@ class ProgramRecord:
         outcome = self.outcome(result if error is None else error, state)
         self._end(self._start, *outcome)
         await self._sink.written()
+
+    def asks_no_more(self, key: str) -> bool:
+        """Whether the code has left the node of that key, and runs as if it had never been."""
+        return self._diverged is not None or key in map(self.key_of, self._forgotten)
 
     @property
     def diverged(self) -> DivergenceError | None:
@@ -303,10 +312,10 @@ def _plain(text: str) -> str:
 class NodeRecord:
     """One node of a program that runs: its ``start``, and its ``past`` if it has one. ``first`` is
     when its first attempt began (time of day, seconds), ``label`` its name in the DAG. One that is
-    not ``kept`` is what a program does while it is stopped.
+    not ``kept`` is what a program does while it is stopped. ``turn_s`` passed before it began.
     """
 
-    __slots__ = ("first", "kept", "label", "past", "place", "program", "start")
+    __slots__ = ("first", "kept", "label", "past", "place", "program", "start", "turn_s")
 
     def __init__(
         self, program: ProgramRecord, start: StartRow, past: PastNode | None, *, kept: bool = True
@@ -314,6 +323,7 @@ class NodeRecord:
         self.program, self.start, self.past, self.kept = program, start, past, kept
         self.place, self.label = start.node, start.name
         self.first = start.started if past is None else past.first
+        self.turn_s: float | None = None
 
     @property
     def key(self) -> str:
@@ -323,8 +333,9 @@ class NodeRecord:
     def begin(self) -> None:
         """An attempt begins; it is written with what comes next."""
         if self.kept:
-            before = self.start
-            row = *before[:2], before.attempt + 1, *before[3:-1], time.time()
+            before, now = self.start, time.time()
+            self.turn_s = now - before.started if self.turn_s is None else 0.0
+            row = *before[:2], before.attempt + 1, *before[3:-1], now
             self.start = StartRow._make(row)
             self.program.add(self.start)
 
@@ -345,6 +356,8 @@ class NodeRecord:
     ) -> None:
         """It gave ``value``: that is on the disk when this returns."""
         if self.kept:
+            if self.start.kind == "tool" and (self.turn_s or 0.0) >= _SHORT_S:
+                account = {"turn_s": self.turn_s}
             self.program.ended(self.start, value, account, dag)
             await self.program.written()
 

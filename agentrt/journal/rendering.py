@@ -94,7 +94,7 @@ def dag_of(found: History) -> ExecutionDAG:
         if end is None:
             continue
         ids[place] = made.id
-        report = loads(end.account) if end.account else None
+        report = loads(end.account) if end.account and start.kind == "call" else None
         if end.state == FAILED:
             dag.fail(made.id, end.ended, answer_of(node), report)
         else:

@@ -67,13 +67,18 @@ class Waits:
         rows = await self._read(f"{_QUESTIONS} AND w.question = ?", question_id)
         return ParkedQuestion(*rows[0]) if rows else None
 
-    async def first_due(self, types: Collection[str], limit: int) -> list[tuple[str, float]]:
-        """Programs of these types that wait for a time, and that time: the first first."""
+    async def first_due(
+        self, types: Collection[str], limit: int, after: tuple[float, str] = (0.0, "")
+    ) -> list[tuple[float, str]]:
+        """The times for which programs of these types wait, with the programs: the first first,
+        from those ``after`` such a pair on.
+        """
         marks = ", ".join("?" * len(types))
-        query = f"""SELECT w.program, w.due FROM agentrt_waits w JOIN agentrt_programs p
-            ON p.id = w.program WHERE w.due IS NOT NULL AND p.type IN ({marks})
-            ORDER BY w.due LIMIT ?"""
-        return [(str(row[0]), float(row[1])) for row in await self._read(query, *types, limit)]
+        query = f"""SELECT w.due, w.program FROM agentrt_waits w JOIN agentrt_programs p
+            ON p.id = w.program WHERE w.due IS NOT NULL AND (w.due, w.program) > (?, ?)
+            AND p.type IN ({marks}) ORDER BY w.due, w.program LIMIT ?"""
+        rows = await self._read(query, *after, *types, limit)
+        return [(float(row[0]), str(row[1])) for row in rows]
 
     async def _read(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         return await self._journal.read(lambda store: store.query(query, values))

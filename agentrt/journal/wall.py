@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agentrt.errors import JournalError
 from agentrt.journal.codec import UnkeptError, loads
@@ -32,10 +32,11 @@ from agentrt.request import CallReport
 from agentrt.request.spans import QUEUED, REASONS, STARTING, Cause, Span, read_spans
 
 ENGINE, TOOL, HUMAN, EVENT, OWN, STOPPED = "engine", "tool", "human", "event", "own code", "stopped"
-ALL_REASONS = (*REASONS, ENGINE, TOOL, HUMAN, EVENT, OWN, STOPPED)
+TURN = "turn"
+ALL_REASONS = (*REASONS, ENGINE, TURN, TOOL, HUMAN, EVENT, OWN, STOPPED)
 """``starting`` is also what lies between the program and the engine. ``engine``: in one that does
-not say more, or has not ended the call. ``event``: an event or a sleep. ``stopped``: its process
-was gone."""
+not say more, or has not ended the call. ``turn``: a tool waited for others, by a limit of how many
+run at once. ``event``: an event or a sleep. ``stopped``: its process was gone."""
 _KINDS = {"tool": TOOL, "tools": TOOL, "human": HUMAN, "event": EVENT, "sleep": EVENT}
 _WAITED_FOR = (*_KINDS, "call")
 
@@ -76,14 +77,23 @@ class Stay:
     @property
     def report(self) -> CallReport | None:
         """What the engine said of a call. Raises `JournalError` for what cannot be read."""
+        found = self._account()
+        return found if isinstance(found, CallReport) else None
+
+    @property
+    def asked(self) -> float:
+        """When a tool was to begin, before it waited for its turn. Raises `JournalError`."""
+        found = self._account()
+        return self.start.started - (found.get("turn_s", 0.0) if isinstance(found, dict) else 0.0)
+
+    def _account(self) -> Any:
         if self.end is None or not self.end.account:
             return None
         try:
-            found = loads(self.end.account)
+            return loads(self.end.account)
         except UnkeptError as error:
             where = f"node {self.start.node} of program {self.start.program}"
             raise JournalError(f"the account of {where} cannot be read: {error}") from error
-        return found if isinstance(found, CallReport) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +199,21 @@ class _Walk:
     def _back(self) -> Iterator[Piece]:
         """The pieces, the last first."""
         life, at = self._life, self._life.until
-        stay = self._last()
+        stay, later = self._last(), None
         while stay is not None and stay.until > life.since:
-            yield from self._cover(self._ended_in(stay.until, at), stay.until, at, OWN)
+            yield from self._before(later, stay.until, at)
             since = max(stay.start.started, life.since)
             yield from self._of(stay, since, stay.until)
-            at, stay = since, self._parent(stay)
-        yield from self._cover(self._ended_in(life.since, at), life.since, at, OWN)
+            at, stay, later = since, self._parent(stay), stay
+        yield from self._before(later, life.since, at)
+
+    def _before(self, stay: Stay | None, since: float, until: float) -> Iterator[Piece]:
+        """What lies before a node, the last first; None is the program's end."""
+        place, at = "", until
+        if stay is not None:
+            place, at = stay.start.node, min(max(stay.asked, since), until)
+        yield from self._cover(self._ended_in(at, until), at, until, TURN, place)
+        yield from self._cover(self._ended_in(since, at), since, at, OWN)
 
     def _last(self) -> Stay | None:
         """The node that the program ended with."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrt.journal.misses import CHANGED, EVICTED, SALTED, Miss
 from agentrt.journal.shares import Blame, shares_of
-from agentrt.journal.wall import ENGINE, EVENT, HUMAN, OWN, STOPPED, TOOL, Piece, Recorded
+from agentrt.journal.wall import ENGINE, EVENT, HUMAN, OWN, STOPPED, TOOL, TURN, Piece, Recorded
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,
@@ -28,6 +28,7 @@ WORDS = {
     PREFILL: "prefill",
     DECODE: "decode",
     ENGINE: "in an engine that says no more",
+    TURN: "waiting for a tool's turn",
     TOOL: "tools",
     HUMAN: "humans",
     EVENT: "events and sleeps",

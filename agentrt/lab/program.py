@@ -113,6 +113,7 @@ class LiveProgram:
             prompt_token_ids=tuple(self.prompt(index)) if with_prompt else None,
             max_tokens=shape.output_tokens,
             ignore_eos=True,
+            cache_salt=shape.cache_salt,
         )
         return PrioritizedCall(identity, spec, priority)
 
@@ -125,7 +126,11 @@ class LiveProgram:
     def _prompt(self, index: int) -> list[int]:
         program, call = self.shape, self.shape.calls[index]
         if call.prompt_ids:
-            return list(chain.from_iterable(call.prompt_ids))
+            ids = list(chain.from_iterable(call.prompt_ids))
+            if call.extends is not None and call.extends in self.outputs:
+                said = [*self.prompt(call.extends), *self.outputs[call.extends]][: len(ids)]
+                ids[: len(said)] = said
+            return ids
         if call.extends is None:
             ids = self.words(f"system of {program.type}", program.system_tokens)
         else:

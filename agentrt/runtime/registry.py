@@ -258,6 +258,10 @@ class RunRegistry:
                 service_s, waiting_s = report.service_s, report.waiting_s
                 name = call_id(run, node)
                 self.table.call_ended(run.row, name, now, node.path_s, service_s, waiting_s, report)
+                run.recalled.finished_calls += 1
+                run.recalled.service_s += service_s
+                run.recalled.waiting_s += waiting_s
+                run.recalled.usage += report
             scope.frontier.advance(node.id, node.parents)
             return node
 

@@ -64,7 +64,8 @@ class Run:
     runs, has no ``task``. One that is recorded in a journal has a ``record``, and the ``options``
     that are kept there; where it is cancelled since its process ends, it is ``left`` for the next
     one. Once it has ``begun``, that is on the disk. The seeds of its sampled calls are those of the
-    program ``draws_as``: itself, if it is "".
+    program ``draws_as``: itself, if it is "". ``recalled`` is what an earlier run of it
+    has paid of its ``row``.
     """
 
     id: str
@@ -83,6 +84,7 @@ class Run:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     left: bool = False
     draws_as: str = ""
+    recalled: ProgramRow = field(default_factory=lambda: ProgramRow("", ""), repr=False)
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     async def wait(self) -> Any:

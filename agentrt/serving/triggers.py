@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from fastapi import APIRouter
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential_jitter
 
-from agentrt import tracking
 from agentrt.errors import ConfigError, ToolUnavailableError
 from agentrt.interrupts.events import Event, Subscription
 from agentrt.program import Program
-from agentrt.runtime.run import RunState
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.runs import ProgramRuns, ServedRun
 from agentrt.serving.server import Api, Served, ServedProgram, Server
@@ -51,8 +49,6 @@ def api_with(triggers: Sequence[Trigger], notice: Callable[[str], None]) -> Api:
                 yield APIRouter()
         finally:
             await runs.close()
-            for one in firing:
-                await one.close()
 
     return api
 
@@ -68,7 +64,6 @@ class Firing:
         self._server, self._runs, self._notice = server, runs, notice
         self._events = server.runtime.events
         self._live: set[ServedRun] = set()
-        self._refusals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Start a program for each event, for ever."""
@@ -81,11 +76,6 @@ class Firing:
                 self._take(event)
         finally:
             await subscription.close()
-
-    async def close(self) -> None:
-        """Let what was refused get away."""
-        if self._refusals:
-            await asyncio.wait(self._refusals)
 
     async def _subscribed(self) -> Subscription:
         retrying = AsyncRetrying(
@@ -108,31 +98,20 @@ class Firing:
             given = {"topic": event.topic, "payload": event.payload}
             body = RunRequest(input=given, deadline=None, wait=False)
             try:
-                one = self._runs.start(self._program, trigger.tenant, body)
+                one = self._runs.start(self._program, trigger.tenant, body, event)
             except BusyError as error:
                 self._refuse(event, str(error))
                 return
             self._live.add(one)
             assert one.run.task is not None
-            one.run.task.add_done_callback(functools.partial(self._ended, one, event))
+            one.run.task.add_done_callback(functools.partial(self._ended, one))
 
-    def _ended(self, one: ServedRun, event: Event, task: asyncio.Task[None]) -> None:
+    def _ended(self, one: ServedRun, task: asyncio.Task[None]) -> None:
         self._live.discard(one)
         self._runs.sweep()
-        run = one.run
-        if run.state is RunState.FAILED:
-            self._refuse(event, f"program {run.id} failed: {type(run.error).__name__}: {run.error}")
-        elif run.record is not None and run.left:
-            pass  # the next server goes on with it
-        elif run.state is not RunState.DONE:
-            self._refuse(event, f"program {run.id} was {run.state}")
 
     def _refuse(self, event: Event, why: str) -> None:
-        sending = self._events.refuse(event, why, self.trigger.program, self.trigger.tenant)
-        with tracking.outside():
-            task = asyncio.ensure_future(sending)
-        self._refusals.add(task)
-        task.add_done_callback(self._refusals.discard)
+        self._runs.refuse(event, why, self.trigger.program, self.trigger.tenant)
 
 
 def program_of(trigger: Trigger, served: Mapping[str, Served]) -> Program:

@@ -41,7 +41,7 @@ class Made:
         *,
         parents: Iterable[str] = (),
         state: str = DONE,
-        report: CallReport | None = None,
+        report: CallReport | dict[str, float] | None = None,
         asked: Any = None,
         reply: Reply | None = None,
         attempt: int = 1,

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from contextlib import closing
 from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrt import Context, Runtime, program, tool
 from agentrt.errors import JournalError
+from agentrt.journal import Journal
 from agentrt.journal.shares import shares_of
-from agentrt.journal.wall import ALL_REASONS
+from agentrt.journal.store import SQLiteStore
+from agentrt.journal.wall import ALL_REASONS, read_program
 from agentrt.request import CallReport
 from agentrt.request.spans import REASONS, Cause
+from agentrt.runtime.durable import Durable
+from agentrt.runtime.run import Run
+from tests.doubles.scripted import ScriptedExecutor
 from tests.journal.made import BEGAN, Made, spent
 
 FILES = count()
@@ -41,6 +50,64 @@ def test_a_chain_of_nodes(tmp_path: Path) -> None:
         (1.0, "event", "0#3"),
         (6.0, "event", "0#4"),
     ]
+
+
+def test_a_tool_that_waits_for_its_turn(tmp_path: Path) -> None:
+    """1. Own code. 2. A tool of another program has the place. 3. So has one of this program, which
+    ends meanwhile, and counts itself. 4. The wait cannot begin before what came before.
+    """
+    made = Made(20.0)
+    made.node("0.0#0", "tool", 3.0, 5.0)
+    made.node("0#0", "tool", 6.0, 8.0, report={"turn_s": 5.0})
+    made.node("0#1", "tool", 9.0, 20.0, parents=["0#0"], report={"turn_s": 4.0})
+    assert made.times(tmp_path / "j") == [
+        (1.0, "own code", ""),
+        (2.0, "turn", "0#0"),
+        (2.0, "tool", "0.0#0"),
+        (1.0, "turn", "0#0"),
+        (2.0, "tool", "0#0"),
+        (1.0, "turn", "0#1"),
+        (11.0, "tool", "0#1"),
+    ]
+
+
+async def test_how_long_a_tool_waits_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second program's has to wait for the first one's, for 5 s of a clock made up."""
+    clock, may_end = SimpleNamespace(now=BEGAN), asyncio.Event()
+    began: list[str] = []
+    monkeypatch.setattr("agentrt.journal.record.time", SimpleNamespace(time=lambda: clock.now))
+
+    @tool(concurrency=1)
+    async def look(name: str) -> None:
+        began.append(name)
+        await may_end.wait()
+
+    @program
+    async def looks(ctx: Context, name: str) -> None:
+        await ctx.tool(look, name=name)
+
+    async with (
+        await Journal.open(lambda: SQLiteStore(tmp_path / "j")) as journal,
+        Runtime(ScriptedExecutor(), journal=journal) as runtime,
+    ):
+        runs = [runtime.start(looks, name, durable=Durable()) for name in ("a", "b")]
+        while not (began and all(node_of(run, "waiting") for run in runs[1:])):
+            await asyncio.sleep(0)
+        clock.now += 5.0
+        may_end.set()
+        for run in runs:
+            await run.wait()
+    assert began == ["a", "b"]
+    with closing(SQLiteStore(tmp_path / "j")) as store:
+        first, second = (read_program(store, run.id).pieces() for run in runs)
+    assert [(one.reason, one.seconds) for one in first] == [("tool", 5.0)]
+    assert [(one.reason, one.seconds) for one in second] == [("turn", 5.0)]
+
+
+def node_of(run: Run, state: str) -> bool:
+    return any(node.state == state for node in run.dag.nodes())
 
 
 def test_of_branches_the_one_that_ended_last_counts(tmp_path: Path) -> None:

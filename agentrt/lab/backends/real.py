@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -51,15 +51,16 @@ async def run_real(
     stock: Stock | None = None,
     gate: Gate | None = None,
     run: str = "",
+    ended: Callable[[int], object] = lambda count: None,
 ) -> Ran:
     """Run all programs to their end. Their names end in ``run``, so that runs differ.
 
-    A ``gate`` before the engine holds calls back.
+    A ``gate`` before the engine holds calls back. ``ended`` hears how many have ended.
 
     Raises the engine's own error when a call fails; the engine is still watched then.
     """
     await engine.probe("start")
-    backend = Real(engine, stock, run)
+    backend = Real(engine, stock, run, ended)
     try:
         ran = await backend.run(programs, gate)
     except BaseExceptionGroup as group:
@@ -79,8 +80,11 @@ class Real(Backend):
 
     words = staticmethod(lambda name, count: _words(name, count))
 
-    def __init__(self, engine: Watched, stock: Stock | None, run: str) -> None:
+    def __init__(
+        self, engine: Watched, stock: Stock | None, run: str, ended: Callable[[int], object]
+    ) -> None:
         self.run_name = run
+        self._tell = ended
         self._engine = engine
         self._stock = stock
         self._tasks: asyncio.TaskGroup
@@ -136,6 +140,7 @@ class Real(Backend):
 
     def program_ended(self, live: LiveProgram) -> None:
         self._ended.append(live)
+        self._tell(len(self._ended))
         totals = ProgramTotals.of(live.row)
         self._tasks.create_task(self._end(totals))
 

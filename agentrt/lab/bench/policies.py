@@ -15,12 +15,19 @@ from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import Interrupts
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.bench.results import hardware
-from agentrt.lab.bench.serving import Open, engine_for, serve, warm_up
+from agentrt.lab.bench.serving import (
+    Open,
+    about_engine,
+    by_engine,
+    engine_for,
+    serve,
+    warm_up,
+)
 from agentrt.lab.commands.bench.asked import Asked, Measured
 from agentrt.lab.commands.options import note
 from agentrt.lab.commands.progress import Meter
 from agentrt.lab.engine.engines import LabEngine, engine_options, model_in_words, started
-from agentrt.lab.engine.virtual import StockPolicy, VirtualOptions
+from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.reports.policies import about_workload, vllm_version
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.grid import RunResult, RunSpec, arrivals, turns
@@ -54,7 +61,7 @@ class RealBench:
 
     async def run(self) -> None:
         """All of them. ``progress`` gets how many are done, and what comes."""
-        groups = _groups(self.everyone)
+        groups = by_engine(self.everyone)
         for repeat, seed in enumerate(self.seeds):
             for group in turns(groups, repeat):
                 engine = engine_for(group[0], self.base)
@@ -107,18 +114,6 @@ _NO_MACHINE = Machine()
 """What a simulated run would need: nothing is simulated here."""
 
 
-def _groups(everyone: Sequence[Contender]) -> list[list[Contender]]:
-    """Those that can share an engine, the baseline's first."""
-    groups: dict[StockPolicy | None, list[Contender]] = {}
-    for one in everyone:
-        groups.setdefault(_scheduling(one), []).append(one)
-    return list(groups.values())
-
-
-def _scheduling(one: Contender) -> StockPolicy | None:
-    return None if one.stock is None else one.stock.scheduling
-
-
 # -- the command -----------------------------------------------------------------------
 
 _SLOTS_ON_CPU = 4
@@ -167,17 +162,9 @@ def _about(asked: Asked, bench: RealBench, machine: str) -> dict[str, Any]:
     }
 
 
-_REAL = """**Real time**: engines of vLLM {} on {}, one after the other;
-what else ran on the machine is in the figures."""
-_SIZES = """Engine: {}, {max_num_seqs} batch slots, {kv_blocks} KV blocks of {block_size} tokens,
-{max_num_batched_tokens} tokens a step at most, calls of up to {max_model_len}{}."""
-
-
 def _head(asked: Asked, bench: RealBench, machine: str) -> str:
-    flags = f", {' '.join(asked.flags)}" if asked.flags else ""
     lines = [
-        _REAL.format(vllm_version(), machine),
-        _SIZES.format(_named(asked), flags, **bench.sizes),
+        about_engine(_named(asked), asked.flags, bench.sizes, machine),
         about_workload(bench.source, asked.programs, asked.seeds),
     ]
     if bench.per_s is not None:

@@ -75,10 +75,10 @@ class _Raise:
 
 
 class Meter:
-    """Says on stderr how many runs are done, and the time left, judging by those."""
+    """Says on stderr how many runs, or others, are done, and the time left, judging by those."""
 
-    def __init__(self, runs: int) -> None:
-        self._runs = runs
+    def __init__(self, runs: int, of: str = "runs") -> None:
+        self._runs, self._of = runs, of
         self._began = self._said = time.monotonic()
 
     def now(self, done: int, what: str = "") -> None:
@@ -89,4 +89,4 @@ class Meter:
         self._said = now
         each = (now - self._began) / max(1, done)
         left = f", about {each * (self._runs - done):.0f} s left" if done else ""
-        say(f"{done} of {self._runs} runs{left}{': ' if what else ''}{what}")
+        say(f"{done} of {self._runs} {self._of}{left}{': ' if what else ''}{what}")

@@ -9,9 +9,16 @@ from typing import Any
 
 import click
 
+from agentrt.cli.options import RunCommand
 from agentrt.errors import ConfigError
 from agentrt.files import is_database
-from agentrt.lab.commands.options import ManyCommand, count_option, file, json_flag, many
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    count_option,
+    file,
+    json_flag,
+    many,
+)
 from agentrt.lab.commands.outputs import check_plot, silence_vllm
 from agentrt.lab.commands.progress import do_all
 from agentrt.lab.engine.accounts import step_time
@@ -30,16 +37,26 @@ Examples:
   agentrt replay mine.journal
   agentrt replay mine.journal --policy fcfs atlas adaptive+cost+memory --plot mine.png
   agentrt replay mine.journal --replicas 2 --router cost --batch 8
+  agentrt replay mine.journal --depth real -- --dtype float32
 
 \b
 Programs come when they came; tools, humans and their own code take as long as they took; calls
 are as long as they were, and prompts begin alike as far as the recorded texts do. vLLM's
 scheduler decides, in virtual time, on the recorded engine but for the options given here.
 Policies are named as in agentrt simulate. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+
+\b
+--depth real runs them on an embedded engine of the recorded model and sizes, once for each policy,
+in real time. Prompts are the recorded ones, with what tools said, so it needs --journal-content
+full. Outputs have as many tokens as recorded (ignore_eos), whatever the model says: so all do the
+same work. What it says stands in later prompts for what was recorded; nothing else comes of it.
 """
+_DEPTHS = ("virtual", "real")
+_OF_DEPTH = {"step_model": "virtual", "model": "real", "engine_flags": "real"}
 _POLICIES = ("fcfs", "adaptive+cost+memory")
 _UNKNOWN = """{}: neither the engine nor its policy is recorded: sizes are those of the options,
 such as --batch and --kv-blocks, or made up"""
+_SEVERAL = "{}: its programs ran under several policies: none is replayed as the recorded one"
 SIZES = {
     "batch": "max_num_seqs",
     "kv_blocks": "kv_blocks",
@@ -50,15 +67,31 @@ SIZES = {
     "in_flight": "in_flight",
 }
 """Of `Machine`, and what a journal calls them."""
+_GIVEN = ("batch", "kv_blocks", "max_num_batched_tokens", "replicas", "router")
 
 
-@click.command(cls=ManyCommand, epilog=_EPILOG)
+class ReplayCommand(RunCommand, ManyCommand):
+    """Policies go without commas, and vLLM's flags after ``--``."""
+
+    TARGETS = "FILE"
+    format_options = click.Command.format_options
+
+
+@click.command(cls=ReplayCommand, epilog=_EPILOG)
 @click.argument("journal", metavar="FILE", type=click.Path(path_type=Path))
 @many(
     "--policy",
     metavar="NAME…",
     help=f"Which to compare, after the recorded one.  [default: {','.join(_POLICIES)}]",
 )
+@click.option(
+    "--depth",
+    type=click.Choice(_DEPTHS),
+    default=_DEPTHS[0],
+    show_default=True,
+    help="In virtual time, or on a real engine, which takes as long as the recording.",
+)
+@click.option("--model", metavar="MODEL", help="The real engine's.  [default: the recorded one]")
 @count_option("--replicas", about="On so many engines.")
 @click.option("--router", metavar="NAME", help="What spreads the calls over replicas.")
 @count_option("--batch", metavar="B", about="How many calls run at a time.")
@@ -71,27 +104,37 @@ SIZES = {
 @json_flag("Print one JSON object instead of tables.")
 @file("--plot", about="Draw each program's latency against the recorded one.")
 def replay(journal: Path, **options: Any) -> None:
-    """Replay the programs of a journal under other policies, in virtual time.
+    """Replay the programs of a journal under other policies, in virtual time or on an engine.
 
-    A line for the recording and for each policy, and one for each program.
+    A line for the recording and for each policy, and one for each program. What follows --
+    goes to the real engine as it is, as flags of 'vllm serve'.
     """
     check_plot(options["plot"])
+    _check_depth(options)
     recording = _read(journal)
     everyone = replays.policies(recording, options["policy"] or _POLICIES)
-    machine = _machine(recording, options)
-    silence_vllm()
+    sizes = _sizes(recording, options)
+    times = options["step_model"] or step_time(call.account for call in recording.calls)
+    machine = Machine(depth="virtual", step_model=times, **sizes)
     setting = Setting(Source(journal.name, journal), Pressure("recorded"))
     click.echo(setting.source.trace().report(), err=True)
-    if not recording.engine:
-        click.echo(_UNKNOWN.format(journal), err=True)
+    if "scheduler" not in recording.engine:
+        click.echo((_SEVERAL if recording.engines else _UNKNOWN).format(journal), err=True)
     specs = grid([setting], everyone, [0], machine)
-    found, stop = do_all(specs, 1, replays.replay)
+    if options["depth"] == "real":
+        from agentrt.lab.bench.replays import measure
+
+        head, settings, found, stop = measure(recording, everyone, specs[0], sizes, options)
+    else:
+        silence_vllm()
+        head, settings = about_engine(machine), machine.to_dict()
+        found, stop = do_all(specs, 1, replays.replay)
     runs = [replays.as_recorded(recording, specs[0]), *found]
     if options["as_json"]:
-        told = {"settings": machine.to_dict(), "engine": dict(recording.engine)}
+        told = {"settings": settings, "engine": dict(recording.engine)}
         click.echo(json.dumps({**told, "runs": replay_values(runs)}))
     else:
-        click.echo(f"{about_engine(machine)}\n\n{replay_tables(runs)}")
+        click.echo(f"{head}\n\n{replay_tables(runs)}")
     if options["plot"]:
         draw_replay(runs, options["plot"])
     if stop:
@@ -111,12 +154,28 @@ def _read(path: Path) -> Recording:
     return read_recording(path)
 
 
-def _machine(recording: Recording, options: Mapping[str, Any]) -> Machine:
-    """The recorded engine, but for what is given."""
+def _check_depth(options: Mapping[str, Any]) -> None:
+    """Refuse what the other depth alone takes."""
+    for name, depth in _OF_DEPTH.items():
+        if options[name] and depth != options["depth"]:
+            flag = "flags after --" if name == "engine_flags" else f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is for --depth {depth}; leave it out, or give that depth")
+
+
+def _differ(recording: Recording) -> list[str]:
+    """The options for sizes in which the recorded engines differ."""
+    told = [{name: one.get(theirs) for name, theirs in SIZES.items()} for one in recording.engines]
+    return [name for name in _GIVEN if len({one[name] for one in told}) > 1]
+
+
+def _sizes(recording: Recording, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the recorded engine that a `Machine` has, but for what is given."""
     engine = recording.engine
     sizes = {ours: engine[theirs] for ours, theirs in SIZES.items() if theirs in engine}
     sizes |= {name: options[name] for name in SIZES if options.get(name) is not None}
+    if several := [name for name in _differ(recording) if name not in sizes]:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in several)
+        raise ConfigError(f"its programs ran on engines of several sizes: choose by {given}")
     if options["router"] is not None and sizes.get("replicas", 1) == 1:
         raise ConfigError("--router chooses among replicas: give --replicas N, or leave it out")
-    times = options["step_model"] or step_time(call.account for call in recording.calls)
-    return Machine(depth="virtual", step_model=times, **sizes)
+    return sizes

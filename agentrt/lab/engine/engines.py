@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.cli.engine_log import EngineLog, root_cause
 from agentrt.errors import ConfigError, EngineStartError
-from agentrt.executors.base import Notification
 from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.engine.virtual import PrioritizedCall, StockPolicy
-from agentrt.request import Call, CallReport
+from agentrt.request import Call
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -127,14 +125,5 @@ class StockEngine(LabEngine):
     async def configure(self, config: SchedulerConfig) -> None:
         raise ConfigError("vLLM's own scheduler has no settings of ours")
 
-    async def aborted(self, call_id: str) -> CallReport:
-        return CallReport()
-
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        """Nothing to forget."""
-
-    def notify(self, note: Notification) -> None:
-        """It knows no programs."""
-
-    async def snapshot(self) -> Mapping[str, Any]:
-        return {}
+    async def _control(self, op: str, argument: Any = None) -> None:
+        """It takes no messages: it knows no programs."""

@@ -160,6 +160,13 @@ def check_on_engines(everyone: Iterable[Contender]) -> None:
             raise ConfigError(f"{one.name!r} runs in virtual time only; leave it out")
 
 
+def check_on_one_engine(everyone: Sequence[Contender]) -> None:
+    """Raise `ConfigError` for one that a real engine cannot run, or that wants one of its own."""
+    check_on_engines(everyone)
+    if ample := next((one.name for one in everyone if one.memory > 1), None):
+        raise ConfigError(f"{ample!r}: all share an engine here; see agentrt bench memory")
+
+
 def _taken(words: list[str], word: str) -> bool:
     """Take a word out of those left, if it is there."""
     if word not in words:

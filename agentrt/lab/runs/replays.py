@@ -1,4 +1,4 @@
-"""What recorded programs would have had under other policies: their runs in virtual time."""
+"""What recorded programs would have had under other policies: who replays them, and the runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentrt.lab.oracles import check_policy
-from agentrt.lab.outcome import Outcome, summarize
+from agentrt.lab.outcome import Outcome, Ran, summarize
 from agentrt.lab.runs.contenders import Contender, contenders
 from agentrt.lab.runs.grid import RunResult, RunSpec, run
 from agentrt.lab.workloads.journals import Recording, read_recording
@@ -30,7 +30,12 @@ def replay(spec: RunSpec) -> Replayed:
     """Run the programs of a journal, which the spec's source names, at their times."""
     assert spec.setting.source.path is not None
     recording = read_recording(spec.setting.source.path)
-    ran, known = run(spec, recording.programs), {one.program_id for one in recording.outcomes}
+    return ended_of(recording, spec, run(spec, recording.programs))
+
+
+def ended_of(recording: Recording, spec: RunSpec, ran: Ran) -> Replayed:
+    """A run of the recorded programs."""
+    known = {one.program_id for one in recording.outcomes}
     ended = tuple(one for one in ran.outcomes if one.program_id in known)
     return Replayed(spec, summarize(ended, ran.counts, ran.busy_s), outcomes=ended)
 

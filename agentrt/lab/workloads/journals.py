@@ -58,13 +58,23 @@ class RecordedCall:
 class Recording:
     """A journal: its programs, and what came of those that ended, in the order of their ends.
 
-    ``engine`` is what the journal says of the engine, which may be nothing.
+    ``engines`` are all that the journal was written on, the last one first; there may be none.
     """
 
     programs: tuple[ProgramShape, ...]
     outcomes: tuple[Outcome, ...]
     calls: tuple[RecordedCall, ...]
-    engine: Mapping[str, Any]
+    engines: tuple[Mapping[str, Any], ...]
+
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """What is true of all engines."""
+        first, *others = self.engines or ({},)
+        return {
+            name: value
+            for name, value in first.items()
+            if all(one.get(name) == value for one in others)
+        }
 
 
 def read(path: Path, scales: Scales, notes: Notes) -> list[ProgramShape]:
@@ -92,7 +102,7 @@ def read_recording(path: Path) -> Recording:
 def _recorded(path: Path, scales: Scales) -> tuple[Recording, Notes]:
     notes = Notes()
     with closing(ReadingStore(path)) as store:
-        engine = store.query("SELECT value FROM agentrt_journal WHERE key = 'engine'")
+        engines = _engines(store)
         read = [_Program(one, notes) for one in [*histories(store, limit=_ALL)][::-1]]
     entries = [Fields(f"journal {path}, {one.row.id}", one.dag()) for one in read]
     shapes = {one.program_id: one for one in dagfile.read(entries, "program", scales, notes)}
@@ -107,9 +117,15 @@ def _recorded(path: Path, scales: Scales) -> tuple[Recording, Notes]:
         tuple(shapes[one.row.id] for one in kept),
         tuple(sorted(outcomes, key=lambda one: one.ended_s)),
         tuple(call for one in kept for call in one.calls),
-        json.loads(engine[0][0]) if engine else {},
+        engines,
     )
     return recording, notes
+
+
+def _engines(store: ReadingStore) -> tuple[Mapping[str, Any], ...]:
+    """The last one comes first; older journals have no other."""
+    rows = store.query("SELECT value FROM agentrt_journal WHERE key LIKE 'engine%' ORDER BY key")
+    return tuple(map(json.loads, dict.fromkeys(text for (text,) in rows)))
 
 
 class _Program:
@@ -174,7 +190,7 @@ class _Program:
         where = start.scope.rpartition("/")[2] if "/" in start.scope else ""
         asked = json.loads(start.asked) if start.asked else {}
         reply = json.loads(end.outcome) if end.outcome and end.state == DONE else {}
-        for one in _listed(reply, "choices") or [reply] * (asked.get("n") or 1):
+        for one in listed(reply, "choices") or [reply] * (asked.get("n") or 1):
             yield RecordedCall(self.row.id, where, start.started, end.ended, account, asked, one)
 
     def completed(self, shape: ProgramShape, scale: float) -> ProgramShape:
@@ -227,18 +243,18 @@ def _with_ids(shape: CallShape, call: RecordedCall, texts: Texts) -> CallShape:
         shape = replace(shape, prompt_ids=texts.ids(root, text, prompt))
         if "text" not in call.reply:
             return shape
-        answer = said({"content": call.reply["text"]}, _listed(call.reply, "tool_calls"))
+        answer = said({"content": call.reply["text"]}, listed(call.reply, "tool_calls"))
         whole = texts.ids(root, text + answer, prompt + output)
         return replace(shape, output_ids=tuple(chain.from_iterable(whole))[prompt:])
     ids, told = (
-        tuple(_listed(*one)) for one in ((asked, "prompt_token_ids"), (call.reply, "token_ids"))
+        tuple(listed(*one)) for one in ((asked, "prompt_token_ids"), (call.reply, "token_ids"))
     )
     if not ids or len(ids) != prompt:
         return shape
     return replace(shape, prompt_ids=(ids,), output_ids=told if len(told) == output else ())
 
 
-def _listed(values: Any, name: str) -> Sequence[Any]:
+def listed(values: Any, name: str) -> Sequence[Any]:
     """A tuple as the journal has it: of a value, or of what was only written down."""
     found = values.get(name) or () if isinstance(values, Mapping) else ()
     return found["value"] if isinstance(found, Mapping) else found

@@ -27,7 +27,8 @@ class CallShape:
     ``prompt_tokens`` is the whole prompt. It begins with the prompt and the output of
     the earlier call that it ``extends``, or else with the program's shared
     `ProgramShape.system_tokens`. Where more is known of who shares what with whom,
-    ``prompt_ids`` are its token ids, in parts, and ``output_ids`` those that it generates.
+    ``prompt_ids`` are its token ids, in parts, and ``output_ids`` those that it generates. Calls
+    with different ``cache_salt`` share nothing on a real engine; in virtual time ids differ, too.
     """
 
     output_tokens: int
@@ -40,6 +41,7 @@ class CallShape:
     tool: str = ""
     prompt_ids: tuple[Sequence[int], ...] = ()
     output_ids: tuple[int, ...] = ()
+    cache_salt: str | None = None
 
     @property
     def needs(self) -> set[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from operator import attrgetter
+from operator import attrgetter, sub
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -111,6 +111,7 @@ class Metrics:
         """
         labels = self._count(run)
         if run.parked:
+            self.forget(run)  # it begins again at 0
             return
         assert run.ended_at is not None
         self._ended.labels(*labels, run.state.value).inc()
@@ -123,14 +124,14 @@ class Metrics:
         self._counted.pop(run.id, None)
 
     def _count(self, run: Run) -> tuple[str, str]:
-        """Add what the program's row has more than was counted. Returns its labels.
-
-        They are chosen late: a program's type may change until its first node. One that was parked
-        begins again with less than was counted.
+        """Add what the program's row has more than was counted, but for what was only recalled.
+        Returns its labels. They are chosen late: a program's type may change until its first node.
         """
         labels, before = self._counted.get(run.id, (None, (0.0,) * len(_SUMS)))
         labels = labels or self.labels.of(run.row.tenant, run.type)
-        sums = tuple(map(max, _sums_of(run.row), before))
+        # Sums of parts may be off by the last bit, and a counter takes nothing below 0.
+        own = map(sub, _sums_of(run.row), _sums_of(run.recalled))
+        sums = tuple(map(max, own, before))
         for counter, now, then in zip(self._sums, sums, before, strict=True):
             if now != then:
                 counter.labels(*labels).inc(now - then)

@@ -30,10 +30,11 @@ class LeftRun:
     durable: Durable
 
 
-def durable_of(body: RunRequest) -> Durable:
+def durable_of(body: RunRequest, *, by_event: bool = False) -> Durable:
     """How a run is recorded: its deadline is then a time of day."""
     until = None if body.deadline is None else time.time() + body.deadline
-    return Durable(options={"waits": body.wait or body.stream, "until": until})
+    options = {"waits": body.wait or body.stream, "until": until}
+    return Durable(options=options | ({"event": True} if by_event else {}))
 
 
 async def left_runs(journal: Journal, types: Collection[str]) -> list[LeftRun]:

@@ -30,6 +30,9 @@ _AT_ONCE = 1000
 _AT_A_STOP_S = 1.0
 """When the server stops, who has waited so long is parked."""
 _MOST_QUESTIONS = 1000
+_LOOK_S = 0.1
+_ASKS_WITHIN_S = 30.0
+"""A program that is brought back for an answer asks its question again within so long."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,15 +73,20 @@ class Parking:
         if draining or (time.time() < self._next and not self._parks):
             return
         self._next, self._parks = 0.0, False  # so it stays if the journal cannot be read
-        found = await self._waits.first_due(self._programs, _AT_ONCE)
-        self._next = math.inf
-        for program_id, due in found:
-            self._next = due
-            if due > time.time():
-                break
-            # One that has come back already, and could not begin, is let be.
-            if not self._runs.has(program_id) and program_id not in self._leaving:
-                await self._revived(program_id)
+        self._next = await self._bring_back()
+
+    async def _bring_back(self) -> float:
+        """Bring back whose time has come, and say when the next time is."""
+        found, left, due = [(0.0, "")], _AT_ONCE, math.inf
+        while found := await self._waits.first_due(self._programs, _AT_ONCE, found[-1]):
+            for due, program_id in found:
+                if due > time.time() or not left:
+                    return due
+                # One that has come back already, and could not begin, is let be.
+                if not self._runs.has(program_id) and program_id not in self._leaving:
+                    await self._revived(program_id)
+                    left -= 1
+        return due
 
     # -- out of memory -----------------------------------------------------------------
 
@@ -223,11 +231,31 @@ class Parking:
         if one is None:
             raise QuestionClosedError(f"question {asked.id} was withdrawn already")
         if (back := self._reopening.get(asked.id)) is not None:
-            await asyncio.shield(back[1])
+            await self._asked_again(one.run, asked.id, back[1])
         if one.run.error is not None:
             raise QuestionClosedError(f"question {asked.id}: its program failed: {one.run.error}")
         self._runtime.questions.answer(asked.id, value)
         return {}
+
+    async def _asked_again(self, run: Run, question: str, opened: asyncio.Future[None]) -> None:
+        """Wait until a question is open again, or never will be. Raises `QuestionClosedError`
+        where the run's code goes on without it.
+        """
+        for _ in range(int(_ASKS_WITHIN_S / _LOOK_S)):
+            await asyncio.wait({opened}, timeout=_LOOK_S)
+            if opened.done():
+                return
+            if (record := run.record) is not None and (
+                record.asks_no_more(question) or tracking.only_rests(run, record.rests)
+            ):
+                raise QuestionClosedError(
+                    f"question {question}: program {run.id} has come back and does not ask it any "
+                    "more: its code has changed"
+                )
+        raise QuestionClosedError(
+            f"question {question}: program {run.id} has come back and has not asked it again "
+            f"within {_ASKS_WITHIN_S:g} s: its code has changed, or is slow; try again later"
+        )
 
     def _asked(self, question: Question) -> None:
         if question.state == "open":

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from agentrt import tracking
+from agentrt.interrupts.events import Event as HappenedEvent
 from agentrt.interrupts.questions import Question
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
-from agentrt.runtime.run import Run
+from agentrt.runtime.run import Run, RunState
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.left import LeftRun, durable_of
@@ -67,11 +69,16 @@ class ProgramRuns:
         self._server = server
         self._runtime = server.runtime
         self._runs: OrderedDict[str, ServedRun] = OrderedDict()
+        self._refusals: set[asyncio.Task[None]] = set()
         self._runtime.registry.listen(self._saw)
         self._runtime.questions.listen(self._asked)
 
-    def start(self, program: Program, tenant: str, body: RunRequest) -> ServedRun:
-        """Start a program. Raises `BusyError` where the tenant is at a limit."""
+    def start(
+        self, program: Program, tenant: str, body: RunRequest, event: HappenedEvent | None = None
+    ) -> ServedRun:
+        """Start a program, for an ``event`` that it has as its input. Raises `BusyError` where the
+        tenant is at a limit.
+        """
         tenants, live = self._server.tenants, self._server.live
         most = tenants.limits(tenant).programs
         if live[tenant] >= most:
@@ -79,17 +86,23 @@ class ProgramRuns:
         tenants.ask(tenant)
         durable = None
         if any(program is native for native in self._server.native.values()):
-            durable = durable_of(body)
-        return self._begin(program, tenant, body, durable)
+            durable = durable_of(body, by_event=event is not None)
+        return self._begin(program, tenant, body, durable, event)
 
     def go_on(self, program: Program, left: LeftRun) -> ServedRun:
         """Go on with a run of the last server, or a parked one. What it had been admitted for
         holds.
         """
-        return self._begin(program, left.tenant, left.body, left.durable)
+        event = HappenedEvent(**left.body.input) if left.durable.options.get("event") else None
+        return self._begin(program, left.tenant, left.body, left.durable, event)
 
     def _begin(
-        self, program: Program, tenant: str, body: RunRequest, durable: Durable | None
+        self,
+        program: Program,
+        tenant: str,
+        body: RunRequest,
+        durable: Durable | None,
+        event: HappenedEvent | None,
     ) -> ServedRun:
         run = self._runtime.start(
             program, body.input, tenant=tenant, session=body.session, durable=durable
@@ -100,6 +113,8 @@ class ProgramRuns:
         # Nobody may be waiting for it: a server that stops does.
         self._server.under_way.add(run.task)
         run.task.add_done_callback(functools.partial(self._over, tenant, run))
+        if event is not None:
+            run.task.add_done_callback(functools.partial(self._over_for, event, run))
         if body.deadline is not None:
             loop = asyncio.get_running_loop()
             one.late = loop.call_later(body.deadline, self._too_late, one)
@@ -113,6 +128,23 @@ class ProgramRuns:
         live[tenant] -= 1
         if not live[tenant]:
             del live[tenant]
+
+    def _over_for(self, event: HappenedEvent, run: Run, task: asyncio.Task[None]) -> None:
+        if run.state is RunState.FAILED:
+            why = f"failed: {type(run.error).__name__}: {run.error}"
+        elif run.state is RunState.DONE or (run.record is not None and run.left):
+            return  # what is left goes on later
+        else:
+            why = f"was {run.state}"
+        self.refuse(event, f"program {run.id} {why}", run.type, run.row.tenant)
+
+    def refuse(self, event: HappenedEvent, why: str, program: str, tenant: str) -> None:
+        """An event came to nothing: keep it for people."""
+        sending = self._runtime.events.refuse(event, why, program, tenant)
+        with tracking.outside():
+            task = asyncio.ensure_future(sending)
+        self._refusals.add(task)
+        task.add_done_callback(self._refusals.discard)
 
     def has(self, run_id: str) -> bool:
         """Whether this server has run it, and it is not parked."""
@@ -150,6 +182,8 @@ class ProgramRuns:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if self._refusals:
+            await asyncio.wait(self._refusals)
 
     def _too_late(self, one: ServedRun) -> None:
         one.is_late = True

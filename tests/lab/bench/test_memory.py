@@ -30,7 +30,7 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.records import CachedBlocks
-from tests.lab.bench.test_policies import Engine
+from tests.lab.answering import Engine
 
 NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+ample"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, EngineDiedError
-from agentrt.executors.base import Chunk, Notification
+from agentrt.executors.base import Chunk
 from agentrt.lab.backends.real import run_real
 from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import PrioritizedCall
@@ -27,9 +27,9 @@ from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
-from agentrt.request import Call, CallReport, Reply
+from agentrt.request import Call, CallReport
 from agentrt.scheduler import ProgramRow
-from agentrt.scheduler.table import ProgramTotals
+from tests.lab.answering import Engine
 
 REACT = Source("react")
 
@@ -176,43 +176,6 @@ def test_between_two_loads_the_latency_is_interpolated(steps: list[float], share
 
 
 # -- the replay, on an engine that answers at once -------------------------------------
-
-
-class Engine:
-    """Answers with as many tokens as were asked for, and notes what it is told."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.told: list[object] = []
-
-    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        self.calls.append(call)
-        yield Chunk("", Reply("", token_ids=(9,) * call.spec.max_tokens))
-
-    async def probe(self, op: str) -> Any:
-        self.told.append(op)
-        if op == "start":
-            return None
-        reports = {
-            call.call_id: asdict(
-                CallReport(
-                    service_s=1.0,
-                    waiting_s=0.5,
-                    arrived_step=index,
-                    finished_step=index + 3,
-                    prompt_tokens=10,
-                    cached_tokens=4,
-                )
-            )
-            for index, call in enumerate(self.calls)
-        }
-        return {"calls": reports, "steps": 20, "cpu_us": 100.0}
-
-    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        self.told.append(program_id)
-
-    def notify(self, note: Notification) -> None:
-        self.told.append(note.what)
 
 
 async def test_a_replay_follows_the_edges_and_grows_prompts_by_what_was_said() -> None:

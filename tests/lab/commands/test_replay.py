@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +16,24 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from agentrt import Runtime
 from agentrt.cli.app import call
+from agentrt.cli.journals import describe_engine
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore
+from agentrt.lab.bench import replays
 from agentrt.lab.workloads import journals
+from agentrt.scheduler import SchedulerConfig
 from tests.cli.conftest import check
-from tests.lab.virtual_world import ATLAS, MACHINE, TIMES, World, burst, record
+from tests.lab.answering import WholeEngine
+from tests.lab.bench.test_replays import write_two
+from tests.lab.virtual_world import ATLAS, FCFS, MACHINE, TIMES, World, burst, record
+from tests.lab.workloads.test_journals import Written
 
 pytestmark = pytest.mark.engine
+REAL = ("--depth", "real")
 
 
 async def recorded(path: Path, patch: pytest.MonkeyPatch, content: Content = "full") -> Path:
@@ -98,7 +112,7 @@ async def test_a_journal_that_does_not_say_on_what_it_ran(
     """Its engine is that of the options; it can be a trace of a simulation, too."""
     journal = await recorded(tmp_path / "j", monkeypatch)
     with closing(sqlite3.connect(journal)) as writer, writer:
-        writer.execute("DELETE FROM agentrt_journal WHERE key = 'engine'")
+        writer.execute("DELETE FROM agentrt_journal WHERE key LIKE 'engine%'")
     out, err = replayed(capfd, journal, "--batch", 2, "--kv-blocks", 300, "--policy", "plas")
     assert "neither the engine nor its policy is recorded" in err
     assert "2 batch slots, 300 KV blocks" in out
@@ -117,13 +131,103 @@ async def test_a_journal_that_does_not_say_on_what_it_ran(
     assert "16 programs (j), arrivals: recorded." in capfd.readouterr().out
 
 
+def on_an_engine(patch: pytest.MonkeyPatch, engine: WholeEngine) -> list[EngineOptions]:
+    """Let ``engine`` be all that are made: with which options."""
+    made: list[EngineOptions] = []
+
+    def make(one: object, base: EngineOptions) -> WholeEngine:
+        made.append(base)
+        return engine
+
+    patch.setattr(replays, "engine_for", make)
+    patch.setattr(replays, "started", engine.started)
+    patch.setattr(replays, "open_frontend", engine.front)
+    return made
+
+
+def test_in_real_time_with_the_same_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On the recorded model and sizes, but for what is given; vLLM's flags come last."""
+    journal, plot = Written(tmp_path / "j"), tmp_path / "plot.svg"
+    write_two(journal)
+    path, engine = journal.write(), WholeEngine()
+    model = {"model": "org/recorded", "max_model_len": 64, "kv_blocks": 9, "max_num_seqs": 3}
+    with closing(sqlite3.connect(path)) as writer, writer:
+        settings = json.dumps({**model, "scheduler": ATLAS.to_dict()})
+        writer.execute("INSERT INTO agentrt_journal VALUES ('engine', ?)", (settings,))
+    made = on_an_engine(monkeypatch, engine)
+    given = ("--policy", "fcfs", "--kv-blocks", 8, "--plot", plot, "--", "--dtype", "half")
+    out, err = replayed(capfd, path, *REAL, *given)
+    [base] = made
+    assert (base.model, base.max_num_seqs) == ("org/recorded", 3)
+    sizes = ("--num-gpu-blocks-override", "8", "--max-model-len", "64")
+    assert tuple(base.flags) == (*sizes, "--dtype", "half")
+    assert "**Real time**" in out
+    assert "Engine: org/recorded, 8 batch slots" in out
+    names = [line.split()[1] for line in out.splitlines() if line.startswith("| ")]
+    assert names == ["policy", "recorded", "atlas", "fcfs", "program", "p-1", "p-2"]
+    assert "2 runs, each of about 0 s" in err
+    assert "2 of 4 programs" in err
+    assert plot.read_text().startswith("<?xml")
+    out, _ = replayed(capfd, path, *REAL, "--model", "m", "--json")
+    assert json.loads(out)["settings"]["model"] == "m"
+
+
+def test_ctrl_c_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(WholeEngine):
+        async def configure(self, config: SchedulerConfig) -> None:
+            await super().configure(config)
+            if self.told.count("forget") == done:
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.Event().wait()
+
+    journal = Written(tmp_path / "j")
+    write_two(journal)
+    args = ["replay", str(journal.write()), *REAL, "--model", "m", "--policy", "fcfs", "atlas"]
+    for done, said in ((0, ""), (1, "| fcfs ")):
+        on_an_engine(monkeypatch, Interrupted())
+        assert call(args) == 130
+        out, err = capfd.readouterr()
+        assert f"{done} of 2 runs were done" in err
+        assert said in out
+        assert "| atlas" not in out
+
+
+async def test_a_journal_that_two_engines_have_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is true of both is taken; the size in which they differ is to be given, and neither's
+    policy is the recorded one.
+    """
+    path = await recorded(tmp_path / "j", monkeypatch)
+    other = World(FCFS, replace(MACHINE, batch=2).virtual_options(), TIMES)
+    async with (
+        await Journal.open(lambda: SQLiteStore(path), JournalOptions()) as journal,
+        Runtime(other, journal=journal) as runtime,
+    ):
+        await describe_engine(runtime, FCFS)
+    capfd.readouterr()
+    check(capfd, call(["replay", str(path)]), "of several sizes: choose by --batch")
+    out, err = replayed(capfd, path, "--batch", 3, "--policy", "plas")
+    assert "ran under several policies: none is replayed as the recorded one" in err
+    assert "3 batch slots, 220 KV blocks" in out
+    names = [line.split()[1] for line in out.splitlines() if line.startswith("| ")]
+    assert names[:3] == ["policy", "recorded", "plas"]
+
+
 async def test_what_cannot_be_replayed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    journal, empty, text = (tmp_path / name for name in ("j", "empty", "text"))
+    journal, quiet, empty, text = (tmp_path / name for name in ("j", "quiet", "empty", "text"))
     SQLiteStore(empty).close()
     text.write_text("{}")
     await recorded(journal, monkeypatch)
+    await recorded(quiet, monkeypatch, "digest")
+    write_two(written := Written(tmp_path / "bare"))
+    bare = written.write()
     for args, said in (
         ((tmp_path / "none",), "there is no such file"),
         ((text,), "is no journal: give a file of agentrt run --journal"),
@@ -132,8 +236,20 @@ async def test_what_cannot_be_replayed_is_refused(
         ((journal, "--policy", "fast"), "unknown policy 'fast'"),
         ((journal, "--router", "cost"), "--router chooses among replicas"),
         ((journal, "--plot", tmp_path / "plot.txt"), "--plot"),
+        ((journal, "--model", "m"), "--model is for --depth real"),
+        ((journal, "--", "--dtype", "half"), "flags after -- is for --depth real"),
+        ((journal, *REAL, "--step-model", text), "--step-model is for --depth virtual"),
     ):
         capfd.readouterr()
         check(capfd, call(["replay", *map(str, args)]), said)
-    assert call(["replay", str(journal), "--kv-blocks", "20"]) == 2
-    assert "raise kv_blocks" in capfd.readouterr().err
+    for given, told in (
+        ((journal, "--kv-blocks", 20), "raise kv_blocks"),
+        ((journal, *REAL, "--policy", "srpt"), "'srpt' runs in virtual time only"),
+        ((journal, *REAL, "--policy", "stock+ample"), "'stock+ample': all share an engine"),
+        ((journal, *REAL, "--replicas", 2), "and these are 2: give --replicas 1"),
+        ((bare, *REAL), "which model was recorded is not known: give --model"),
+        ((journal, *REAL, "--model", "./none"), "./none': no such folder"),
+        ((quiet, *REAL), "program main-1: --depth real needs its prompts"),
+    ):
+        assert call(["replay", *map(str, given)]) == 2
+        assert told in capfd.readouterr().err.splitlines()[-1]

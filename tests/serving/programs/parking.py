@@ -13,7 +13,7 @@ import httpx
 
 from agentrt import Context, Runtime, program
 from agentrt.interrupts.events import EventSource
-from agentrt.journal import Journal
+from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.store import Store
 from agentrt.program import Program
 from agentrt.request import Call
@@ -126,12 +126,13 @@ async def served(
     park_s: float = 0.001,
     events: EventSource | None = None,
     apis: Sequence[Api] = (),
+    options: JournalOptions = JournalOptions(),  # noqa: B008  # it is frozen
 ) -> AsyncIterator[Local]:
     """A server with this journal, until the block ends: what is not parked then is as killed."""
     opened = (lambda: QuickStore(journal)) if isinstance(journal, Path) else journal
     engine, clock = ScriptedExecutor(says), Clock()
     async with (
-        await Journal.open(opened) as kept,
+        await Journal.open(opened, options) as kept,
         Runtime(engine, ask_human=None, journal=kept, clock=clock, events=events) as runtime,
     ):
         native = {one.name: ServedProgram(one, "here.py") for one in natives}

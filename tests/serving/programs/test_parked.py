@@ -8,11 +8,13 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from pydantic import BaseModel, field_validator
 
 from agentrt import Context, tool
 from agentrt.journal.postgres import PostgresStore
 from agentrt.serving import observability
+from agentrt.serving.programs import parked
 from tests.journal.killing import nodes
 from tests.serving.langgraph.postgres import cluster
 from tests.serving.programs.parking import asks, of, served
@@ -57,6 +59,20 @@ async def test_its_metrics_are_those_of_one_program(tmp_path: Path) -> None:
         'agentrt_programs_ended_total{state="done",tenant="default",type="asks"}': "1.0"
     }
     assert counted['agentrt_calls_total{tenant="default",type="asks"}'] == "2.0"
+
+
+async def test_what_an_earlier_server_did_is_none_of_this_ones_metrics(tmp_path: Path) -> None:
+    """It counts the call that it makes, and not the one that it finds in the journal."""
+    async with served(tmp_path / "j", asks) as local:
+        run = await local.started("asks", input="tea")
+        [question] = (await local.parked(run))["questions"]
+    async with served(tmp_path / "j", asks, apis=[observability.api]) as local:
+        await local.answer(question, "yes")
+        await local.done(run)
+        lines = (await local.client.get("/metrics")).text.splitlines()
+        counted = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert counted['agentrt_calls_total{tenant="default",type="asks"}'] == "1.0"
+    assert counted['agentrt_output_tokens_total{tenant="default",type="asks"}'] == "4.0"
 
 
 async def test_two_answers_at_once_are_one(tmp_path: Path) -> None:
@@ -225,6 +241,31 @@ async def test_times_come_while_a_program_is_parked(tmp_path: Path) -> None:
         await local.answer(question, "me", 409)
 
 
+async def test_who_cannot_begin_keeps_no_timer_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five whose journal is damaged are due before it, and two are brought back in a sweep."""
+    monkeypatch.setattr(parked, "_AT_ONCE", 2)
+
+    async def code(ctx: Context) -> str:
+        said = str(await ctx.llm("tea"))
+        await ctx.sleep(3600)
+        return said
+
+    path = tmp_path / "j"
+    async with served(path, of(code)) as local:
+        runs = [await local.started("main") for _ in range(6)]
+        for run in runs:
+            await local.parked(run)
+    hours_later(path)
+    with closing(sqlite3.connect(path)) as journal, journal:
+        journal.execute("UPDATE agentrt_ends SET place = 9 WHERE program <> ?", (runs[-1],))
+        journal.execute("UPDATE agentrt_waits SET due = due + 1 WHERE program = ?", (runs[-1],))
+    async with served(path, of(code)) as local:
+        assert await local.done(runs[-1]) == "said tea"
+        assert [(await local.run(run))["state"] for run in runs[:-1]] == ["failed"] * 5
+
+
 async def test_a_deadline_comes_while_a_program_is_parked(tmp_path: Path) -> None:
     path = tmp_path / "j"
     async with served(path, asks) as local:
@@ -262,25 +303,6 @@ async def test_an_answer_that_only_the_program_can_refuse(tmp_path: Path) -> Non
         await local.parked(run)
         await local.answer(question, {"number": 4})
         assert await local.done(run) == 4
-
-
-async def test_code_that_has_changed_is_found_with_the_answer(tmp_path: Path) -> None:
-    async def code(ctx: Context) -> str:
-        return str(await ctx.human("go on?"))
-
-    async def other(ctx: Context) -> str:
-        return str(await ctx.human("stop?"))
-
-    async with served(tmp_path / "j", of(code)) as local:
-        run = await local.started("main")
-        [question] = (await local.parked(run))["questions"]
-    async with served(tmp_path / "j") as local:
-        refused = await local.answer(question, "yes", 409)
-        assert "no program 'main' is served" in refused["error"]["message"]
-    async with served(tmp_path / "j", of(other)) as local:
-        refused = await local.answer(question, "yes", 409)
-        assert "diverged from its journal" in refused["error"]["message"]
-        assert (await local.run(run))["state"] == "failed"
 
 
 async def test_who_waits_for_its_client_is_not_parked(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def sizes(scheduler: Scheduler) -> dict[str, Any]:
     return {
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_model_len": scheduler.max_model_len,
         "kv_blocks": scheduler.kv_cache_config.num_blocks,
         "block_size": scheduler.block_size,
         "in_flight": 2 if config.async_scheduling else 1,

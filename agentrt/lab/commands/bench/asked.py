@@ -13,7 +13,7 @@ from agentrt.cli.values import check_output
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import listed
 from agentrt.lab.commands.outputs import check_plot
-from agentrt.lab.runs.contenders import STOCK, Contender, check_on_engines, contenders
+from agentrt.lab.runs.contenders import STOCK, Contender, check_on_one_engine, contenders
 from agentrt.lab.runs.grid import RunResult
 from agentrt.lab.runs.settings import Source
 from agentrt.lab.workloads.arrivals import Pressure
@@ -53,9 +53,7 @@ def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
     check_plot(options["plot"])
     everyone = contenders([STOCK, *listed(options["policies"])])
     if not options["virtual"]:
-        check_on_engines(everyone)
-        if ample := next((one.name for one in everyone if one.memory > 1), None):
-            raise ConfigError(f"{ample!r}: all share an engine here; see agentrt bench memory")
+        check_on_one_engine(everyone)
     pressures = _pressures(options)
     programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
     repeats = options["repeat"] or (3 if options["virtual"] else 2)
