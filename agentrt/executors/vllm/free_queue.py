@@ -128,6 +128,11 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         """Free blocks that are on no protected list."""
         return int(self.num_free_blocks - self._protected)
 
+    def protected_of(self, owner: CachedBlocks | None) -> int:
+        """Free blocks that are on this owner's protected list."""
+        own = None if owner is None else self._lists.get(owner)
+        return 0 if own is None else int(own.num_free_blocks)
+
     # -- vLLM's own operations ---------------------------------------------------------
 
     def popleft(self) -> KVCacheBlock:

@@ -36,7 +36,11 @@ PREFILL_TOKEN_S = 25e-6
 
 
 class ToolTtl(Retention):
-    """A time-to-live of its own for each tool, learned from how long its calls took."""
+    """A time-to-live of its own for each tool, learned from how long its calls took.
+
+    A pin ends by its time also where the next call is there and waits: else contexts that wait for
+    a few blocks each would hold all blocks.
+    """
 
     name: ClassVar[str] = "continuum"
     expires: ClassVar[bool] = True
@@ -54,7 +58,7 @@ class ToolTtl(Retention):
         return (float(blocks.calling), self._ends(blocks))
 
     def expired(self, blocks: CachedBlocks, now: float) -> bool:
-        return not blocks.calling and now >= self._ends(blocks)
+        return now >= self._ends(blocks)
 
     def tool_returned(self, tool: str, seconds: float) -> None:
         """A tool took so long."""
@@ -109,7 +113,9 @@ def memoryfulness(turns: Sequence[int]) -> float:
 
 
 class _PinnedQueue(LevelRequestQueue):
-    """Pinned is pinned: no new call begins that would evict a pinned block, while another runs."""
+    """Pinned is pinned: no new call begins that would evict another program's pinned block, while
+    another runs. What its own program has pinned is there for it.
+    """
 
     scheduler: ContinuumScheduler
 
@@ -117,7 +123,8 @@ class _PinnedQueue(LevelRequestQueue):
         head, free = self._queues.head(), self.scheduler.retention.queue
         if head is None or free is None or not self.scheduler.running:
             return head is not None
-        return blocks_needed(self.scheduler, head.item, free.unprotected) <= free.unprotected
+        room = free.unprotected + free.protected_of(head.program.cached)
+        return blocks_needed(self.scheduler, head.item, room) <= room
 
 
 class ContinuumScheduler(ProgramScheduler):

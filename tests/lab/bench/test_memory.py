@@ -29,7 +29,7 @@ from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.records import CachedBlocks, ProgramRow
 from tests.lab.answering import Engine
 
 NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+ample"
@@ -154,6 +154,35 @@ def test_continuum_pins_for_as_long_as_it_pays() -> None:
     assert not policy.expired(context, 49.0)
     assert memoryfulness([5] * 3) == pytest.approx(1.0)
     assert memoryfulness([1, 40, 3, 80]) < 0.6
+
+
+@pytest.mark.engine
+def test_continuum_has_what_a_program_pinned_there_for_its_next_call() -> None:
+    """And not for others: b runs on, and what is free beside it would not do for a's prompt."""
+    first = CallShape(8, 200)
+    again = CallShape(8, 224, after=(0,), extends=0, gap_s=0.05, tool="t")
+    programs = [
+        ProgramShape("a", "t", (first, again)),
+        ProgramShape("b", "t", (CallShape(100, 200),)),
+    ]
+    options = VirtualOptions(4, 40, 16, max_model_len=400)
+    ran = contender("continuum").run(programs, options, StepTimeModel(0.01, 1e-5))
+    assert [one.program_id for one in ran.outcomes] == ["a", "b"]
+    assert ran.outcomes[0].waiting_s < 0.02
+
+
+@pytest.mark.engine
+def test_continuum_gives_up_a_pin_whose_next_call_waits_for_long() -> None:
+    from agentrt.lab.engine.continuum import ToolTtl
+
+    policy = ToolTtl(SchedulerConfig(), Learned())
+    context = CachedBlocks("t", since=10.0)
+    row: Any = ProgramRow("a", "t", "default")
+    row.queued["a/1"] = None
+    context.rows[row] = None
+    assert context.calling
+    assert not policy.expired(context, 14.9)
+    assert policy.expired(context, 15.0)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,10 @@ from agentrt.cli.options import write_groups
 from agentrt.lab.commands.bench.policies import EPILOG, compare, policies_options
 
 BENCHMARKS = {
+    "external": (
+        "agentrt.lab.bench.external:external",
+        "Runs that are not ours, predicted in virtual time.",
+    ),
     "journal": (
         "agentrt.lab.bench.journal:journal",
         "What a journal takes of the processor, for each call.",
