@@ -212,6 +212,6 @@ def test_nothing_is_left_behind_and_nobody_waits_beyond_the_bound(
     through(seed, policy, target, 96)
 
 
-def test_two_thousand_programs_leave_nothing_behind() -> None:
-    crowd = through(18, "adaptive", None, 2048)
+def test_hundreds_of_programs_leave_nothing_behind() -> None:
+    crowd = through(18, "adaptive", None, 512)
     assert crowd.longest_s > 20.0, "many did wait"
