@@ -19,9 +19,6 @@ SERVERS := tests/serving tests/integrations tests/clients tests/cli tests/interr
 # For tests that take longer than one of `make test` may.
 PATIENT := --timeout 3600 --override-ini faulthandler_timeout=0
 
-# Tests start hundreds of processes; each would compile every module anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: docs docs-serve coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-apart test-servers test-rest test-next fuzz mutate lint wheels format clean
 
 help: ## Show this list
