@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -89,6 +90,8 @@ def calibrate(engine_flags: tuple[str, ...], **options: Any) -> None:
 
 async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:
     engine = LabEngine(options)
+    if find_spec("vllm") is None:  # what an engine says then names an option of other commands
+        raise ModuleNotFoundError("calibrate needs vLLM", name="vllm")
     note("loading the engine")
     async with started(engine, verbose=options.verbose):
         return await Calibration(engine).run(rounds)
