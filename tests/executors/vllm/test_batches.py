@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,23 +72,53 @@ async def test_an_engine_that_is_dead_or_dies_at_once() -> None:
     assert client.sent == []
 
 
+class Late(queue.SimpleQueue[Any]):
+    """A core's queue, whose next message comes when the core waits for it, and not before."""
+
+    def __init__(self, reading: Iterable[Callable[[], None]]) -> None:
+        self._reading = iter(reading)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if block:
+            next(self._reading, lambda: None)()
+        return super().get(block=False)
+
+
 @pytest.mark.parametrize(("busy", "read"), [(False, ["a", "b"]), (True, [])])
 def test_an_idle_core_reads_a_batch_to_its_end(busy: bool, read: list[str]) -> None:
-    """The third message never comes, since the core could not read it."""
+    """However late its messages come. The second cannot be read, and the fourth is not of it."""
     from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core import EngineCoreProc, EngineShutdownState
 
     read_together()
     core: Any = EngineCoreProc.__new__(EngineCoreProc)
-    added: list[str] = []
+    added, refused = list[str](), list[list[str]]()
     core.shutdown_state = EngineShutdownState.RUNNING
-    core.has_work = lambda: busy
+    core.has_work = lambda: True  # it has not forgotten yet what has ended
+    core.scheduler = SimpleNamespace(has_unfinished_requests=lambda: busy)
     core.add_request = lambda request, wave: added.append(request)
     core._reject_add_while_paused = lambda request: False
-    core.input_queue = queue.Queue()
-    for request in ("a", "b"):
-        core.input_queue.put((EngineCoreRequestType.ADD, (request, 0)))
+    core._send_error_outputs_to_client = lambda names, client: refused.append(names)
+
+    def message(name: str) -> Callable[[], None]:
+        return lambda: core.input_queue.put((EngineCoreRequestType.ADD, (name, 0)))
+
+    def unreadable() -> None:
+        core._handle_request_preproc_error(SimpleNamespace(request_id="bad", client_index=0))
+
+    core.input_queue = Late([message("a"), unreadable, message("b"), message("c")])
     core._handle_client_request(wakeup(), 3)
     assert added == read
+    assert refused == ([] if busy else [["bad"]])
     core._handle_client_request(wakeup(), None)
     assert added == read
+
+
+def test_a_core_goes_on_without_a_message_that_was_lost() -> None:
+    from vllm.v1.engine.core import EngineCoreProc
+
+    read_together()
+    core: Any = EngineCoreProc.__new__(EngineCoreProc)
+    core.scheduler = SimpleNamespace(has_unfinished_requests=lambda: False)
+    core.input_queue = Late([])
+    core._handle_client_request(wakeup(), 2)

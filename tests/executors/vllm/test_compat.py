@@ -36,7 +36,8 @@ CALLED = {
         "v1.engine.core_client:AsyncMPClient._send_input_message": "self message engine",
         "v1.engine.core_client:AsyncMPClient.ensure_alive": "self",
         "v1.engine.core:EngineCoreProc._handle_client_request": "self request_type request",
-        "v1.engine.core:EngineCoreProc.has_work": "self",
+        "v1.engine.core:EngineCoreProc._handle_request_preproc_error": "self request",
+        "v1.core.sched.scheduler:Scheduler.has_unfinished_requests": "self",
     },
     "scheduling": {
         "v1.core.sched.scheduler:Scheduler.add_request": "self request",

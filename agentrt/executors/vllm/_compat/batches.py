@@ -10,15 +10,14 @@ import asyncio
 import contextlib
 import functools
 import queue
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_MOST_S = 0.02
-"""How long an idle core waits for a batch; a message that it cannot read never comes."""
+_MOST_S = 10.0
+"""How long an idle core waits for a message whose number it has, should vLLM ever drop one."""
 _OURS = "_agentrt_batches"
 
 Message = tuple[Any, ...]
@@ -71,6 +70,7 @@ def read_together() -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
     ordinary = EngineCoreProc._handle_client_request
+    unreadable = EngineCoreProc._handle_request_preproc_error
     if hasattr(ordinary, _OURS):
         return
 
@@ -78,12 +78,17 @@ def read_together() -> None:
     def handle(self: Any, request_type: Any, request: Any) -> None:
         ordinary(self, request_type, request)
         counts = request_type == EngineCoreRequestType.WAKEUP and isinstance(request, int)
-        if counts and not self.has_work():
-            end = time.monotonic() + _MOST_S
+        # Not `has_work`: a core still has to forget the calls that have ended when it told of them.
+        if counts and not self.scheduler.has_unfinished_requests():
             with contextlib.suppress(queue.Empty):
                 for _ in range(request):
-                    left = max(0.0, end - time.monotonic())
-                    self._handle_client_request(*self.input_queue.get(timeout=left))
+                    self._handle_client_request(*self.input_queue.get(timeout=_MOST_S))
+
+    @functools.wraps(unreadable)
+    def dropped(self: Any, request: Any) -> None:
+        unreadable(self, request)
+        self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))  # in its place
 
     setattr(handle, _OURS, True)
     EngineCoreProc._handle_client_request = handle
+    EngineCoreProc._handle_request_preproc_error = dropped
