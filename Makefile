@@ -63,8 +63,10 @@ test-servers: $(CLIENTS) test-needs
 test-rest: $(CLIENTS) test-needs
 	$(BIN)/pytest $(addprefix --ignore ,tests/engine $(SERVERS))
 
+# Compiled here, since tests start hundreds of processes, and PYTHONDONTWRITEBYTECODE may be set.
 test-needs: $(INSTALLED)
 	@.ci/setup-tests
+	@$(BIN)/python -m compileall -q agentrt benchmarks tests
 
 test-differential: $(INSTALLED) ## Compare with vLLM's own server once more, with a larger model (7 minutes)
 	DIFFERENTIAL_MODEL=embedded $(BIN)/pytest $(PATIENT) tests/engine/test_differential.py
