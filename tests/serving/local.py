@@ -106,6 +106,10 @@ class LocalServer:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def programs(self) -> list[str]:
+        """The ids of the live programs, in the order of their beginning."""
+        return [row.program_id for row in self.runtime.table]
+
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait until ``condition()``."""
         async with asyncio.timeout(WAIT_S):

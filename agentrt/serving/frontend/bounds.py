@@ -14,6 +14,7 @@ from pydantic_core import from_json
 
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.frontend.conversations import COMPLETIONS, MESSAGES
+from agentrt.serving.programs.hints import FIELDS
 
 MOST_CHOICES = 128
 """``n`` of a request: what OpenAI's API takes."""
@@ -240,7 +241,8 @@ class KnownFields:
     def check(self, path: str, body: Mapping[str, Any]) -> None:
         """Raise `ApiError` for a field that is not known; it is named."""
         schema = self._bodies.get(path)
-        field = None if schema is None else self._unknown(body, schema)
+        other = {name: value for name, value in body.items() if name not in FIELDS}
+        field = None if schema is None else self._unknown(other, schema)
         if field is not None:
             raise ApiError(
                 400,

@@ -28,7 +28,8 @@ from agentrt.serving.frontend.conversations import (
 from agentrt.serving.frontend.responses import ResponseStore
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
-from agentrt.serving.programs.identity import CLAIMED, read_claim, session_of
+from agentrt.serving.programs.hints import read_hints
+from agentrt.serving.programs.identity import CLAIMED, read_claim
 from agentrt.serving.server import Server
 
 _OK = 200
@@ -114,7 +115,7 @@ class Exchange:
             for name, value in sent
             if name in CLAIMED
         }
-        claim = read_claim(headers, session_of(self.fields))
+        claim = read_claim(headers, read_hints(self.fields))
         tenants = self.server.tenants
         tenants.enter(self.tenant, self.calls)
         try:

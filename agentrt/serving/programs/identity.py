@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import unquote
 
 from agentrt.executors.identity import PREFIX
 from agentrt.serving.error_responses import ApiError
+from agentrt.serving.programs.hints import Hints
 
 SESSION_HEADERS = (
     "x-session-id",  # vLLM, LangChain gateways
@@ -19,6 +19,7 @@ SESSION_HEADERS = (
     "session-id",  # Codex
     "session_id",  # Codex, before
     "x-dynamo-session-id",  # Dynamo
+    "x-smg-routing-key",  # SGLang's gateway
 )
 """Headers by which agent clients name a session of theirs, which is a program here."""
 PARENT_SESSIONS = ("x-dynamo-parent-session-id", "x-parent-session-id")  # Dynamo, llm-d
@@ -56,14 +57,8 @@ class Claim:
     is_last: bool = False
 
 
-def session_of(fields: Mapping[str, Any]) -> str | None:
-    """The session that a body names: ``session_id`` (vLLM) or ``program_id`` (ThunderAgent)."""
-    named = (fields.get("session_id"), fields.get("program_id"))
-    return next((one for one in named if isinstance(one, str)), None)
-
-
-def read_claim(headers: Mapping[str, str], session_id: str | None = None) -> Claim:
-    """The claim of a request; ``session_id`` is that of its body.
+def read_claim(headers: Mapping[str, str], hints: Hints) -> Claim:
+    """The claim of a request; ``hints`` are those of its body.
 
     Raises `ApiError` for a header that cannot be, and names it.
     """
@@ -72,16 +67,18 @@ def read_claim(headers: Mapping[str, str], session_id: str | None = None) -> Cla
         return _read(headers, f"{PREFIX}{name}", longest)
 
     if _CLAIMS.isdisjoint(headers):
-        return Claim(program=session_id)
+        return Claim(program=hints.program, type=hints.type, is_last=hints.is_last)
 
     def first(names: Iterable[str]) -> str | None:
         return next(filter(None, (_read(headers, name) for name in names)), None)
 
     parent = first(PARENT_SESSIONS)
     final = any(headers.get(name, "").lower() == "true" for name in FINAL_HEADERS)
+    program = read("program") or parent or hints.program or first(SESSION_HEADERS)
+    final |= hints.is_last and program == hints.program
     return Claim(
-        program=read("program") or parent or session_id or first(SESSION_HEADERS),
-        type=read("type", _LONGEST_TYPE),
+        program=program,
+        type=read("type", _LONGEST_TYPE) or hints.type,
         session=read("session") or None,
         node=read("node") or "",
         call=read("call"),

@@ -161,7 +161,8 @@ async def test_strict_servers_name_the_field_that_they_do_not_know() -> None:
     async with open_server(strict=True) as local:
         for path in APIS:
             more = {"metadata": {"a": "b"}} if path in (MESSAGES, RESPONSES) else {"top_k": 5}
-            fine = await local.client.post(path, json=ask(path, "hi", **more))
+            hints = {"program_id": "p", "nvext": {"agent_hints": {"osl": 5}}, "session_params": {}}
+            fine = await local.client.post(path, json=ask(path, "hi", **more, **hints))
             assert fine.status_code == 200, fine.text
         for path, change, field in cases:
             refused = await local.client.post(path, json={**ask(path, "hi"), **change})

@@ -46,10 +46,6 @@ def parents(local: LocalServer, program_id: str) -> list[tuple[int, ...]]:
     return [node.parents for node in local.runtime.runs[program_id].dag.nodes()]
 
 
-def programs(local: LocalServer) -> list[str]:
-    return [row.program_id for row in local.runtime.table]
-
-
 # -- by headers ------------------------------------------------------------------------------
 
 
@@ -75,14 +71,14 @@ async def test_without_edges_a_program_is_one_thread_and_parallel_calls_are_besi
         local.engine.go.set()
         await asyncio.gather(*beside)
         await local.chat("four", headers=headers("p"))
-        assert parents(local, programs(local)[0]) == [(), (0,), (0,), (1, 2)]
+        assert parents(local, local.programs()[0]) == [(), (0,), (0,), (1, 2)]
 
 
 async def test_parents_that_nobody_knows_count_as_not_said() -> None:
     async with open_server() as local:
         await local.chat("one", headers=headers("p", call="0", parents=""))
         await local.chat("two", headers=headers("p", call="9", parents="5"))
-        assert parents(local, programs(local)[0]) == [(), (0,)]
+        assert parents(local, local.programs()[0]) == [(), (0,)]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +89,7 @@ async def test_parents_that_nobody_knows_count_as_not_said() -> None:
         "x-session-affinity",
         "session-id",
         "X-Dynamo-Session-ID",
+        "X-SMG-Routing-Key",
     ],
 )
 async def test_session_headers_of_agent_clients_name_programs(header: str) -> None:
@@ -171,7 +168,7 @@ async def test_a_chat_that_goes_on_is_the_same_program() -> None:
             chat += [answer["choices"][0]["message"], said("user", f"and {turn}?")]
         await local.chat(said("system", "You are kind."), said("user", "something else"))
         assert [row.finished_calls for row in local.runtime.table] == [3, 1]
-        assert parents(local, programs(local)[0]) == [(), (0,), (1,)]
+        assert parents(local, local.programs()[0]) == [(), (0,), (1,)]
 
 
 async def test_a_fork_of_a_chat_makes_siblings() -> None:
@@ -180,7 +177,7 @@ async def test_a_fork_of_a_chat_makes_siblings() -> None:
         before = [said("user", "hello"), answer["choices"][0]["message"]]
         for text in ("left", "right"):
             await local.chat(*before, said("user", text))
-        assert parents(local, programs(local)[0]) == [(), (0,), (0,)]
+        assert parents(local, local.programs()[0]) == [(), (0,), (0,)]
 
 
 async def test_the_reply_tells_programs_apart_that_began_alike() -> None:
@@ -247,14 +244,14 @@ async def test_silent_programs_expire_and_named_ones_later() -> None:
         await local.chat("hello", headers=headers("p"))
         await local.until(lambda: len(local.runtime.table) == 1)
         await local.until(lambda: local.engine.ended == ["chat-1"])
-        assert programs(local) == ["chat-2"]
+        assert local.programs() == ["chat-2"]
 
 
 async def test_too_many_programs_drop_the_silent_and_refuse_the_named() -> None:
     async with open_server(limits=Limits(programs=2)) as local:
         for text in ("one", "two", "three"):
             await local.chat(text)
-        assert programs(local) == ["chat-2", "chat-3"]
+        assert local.programs() == ["chat-2", "chat-3"]
         await local.chat("four", headers=headers("a"))
         await local.chat("five", headers=headers("b"))
         body = {"model": "scripted", "messages": [said("user", "six")]}

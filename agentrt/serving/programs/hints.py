@@ -1,0 +1,113 @@
+"""What a body says of its session in other servers' words, so that their clients need no change.
+
+Fields that mean nothing here, such as priorities and expected output lengths, may have any value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, StringConstraints, ValidationError
+
+from agentrt.serving.error_responses import ApiError
+
+_VISIBLE = r"^[^\x00-\x1f\x7f]*$"
+Name = Annotated[str, StringConstraints(max_length=256, pattern=_VISIBLE)]
+Kind = Annotated[str, StringConstraints(max_length=128, pattern=_VISIBLE)]
+_OR_NOTHING = BeforeValidator(lambda given: {} if given is None else given)
+
+
+class _Context(BaseModel):
+    """Dynamo's ``agent_context``. Of its two forms the older has trajectories within a session."""
+
+    session_id: Name | None = None
+    parent_session_id: Name | None = None
+    session_final: bool | None = None
+    trajectory_id: Name | None = None
+    parent_trajectory_id: Name | None = None
+    trajectory_final: bool | None = None
+    session_type_id: Kind | None = None
+
+    @property
+    def program(self) -> str | None:
+        """A sub-agent belongs to its parent's program."""
+        session = self.parent_session_id or self.session_id
+        return session or self.parent_trajectory_id or self.trajectory_id
+
+    @property
+    def is_last(self) -> bool:
+        """A sub-agent ends, its parent goes on."""
+        parent = self.parent_session_id or self.parent_trajectory_id
+        return bool(self.session_final or self.trajectory_final) and not parent
+
+
+class _Control(BaseModel):
+    """Dynamo's ``session_control``."""
+
+    session_id: Name | None = None
+    action: Literal["open", "close"] | None = None
+
+
+class _Extensions(BaseModel):
+    """Dynamo's ``nvext``."""
+
+    agent_context: Annotated[_Context, _OR_NOTHING] = _Context()
+    session_control: Annotated[_Control, _OR_NOTHING] = _Control()
+
+
+class _Session(BaseModel):
+    """SGLang's ``session_params``."""
+
+    id: Name | None = None
+
+
+class Hints(BaseModel):
+    """The fields of a body that name its session: ``session_id`` is vLLM's and SGLang's,
+    ``program_id`` ThunderAgent's.
+    """
+
+    session_id: Name | None = None
+    program_id: Name | None = None
+    nvext: Annotated[_Extensions, _OR_NOTHING] = _Extensions()
+    session_params: Annotated[_Session, _OR_NOTHING] = _Session()
+
+    @property
+    def program(self) -> str | None:
+        """The name of the program that the request belongs to."""
+        return (
+            self.session_id
+            or self.program_id
+            or self.nvext.agent_context.program
+            or self.nvext.session_control.session_id
+            or self.session_params.id
+            or None
+        )
+
+    @property
+    def type(self) -> str | None:
+        """The program's type."""
+        return self.nvext.agent_context.session_type_id or None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the program is over when the request is."""
+        control = self.nvext.session_control
+        closed = control.action == "close" and control.session_id == self.program
+        return closed or self.nvext.agent_context.is_last
+
+
+FIELDS = frozenset(Hints.model_fields)
+NONE = Hints()
+
+
+def read_hints(fields: Mapping[str, Any]) -> Hints:
+    """The hints of a body. Raises `ApiError` for one that cannot be, and names it."""
+    if FIELDS.isdisjoint(fields):
+        return NONE
+    try:
+        return Hints.model_validate(fields)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, fault["loc"]))
+        raise ApiError(400, f"{field}: {fault['msg']}", param=field) from error
