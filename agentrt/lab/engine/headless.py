@@ -56,13 +56,15 @@ def make_scheduler(
     kv_events: bool = False,
     settings: Mapping[str, Any] | None = None,
     vllm: Mapping[str, Any] | None = None,
+    kinds: Sequence[Any] = (),
     **engine: Any,
 ) -> SchedulerT:
     """A scheduler of class ``cls`` over ``blocks`` KV-cache blocks of ``block_size`` tokens.
 
     With ``kv_events`` vLLM makes events of what its prefix cache stores and removes.
     ``settings`` are those of `SchedulerConfig`, for our own scheduler; ``vllm`` are fields of
-    vLLM's configuration, and ``engine`` of its scheduler configuration.
+    vLLM's configuration, and ``engine`` of its scheduler configuration. ``kinds`` are the
+    ``KVCacheSpec`` of a hybrid model's groups of layers; else there is one, of full attention.
     """
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -83,15 +85,16 @@ def make_scheduler(
         config.model_config.max_model_len = max_model_len
     config.kv_events_config = kv_events_config() if kv_events else None
     config.additional_config = {"agentrt": dict(settings or {})}
-    spec = FullAttentionSpec(
+    full = FullAttentionSpec(
         block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
+    groups = [KVCacheGroupSpec([f"layer{n}"], kind) for n, kind in enumerate(kinds or [full])]
     return cls(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks,
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            kv_cache_groups=groups,
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=block_size,

@@ -144,10 +144,14 @@ def every_kind(
     connector: str | None,
     drafts: int,
     role: str = "kv_both",
+    kinds: tuple[Any, ...] = (),
     settings: dict[str, Any] | None = None,
     **engine: Any,
 ) -> EveryKind:
-    """An engine of random size; ``connector`` is what becomes of KV cache that fails to come."""
+    """An engine of random size; ``connector`` is what becomes of KV cache that fails to come.
+
+    ``kinds`` are those of a hybrid model's cache.
+    """
     vllm: dict[str, Any] = {}
     if connector is not None:
         vllm["kv_transfer_config"] = KVTransferConfig(
@@ -169,7 +173,8 @@ def every_kind(
     scheduler = make_scheduler(
         cls,
         max_num_seqs=rng.randint(2, 4),
-        blocks=rng.randint(12, 18),
+        blocks=rng.randint(12, 18) * max(1, len(kinds)),
+        kinds=kinds,
         max_model_len=160,
         max_num_batched_tokens=rng.choice((64, 2048)),
         async_scheduling=in_flight > 1,
