@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from agentrt.errors import InvariantError
 from agentrt.lab.backends.base import Backend
 from agentrt.lab.backends.gates import Gate
-from agentrt.lab.outcome import Outcome, Ran
+from agentrt.lab.outcome import Outcome, Ran, served
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.workloads.arrivals import refuse_twins
 from agentrt.lab.workloads.shape import ProgramShape
@@ -193,4 +193,5 @@ class Driver:
             tool_s=sum(call.gap_s for call in program.calls) + program.tail_s,
             preemptions=row.usage.preemptions,
             steps=live.engine_steps,
+            calls=tuple(served(program, live.reports)),
         )

@@ -3,10 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from agentrt.lab.engine.virtual import EngineCounts, sum_counts
+from agentrt.lab.runs.machine import cached_tokens
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.request import CallReport
+from agentrt.request.spans import DECODE
+
+
+class ServedCall(NamedTuple):
+    """How an engine served a call: seconds from its arrival there to its first token and to its
+    last. Its program had to end ``turn`` - 1 calls before it, one after the other. A cache that
+    forgets nothing would have had ``cacheable_tokens`` of the prompt.
+    """
+
+    turn: int
+    ttft_s: float
+    e2el_s: float
+    output_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    cacheable_tokens: int
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds for each token after the first."""
+        return (self.e2el_s - self.ttft_s) / max(1, self.output_tokens - 1)
+
+
+def served(shape: ProgramShape, reports: Mapping[int, CallReport]) -> Iterator[ServedCall]:
+    """A program's calls, of which there are ``reports`` by their place, as far as engines tell."""
+    turns: list[int] = []
+    for index, call in enumerate(shape.calls):
+        turns.append(1 + max((turns[parent] for parent in call.after), default=0))
+        report = reports.get(index)
+        if report is None or not report.spans:
+            continue
+        seconds = [(span[0], span[1]) for span in report.spans]
+        before = next((at for at, (why, _) in enumerate(seconds) if why == DECODE), len(seconds))
+        yield ServedCall(
+            turns[index],
+            sum(one for _, one in seconds[:before]),
+            sum(one for _, one in seconds),
+            report.output_tokens,
+            report.prompt_tokens,
+            report.cached_tokens,
+            max(report.cached_tokens, cached_tokens(shape, call)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +61,8 @@ class Outcome:
 
     ``ideal_s`` is how long it would have taken if no call ever waited, NaN where nobody
     knows. ``service_s`` and ``waiting_s`` are sums over its calls, ``tool_s`` over its
-    gaps. ``steps`` are the engine's from its first call's arrival to its last call's end.
+    gaps. ``steps`` are the engine's from its first call's arrival to its last call's end;
+    ``calls`` are those of which engines tell.
     """
 
     program_id: str
@@ -29,6 +76,7 @@ class Outcome:
     tool_s: float
     preemptions: int = 0
     steps: int = 0
+    calls: tuple[ServedCall, ...] = ()
 
     @property
     def latency_s(self) -> float:
@@ -166,6 +214,12 @@ class Ran:
     @property
     def preemptions(self) -> int:
         return sum(outcome.preemptions for outcome in self.outcomes)
+
+    def with_ideals(self, known: Ran) -> Ran:
+        """With the times alone of another run of the same programs: no real engine knows them."""
+        alone = {one.program_id: one.ideal_s for one in known.outcomes}
+        some = [replace(one, ideal_s=alone[one.program_id]) for one in self.outcomes]
+        return replace(self, outcomes=some)
 
     def summary(self) -> Summary:
         return summarize(self.outcomes, self.counts if self.engines else None, self.busy_s)

@@ -18,7 +18,7 @@ from agentrt.lab.backends.gates import Gate
 from agentrt.lab.driver import Driver
 from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import EngineCounts, tokens
-from agentrt.lab.outcome import Outcome, Ran
+from agentrt.lab.outcome import Outcome, Ran, served
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport, Reply
@@ -163,6 +163,7 @@ class Real(Backend):
                     waiting_s=sum(report.waiting_s for report in reports),
                     preemptions=sum(report.preemptions for report in reports),
                     steps=live.engine_steps,
+                    calls=tuple(served(live.shape, live.reports)),
                 )
             )
         return replace(ran, outcomes=outcomes, engines=[counts])

@@ -25,6 +25,7 @@ from agentrt.lab.commands.progress import do_all
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.reports.standard import Metrics, standard
 from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.lab.runs.contenders import CONTINUUM, DEFAULT, STOCK, contender
 from agentrt.lab.workloads.swe_smith import LONGEST, swe_smith
@@ -130,12 +131,15 @@ def external(**options: Any) -> None:
     silence_vllm()
     done, stop = do_all(trials, options["jobs"], run)
     predicted: dict[tuple[str, float, str], list[float]] = {}
-    for trial, seconds in done:
-        predicted.setdefault((trial.gpu, trial.per_s, trial.who), []).append(seconds)
+    metrics: dict[tuple[str, float, str], list[Metrics]] = {}
+    for trial, seconds, found in done:
+        key = trial.gpu, trial.per_s, trial.who
+        predicted.setdefault(key, []).append(seconds)
+        metrics.setdefault(key, []).append(found)
     if predicted:
         click.echo(f"{table(predicted)}\n\n{verdict(predicted)}")
         if options["as_json"]:
-            click.echo(json.dumps({"cells": cells(predicted)}))
+            click.echo(json.dumps({"cells": cells(predicted, metrics)}))
     if stop is not None:
         raise stop
 
@@ -156,12 +160,13 @@ def _trials(options: dict[str, Any]) -> list[Trial]:
     return [Trial(*one) for one in everyone]
 
 
-def run(trial: Trial) -> tuple[Trial, float]:
-    """Do a trial, in this process."""
+def run(trial: Trial) -> tuple[Trial, float, Metrics]:
+    """Do a trial, in this process: a job's seconds in its turns, and the standard metrics."""
     gpu = GPUS[trial.gpu]
     options = VirtualOptions(_SLOTS, gpu.kv_tokens // BLOCK_SIZE, max_model_len=LONGEST)
     ran = contender(trial.who).run(swe_smith(trial.per_s, trial.seed), options, gpu.step_time)
-    return trial, fmean(one.latency_s - one.tool_s for one in ran.outcomes)
+    in_turns = fmean(one.latency_s - one.tool_s for one in ran.outcomes)
+    return trial, in_turns, standard(ran.outcomes)
 
 
 # -- what came of them -------------------------------------------------------------------
@@ -217,10 +222,12 @@ def verdict(predicted: Predicted) -> str:
     return f"median error of {len(off)} cells: {median(map(abs, off.values())):.0%} ({told})"
 
 
-def cells(predicted: Predicted) -> list[dict[str, Any]]:
+def cells(
+    predicted: Predicted, metrics: Mapping[tuple[str, float, str], Sequence[Metrics]]
+) -> list[dict[str, Any]]:
     """All cells for a program to read, in seconds."""
     return [
         {"gpu": gpu, "jobs_per_s": per_s, "who": who, "predicted": list(some)}
-        | {"measured": theirs(gpu, per_s, who)}
+        | {"measured": theirs(gpu, per_s, who), "metrics": list(metrics[gpu, per_s, who])}
         for (gpu, per_s, who), some in predicted.items()
     ]

@@ -37,7 +37,7 @@ from agentrt.lab.runs.memory import (
 )
 
 _FACTORS = {0.5: "half", 2.0: "twice"}
-_FIGURES = {"ms_per_token": "s/token", "mean_s": "mean", "p99_s": "P99"}
+_FIGURES = {"ms_per_token": "s/token", "mean_jct_s": "mean", "p99_jct_s": "P99"}
 _SHARE = 0.25
 _QUICK_PROGRAMS = 6
 SAME, FAILED, NONE = "=", "fails", "-"

@@ -18,6 +18,7 @@ from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, admitted, computed_before
 from agentrt.lab.engine.step_time import StepWork
 from agentrt.request import CallReport
+from agentrt.request.spans import DECODE, PREFILL
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -35,6 +36,8 @@ class _Watched:
     request: Request
     arrived_step: int
     waiting_since: float
+    arrived_s: float
+    first_s: float | None = None
     finished_step: int = 0
     service_s: float = 0.0
     waiting_s: float = 0.0
@@ -51,8 +54,12 @@ class _Watched:
         else:
             self.recomputed_tokens += max(0, self.computed_at_stop - cached)
 
-    def report(self) -> CallReport:
-        request = self.request
+    def report(self, now: float) -> CallReport:
+        """With two spans: until its first token, and after it, whatever it waited for."""
+        request, first_s = self.request, now if self.first_s is None else self.first_s
+        spans = [[PREFILL, first_s - self.arrived_s, 0, 0.0, 0, ()]]
+        if now > first_s:
+            spans.append([DECODE, now - first_s, 0, 0.0, 0, ()])
         return CallReport(
             service_s=self.service_s,
             waiting_s=self.waiting_s,
@@ -64,6 +71,7 @@ class _Watched:
             output_tokens=len(request.output_token_ids),
             cached_tokens=self.cached_tokens or 0,
             recomputed_tokens=self.recomputed_tokens,
+            spans=spans,
         )
 
 
@@ -123,7 +131,8 @@ class Probe:
         def add(request: Request, *args: Any, **kwargs: Any) -> Any:
             name = request.request_id
             own = from_extra_args(name, extra_args(request), None).call_id or name
-            self._calls[name] = _Watched(own, request, self.steps, self._clock())
+            now = self._clock()
+            self._calls[name] = _Watched(own, request, self.steps, now, now)
             return method(request, *args, **kwargs)
 
         return add
@@ -191,10 +200,16 @@ class Probe:
 
     def _end(self, outputs: Mapping[int, Any]) -> None:
         """Keep the accounts of the requests that finished, and let go of the requests."""
+        now = self._clock()
         for one in (one for engine in outputs.values() for one in engine.outputs):
-            watched = self._calls.pop(one.request_id, None) if one.finished else None
-            if watched is not None:
-                self._reports[watched.name] = watched.report()
+            watched = self._calls.get(one.request_id)
+            if watched is None:
+                continue
+            if watched.first_s is None and one.new_token_ids:
+                watched.first_s = now
+            if one.finished:
+                del self._calls[one.request_id]
+                self._reports[watched.name] = watched.report(now)
 
 
 _on: dict[int, Probe] = {}  # by the scheduler's id; an engine core has one

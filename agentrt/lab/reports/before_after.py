@@ -11,13 +11,13 @@ from statistics import median
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.reports.memory import RATIOS
+from agentrt.lab.reports.memory import HITS, RATIOS
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import STOCK
 
 ALLOWED = 0.03
 """A figure that grew by more than this share is marked."""
-_MARKED = ("ms_per_token", "mean_s", "p99_s", "recomputed")
+_MARKED = ("ms_per_token", "mean_jct_s", "p99_jct_s", "recomputed")
 _FIGURES = {name: head for name, head in RATIOS.items() if name != "delay_s"}
 _KEYS = ("workload", "share", "tool_s", "time", "first_seed")
 """What two cells must agree in to be compared."""
@@ -47,7 +47,7 @@ def read(path: Path) -> list[JsonCell]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         cells = json.loads([line for line in lines if line.startswith("{")][-1])["cells"]
-        if cells and all("by_seed" in cell for cell in cells):
+        if cells and all(RATIOS.keys() <= cell["by_seed"][0][STOCK].keys() for cell in cells):
             return list(cells)
     except (OSError, ValueError, LookupError, TypeError):
         pass
@@ -79,7 +79,7 @@ def compare(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:
 def _row(old: JsonCell, new: JsonCell, name: str) -> list[str]:
     found = changes(old, new, name)
     marked = [_FIGURES[one] for one in _MARKED if found[one].ratio > 1 + ALLOWED]
-    hits = " → ".join(f"{side[name]['hits']:.0%}" for side in (old, new))
+    hits = " → ".join(f"{side[name][HITS]:.0%}" for side in (old, new))
     return [new["workload"], name, *map(str, found.values()), hits, ", ".join(marked)]
 
 

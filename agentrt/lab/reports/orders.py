@@ -16,18 +16,13 @@ from agentrt.cli.runs_text import aligned
 from agentrt.journal.shares import shares_of
 from agentrt.journal.wall import EVENT, HUMAN, OWN, TOOL
 from agentrt.journal.why import WORDS
-from agentrt.lab.outcome import quantile
 from agentrt.lab.reports.tables import Spread
-from agentrt.lab.runs.comparison import Comparison, Course, Courses, Measure, latencies
+from agentrt.lab.runs.comparison import Comparison, Course, Courses, latencies, metrics
 from agentrt.request.spans import ADMISSION, PREEMPTED, QUEUED
 
 _NAMES = "stock", "agentrt"
 _WAITS, _OUTSIDE = (QUEUED, ADMISSION, PREEMPTED), (TOOL, HUMAN, EVENT, OWN)
-_MEASURES: dict[str, Measure] = {
-    "mean": fmean,
-    "median": median,
-    "P95": lambda found: quantile(sorted(found), 0.95),
-}
+_MEASURES = {"mean": "mean_jct_s", "median": "median_jct_s", "P95": "p95_jct_s"}
 
 
 def told(found: Comparison) -> str:
@@ -39,8 +34,9 @@ def told(found: Comparison) -> str:
     sums = [_seconds(run) for run in both]
     reasons = [reason for reason in WORDS if any(one[reason] for one in sums)]
     shares = [(WORDS[reason], *(one[reason] for one in sums)) for reason in reasons]
+    sides = [metrics(run) for run in both]
     ends = [
-        (name, *(of(latencies(run)) for run in both), *map(Spread.of, found.both_ratios(of)))
+        (name, *(side[of] for side in sides), *map(Spread.of, found.both_ratios(of)))
         for name, of in _MEASURES.items()
     ]
     tables = (
@@ -73,7 +69,9 @@ def _seconds(run: Courses) -> Mapping[str, float]:
 
 def values(found: Comparison) -> dict[str, Any]:
     """As JSON has it; of the typical pair of runs all that is known."""
+    sides = [metrics(run) for run in found.typical]
     told: dict[str, Any] = {"verdict": found.verdict, "off": found.off}
+    told["metrics"] = dict(zip(_NAMES, sides, strict=True))
     for name, of in _MEASURES.items():
         told[name] = dict(zip(("ratios", "first"), found.both_ratios(of), strict=True))
     for name, run in zip(_NAMES, found.typical, strict=True):

@@ -6,39 +6,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrt.lab.reports.compare import POLICY, Cell, Column, as_dicts, cells, ratios, table, values
+from agentrt.lab.reports.compare import Cell, as_dicts, cells
 from agentrt.lab.reports.plots import MARKERS, new_figure
+from agentrt.lab.reports.standard import short_table, standard
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.replays import RECORDED, Replayed, same_order
 
 _SHOWN = 40
 """Of many programs so many have a line of their own."""
-_MEASURES = (
-    *("mean_s", "p50_s", "p95_s", "makespan_s", "waiting_share"),
-    *("prefix_hit_share", "preemptions"),
-)
 
 
 def replay_tables(runs: Sequence[Replayed]) -> str:
     """A line for each run, and one for each of the first programs."""
-    order = {_name(one): f"{same_order(runs[0].outcomes, one.outcomes):.0%}" for one in runs}
-    over = ratios("mean_s", "p95_s", over=RECORDED)
-    column = Column("pairs in the recorded order", lambda cell: order[cell.name])
+    summaries = [one.summary for one in runs]
+    over = [one.mean_s / summaries[0].mean_s for one in summaries]
+    more = {
+        "waiting": [f"{one.waiting_share:.0%}" for one in summaries],
+        "preemptions": [str(one.preemptions) for one in summaries],
+        f"mean / {RECORDED}": [f"{one:.2f}" for one in over],
+        "pairs in the recorded order": [
+            f"{same_order(runs[0].outcomes, one.outcomes):.0%}" for one in runs
+        ],
+    }
+    shown = short_table({_name(one): [standard(one.outcomes)] for one in runs}, more, "policy")
     told = [f"program ({len(runs[0].outcomes)}), s", *map(_name, runs)]
     each = [_latencies(one) for one in runs]
     rows = [[name, *(digits(one[name]) for one in each)] for name in list(each[0])[:_SHOWN]]
-    more = "" if len(each[0]) <= _SHOWN else "\nThe others are in --json."
-    return (
-        f"{table(_cells(runs), POLICY, *values(*_MEASURES), *over, column)}\n\n"
-        f"{markdown(told, rows)}{more}"
-    )
+    others = "" if len(each[0]) <= _SHOWN else "\nThe others are in --json."
+    return f"{shown}\n\n{markdown(told, rows)}{others}"
 
 
 def replay_values(runs: Sequence[Replayed]) -> list[dict[str, Any]]:
     """The runs as JSON-able values."""
     return [
         told | {"ends_s": {one.program_id: one.ended_s for one in run.outcomes}}
-        | {"latencies_s": _latencies(run)}
+        | {"latencies_s": _latencies(run), "metrics": standard(run.outcomes)}
         for told, run in zip(as_dicts(_cells(runs)), runs, strict=True)
     ]  # fmt: skip
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean
 from typing import Any
 
 from agentrt.errors import ConfigError
@@ -16,7 +16,9 @@ from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.accounts import step_time
 from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.outcome import Outcome, served
 from agentrt.lab.program import LiveProgram
+from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads import dagfile
 from agentrt.lab.workloads.fields import Fields, Notes
@@ -29,7 +31,6 @@ from agentrt.scheduler.config import SchedulerConfig
 
 STOCK = SchedulerConfig("fcfs", retention="lru", admission="off")
 GAIN, LOSS, NOTHING = "gain", "loss", "nothing"
-Measure = Callable[[Sequence[float]], float]
 Tokens = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 """Of calls by their ids: prompt and output."""
 Call = tuple[float, float, CallReport]
@@ -48,6 +49,22 @@ class Course:
     @property
     def latency_s(self) -> float:
         return self.ended - self.began
+
+    @property
+    def outcome(self) -> Outcome:
+        reports = {index: report for index, (_, _, report) in self.calls.items()}
+        return Outcome(
+            self.shape.program_id,
+            self.shape.type,
+            self.began,
+            self.ended,
+            ideal_s=math.nan,
+            output_tokens=self.shape.output_tokens,
+            service_s=sum(one.service_s for one in reports.values()),
+            waiting_s=sum(one.waiting_s for one in reports.values()),
+            tool_s=sum(call.gap_s for call in self.shape.calls) + self.shape.tail_s,
+            calls=tuple(served(self.shape, reports)),
+        )
 
     def pieces(self) -> list[Piece]:
         """Its time along its critical path, each piece with its reason, as in `agentrt why`."""
@@ -88,11 +105,11 @@ class Comparison:
     first: Sequence[Courses]
     off: float = 0.0
 
-    def both_ratios(self, of: Measure = fmean) -> tuple[list[float], list[float]]:
-        """Ours to stock's in each pair, and the first time's: of the times from start to end."""
-        stock = [of(latencies(run)) for run in self.stock]
-        ours = [of(latencies(run)) / base for run, base in zip(self.ours, stock, strict=True)]
-        first = [of(latencies(run)) / base for run, base in zip(self.first, stock, strict=False)]
+    def both_ratios(self, of: str = "mean_jct_s") -> tuple[list[float], list[float]]:
+        """Ours to stock's in each pair, and the first time's: of a standard metric."""
+        stock = [metrics(run)[of] for run in self.stock]
+        ours = [metrics(run)[of] / base for run, base in zip(self.ours, stock, strict=True)]
+        first = [metrics(run)[of] / base for run, base in zip(self.first, stock, strict=False)]
         return ours, first
 
     @property
@@ -118,6 +135,11 @@ class Comparison:
 
 def _type_of(one: Course) -> str:
     return one.shape.type
+
+
+def metrics(run: Courses) -> dict[str, float]:
+    """The standard ones."""
+    return standard([one.outcome for one in run])
 
 
 def latencies(run: Courses) -> list[float]:

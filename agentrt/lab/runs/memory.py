@@ -14,6 +14,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
+from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.contenders import CAP, Contender
 from agentrt.lab.runs.machine import capacity_per_s
 from agentrt.lab.runs.working_set import with_ample_memory
@@ -176,19 +177,14 @@ def figures(ran: Ran, ample: Ran) -> dict[str, float]:
 
     A program's time with the engine to itself is that of virtual time; no real engine knows it.
     """
-    summary, used, least = ran.summary(), ran.counts.usage, ample.counts.usage
-    alone = {one.program_id: one.ideal_s for one in ample.outcomes}
+    used, least = ran.counts.usage, ample.counts.usage
+    jobs = ran.with_ideals(ample).outcomes
     prefill = used.uncached_tokens + used.recomputed_tokens
     return {
-        "ms_per_token": 1e3 * summary.token_latency_s,
-        "hits": ran.counts.hit_share,
-        "mean_s": summary.mean_s,
-        "p95_s": summary.p95_s,
-        "p99_s": summary.p99_s,
-        "makespan_s": summary.makespan_s,
+        **standard(jobs),
         "prefill": prefill,
         "recomputed": max(0, prefill - least.uncached_tokens - least.recomputed_tokens),
-        "delay_s": max(one.latency_s - alone[one.program_id] for one in ran.outcomes),
+        "delay_s": max(one.latency_s - one.ideal_s for one in jobs),
     }
 
 

@@ -22,17 +22,20 @@ from agentrt.errors import ConfigError
 from agentrt.journal.past import PastNode
 from agentrt.journal.reading import History, ReadingStore, histories
 from agentrt.journal.schema import DONE
-from agentrt.lab.outcome import Outcome
+from agentrt.journal.wall import engine_spans
+from agentrt.lab.outcome import Outcome, served
 from agentrt.lab.workloads import dagfile
 from agentrt.lab.workloads.fields import Fields, Notes
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.lab.workloads.texts import Texts, prompt_text, said
+from agentrt.request import CallReport
 
 _ALL = 10**9
 _KINDS = {"call": "call", "tool": "tool", "human": "human", "event": "event", "sleep": "event"}
 """Nodes that take time, and their kind in a DAG."""
 _COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
+_TOLD = (*_COUNTS, "spans")
 
 NO_TEXT = "programs without texts, whose prompts are alike along their own calls alone"
 OPEN = "programs that had not ended, replayed as far as they had come"
@@ -211,6 +214,7 @@ class _Program:
             sum(call.account.get(name, 0) for call in self.calls)
             for name in ("service_s", "waiting_s", "preemptions")
         )
+        reports = {at: _report(call) for at, call in enumerate(self.calls)}
         return Outcome(
             program_id=self.row.id,
             type=self.row.type,
@@ -222,7 +226,15 @@ class _Program:
             waiting_s=waiting,
             tool_s=sum(call.gap_s for call in shape.calls) + shape.tail_s,
             preemptions=preemptions,
+            calls=tuple(served(shape, reports)),
         )
+
+
+def _report(call: RecordedCall) -> CallReport:
+    """What times and hits take of its account. Raises `JournalError` for what cannot be read."""
+    report = CallReport(**{name: call.account[name] for name in _TOLD if name in call.account})
+    engine_spans(report, f"a call of program {call.program}")
+    return report
 
 
 def _add_ids(shapes: dict[str, ProgramShape], recorded: Sequence[RecordedCall]) -> None:

@@ -55,8 +55,9 @@ def test_errors_are_of_medians_and_the_fitted_cell_counts_in_none() -> None:
     assert rows[1].rstrip(" |").endswith("70.0")
     assert verdict(PREDICTED) == "median error of 2 cells: 7% (FCFS 14%, Continuum 0%)"
     assert {"gpu": "H100", "jobs_per_s": 3.0, "who": "default", "predicted": [70.0]} | {
-        "measured": None
-    } in cells(PREDICTED)
+        "measured": None,
+        "metrics": [{}],
+    } in cells(PREDICTED, {key: [{}] for key in PREDICTED})
 
 
 @pytest.mark.engine
@@ -77,10 +78,11 @@ def test_a_cell_by_the_command(
 @pytest.mark.engine
 def test_the_seconds_are_those_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swe_smith, "JOBS", 1)
-    trial, seconds = run(Trial("A100", 1.0, "stock", 0))
+    trial, seconds, metrics = run(Trial("A100", 1.0, "stock", 0))
     [job] = swe_smith.swe_smith(1.0, 0)
     base_s = GPUS["A100"].step_time.base_s
     assert seconds > job.output_tokens * base_s
+    assert metrics["mean_jct_s"] == pytest.approx(seconds + len(job.calls) - 1)
     assert trial.seed == 0
 
 

@@ -20,7 +20,7 @@ from agentrt.lab.bench.memory_engines import Engines
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.memory import as_json, table, with_best_caps
+from agentrt.lab.reports.memory import HITS, RATIOS, as_json, table, with_best_caps
 from agentrt.lab.runs.contenders import contender
 from agentrt.lab.runs.memory import GPU, Cell, Load, Memory
 from agentrt.lab.runs.working_set import added_tokens, context_tokens, with_ample_memory
@@ -62,13 +62,13 @@ def test_one_cell_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cell["memory"] == round(300 / stock["wanted"], 2) != 0.25  # the share that there was
     # Each of these needs its rule: to hold programs back, to rank them, both, and to pin them.
     assert cap["recomputed"] < 0.7 * stock["recomputed"]
-    assert cell["thunderagent"]["hits"] > 2 * stock["hits"]
+    assert cell["thunderagent"][HITS] > 2 * stock[HITS]
     assert cell["thunderagent"]["ms_per_token"] > 3 * stock["ms_per_token"]
-    assert cell["adaptive"]["hits"] > 1.5 * stock["hits"]
+    assert cell["adaptive"][HITS] > 1.5 * stock[HITS]
     assert cell["adaptive+memory"]["recomputed"] < 0.5 * stock["recomputed"]
-    assert cell["continuum"]["hits"] > 2 * stock["hits"]
+    assert cell["continuum"][HITS] > 2 * stock[HITS]
     # Who knows sizes, and who has all the memory there could be.
-    assert cell["srpt+cost+memory"]["mean_s"] < 0.9 * cell["adaptive+memory"]["mean_s"]
+    assert cell["srpt+cost+memory"]["mean_jct_s"] < 0.9 * cell["adaptive+memory"]["mean_jct_s"]
     assert cell["stock+ample"]["recomputed"] == 0 < stock["recomputed"]
 
 
@@ -277,20 +277,18 @@ def test_tools_take_their_multiples_of_the_commonest() -> None:
 
 
 def test_the_best_cap_is_the_best_of_each_figure_and_one_has_the_least_mean() -> None:
-    lower = ("ms_per_token", "mean_s", "p95_s", "p99_s", "makespan_s", "recomputed", "delay_s")
-
     def cell(low: float, **more: float) -> dict[str, Any]:
-        return {**dict.fromkeys(lower, low), "hits": 1 - low / 10, **more}
+        return {**dict.fromkeys(RATIOS, low), HITS: 1 - low / 10, **more}
 
-    found = {"stock": cell(4), "cap:2": cell(3, mean_s=8), "cap:9": cell(5, mean_s=2)}
+    found = {"stock": cell(4), "cap:2": cell(3, mean_jct_s=8), "cap:9": cell(5, mean_jct_s=2)}
     caps = with_best_caps(found)
-    assert caps["best_cap"] == cell(3, mean_s=2)
-    assert caps["one_cap"] == cell(5, mean_s=2)
+    assert caps["best_cap"] == cell(3, mean_jct_s=2)
+    assert caps["one_cap"] == cell(5, mean_jct_s=2)
     assert "| best_cap" in table([found])
     assert "0.50 (0.50-0.50)" not in table([found])
     assert "0.50 (0.50-0.50)" in table([found, found])
     told = as_json({"workload": "w"}, [found, found])
-    assert (told["workload"], told["best_cap"]["mean_s"], told["stock"]["hits"]) == ("w", 2, 0.6)
+    assert (told["workload"], told["best_cap"]["mean_jct_s"], told["stock"][HITS]) == ("w", 2, 0.6)
 
 
 @pytest.mark.engine

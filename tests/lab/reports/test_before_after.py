@@ -10,15 +10,15 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.lab.reports.before_after import compare, read
-from agentrt.lab.reports.memory import RATIOS, as_json
+from agentrt.lab.reports.memory import HITS, RATIOS, as_json
 
 
 def cell(*means: float, workload: str = "chat", stock: float = 4.0, **more: float) -> Any:
     """A cell whose default has these mean latencies by seed, and is 2 in all other figures."""
     seeds = [
         {
-            "stock": dict.fromkeys([*RATIOS, "hits"], stock),
-            "default": {**dict.fromkeys([*RATIOS, "hits"], 2.0), "mean_s": mean, **more},
+            "stock": dict.fromkeys([*RATIOS, HITS], stock),
+            "default": {**dict.fromkeys([*RATIOS, HITS], 2.0), "mean_jct_s": mean, **more},
         }
         for mean in means
     ]
@@ -29,13 +29,13 @@ def cell(*means: float, workload: str = "chat", stock: float = 4.0, **more: floa
 def test_a_change_is_the_median_of_each_seeds_own() -> None:
     text = compare([cell(1.0, 2.0, 4.0)], [cell(1.1, 2.1, 1.0)])
     assert "0.50 → 0.28 (+5.0%)" in text
-    assert "More than 3% worse: chat (default): mean." in text
+    assert "More than 3% worse: chat (default): JCT mean." in text
     assert "Stock" not in text
 
 
 def test_what_is_better_or_little_worse_is_not_marked() -> None:
-    before = [cell(2.0, recomputed=0.0, hits=0.5), cell(2.0, workload="deep")]
-    after = [cell(2.05, recomputed=0.0), cell(1.0, workload="deep", p95_s=3.0)]
+    before = [cell(2.0, recomputed=0.0, **{HITS: 0.5}), cell(2.0, workload="deep")]
+    after = [cell(2.05, recomputed=0.0), cell(1.0, workload="deep", p95_jct_s=3.0)]
     text = compare(before, after)
     assert "More than 3% worse: none." in text
     assert "(+2.5%)" in text
@@ -46,7 +46,7 @@ def test_what_is_better_or_little_worse_is_not_marked() -> None:
 
 @pytest.mark.parametrize(
     ("figure", "name"),
-    [("ms_per_token", "s/token"), ("p99_s", "P99"), ("recomputed", "recomputed")],
+    [("ms_per_token", "s/token"), ("p99_jct_s", "P99"), ("recomputed", "recomputed")],
 )
 def test_each_figure_that_counts_is_marked(figure: str, name: str) -> None:
     changed: Any = {figure: 2.1}
