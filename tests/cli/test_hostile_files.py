@@ -35,7 +35,7 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "keys": ("f.json", (*SERVE, "--api-key-file", "{}")),
     "new key": ("f.json", ("keys", "new", "acme", "--file", "{}")),
     "history": ("f.json", ("run", "prog.py", "--policy", "adaptive", "--history", "{}")),
-    "trace": ("f.jsonl", (*SIMULATE, "--trace", "{}")),
+    "trace": ("f.jsonl", (*SIMULATE, "--workload", "{}")),
     "step model": ("f.json", (*SIMULATE, "--depth", "virtual", "--step-model", "{}")),
 }
 """What reads a file: its name, and the command."""

@@ -51,7 +51,7 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @click.command(epilog=_EPILOG)
 @click.option(
     "--workload",
-    metavar="NAME|FILE",
+    metavar="NAME|[FORMAT:]FILE",
     help="One alone, or a trace. Default: mixed with and without tools, over three horizons, "
     "and each of its classes.",
 )

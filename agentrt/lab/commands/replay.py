@@ -149,7 +149,7 @@ def _read(path: Path) -> Recording:
     if path.is_file() and path.stat().st_size and not is_database(path):
         raise ConfigError(
             f"{str(path)!r} is no journal: give a file of agentrt run --journal or agentrt serve; "
-            "other recordings are for agentrt simulate run --trace"
+            "other recordings are for agentrt simulate run --workload FILE --depth virtual"
         )
     return read_recording(path)
 

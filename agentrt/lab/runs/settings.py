@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from agentrt.errors import InvariantError
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure
-from agentrt.lab.workloads.generate import generate
+from agentrt.lab.workloads.generate import WORKLOADS, generate
 from agentrt.lab.workloads.replay import Scales, rescaled
 from agentrt.lab.workloads.shape import WHOLE, Cut, ProgramShape
-from agentrt.lab.workloads.traces import Trace, read_programs
+from agentrt.lab.workloads.traces import Trace, named, read_programs, stem
 
 DEFAULT_PROGRAMS = 1000
 """How many programs a generator makes when nobody says."""
@@ -27,7 +28,7 @@ class Source:
     """Where programs come from: a generator's name, or a file with a trace.
 
     The scales multiply prompt tokens, output tokens, and the seconds between calls; then
-    programs are ``cut``.
+    programs are ``cut``. ``format`` and ``tokenizer`` are how a file is read: see `read_programs`.
     """
 
     name: str
@@ -36,10 +37,20 @@ class Source:
     output_scale: float = 1.0
     gap_scale: float = 1.0
     cut: Cut = WHOLE
+    format: str = ""
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         if self.path is None:
             generate(self.name, 0, 0)  # refuses an unknown name
+
+    @classmethod
+    def named(cls, text: str, **how: Any) -> Source:
+        """A generator by its name, or ``FILE`` or ``FORMAT:FILE``. Raises `ConfigError`."""
+        found = named(text, WORKLOADS)
+        if found is None:
+            return cls(text, **how)
+        return cls(stem(found[1]), found[1], format=found[0], **how)
 
     def programs(self, n: int | None, seed: int) -> Sequence[ProgramShape]:
         """So many programs, which the seed decides: a generator makes them, a trace is drawn from.
@@ -56,7 +67,8 @@ class Source:
         """What is in the file. Raises `ConfigError` for one that cannot be read."""
         if self.path is None:
             raise InvariantError(f"{self.name} is a generator, not a trace")
-        return _recorded(self.path, self.context_scale, self.output_scale, self.gap_scale)
+        how = self.context_scale, self.output_scale, self.gap_scale
+        return _recorded(self.path, self.format, self.tokenizer, *how)
 
     def count(self, n: int | None) -> int:
         if n is not None:
@@ -110,9 +122,21 @@ def _made(source: Source, n: int, seed: int) -> Sequence[ProgramShape]:
 
 
 @lru_cache(maxsize=4)
-def _recorded(path: Path, context_scale: float, output_scale: float, gap_scale: float) -> Trace:
+def _recorded(
+    path: Path,
+    as_format: str,
+    tokenizer: str,
+    context_scale: float,
+    output_scale: float,
+    gap_scale: float,
+) -> Trace:
     return read_programs(
-        path, context_scale=context_scale, output_scale=output_scale, gap_scale=gap_scale
+        path,
+        as_format=as_format,
+        tokenizer=tokenizer,
+        context_scale=context_scale,
+        output_scale=output_scale,
+        gap_scale=gap_scale,
     )
 
 

@@ -88,6 +88,13 @@ class Fields:
             raise ConfigError(f"{where}: {_short(value)} where an object should be")
         return cls(where, value)
 
+    @property
+    def file(self) -> Path:
+        """The file that it stands in."""
+        return Path(
+            self.where.partition(", [")[0].rpartition(":")[0] or self.where.partition(", [")[0]
+        )
+
     def complain(self, what: str) -> ConfigError:
         """The error to raise for something wrong in this object."""
         return ConfigError(f"{self.where}: {what}")

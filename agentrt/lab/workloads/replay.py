@@ -12,6 +12,7 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 RAISED = "prompts longer than the scale says, to hold the earlier prompt and output they extend"
 NO_OUTPUT = "calls without output tokens, given one"
+REWRITTEN = "prompts that do not begin with the previous one (a rewritten context)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,14 @@ class Scales:
 
 
 class Replay:
-    """The calls of one program so far, scaled. Everything that had to change is counted."""
+    """The calls of one program so far, scaled. Everything that had to change is counted.
 
-    def __init__(self, scales: Scales, notes: Counter[str]) -> None:
+    With ``exact`` a prompt stays as long as it was, and holds of the output before what has room.
+    """
+
+    def __init__(self, scales: Scales, notes: Counter[str], *, exact: bool = False) -> None:
         self.calls: list[CallShape] = []
+        self._exact = exact
         self._scales = scales
         self._notes = notes
 
@@ -77,12 +82,41 @@ class Replay:
 
     def _prompt(self, recorded: int, extends: int | None) -> int:
         scaled = round(recorded * self._scales.context)
-        if extends is None:
+        if extends is None or self._exact:
             return scaled
         least = self.calls[extends].prompt_tokens + self.calls[extends].output_tokens
         if least > scaled:
             self._notes[RAISED] += 1
         return max(least, scaled)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A call of a chain: its whole prompt, and the seconds since the call before it ended."""
+
+    prompt_tokens: int
+    output_tokens: int
+    gap_s: float = 0.0
+    human: bool = False
+
+
+def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> Replay:
+    """Each turn waits for the one before, and extends it unless its prompt is the shorter one."""
+    replay, before = Replay(scales, notes, exact=True), 0
+    for index, turn in enumerate(turns):
+        extends = turn.prompt_tokens >= before
+        notes.update([REWRITTEN] * (not extends))
+        replay.call(
+            "turn",
+            turn.prompt_tokens,
+            turn.output_tokens,
+            after=(index - 1,) if index else (),
+            extends=index - 1 if index and extends else None,
+            gap_s=turn.gap_s,
+            human=turn.human,
+        )
+        before = turn.prompt_tokens
+    return replay
 
 
 def rescaled(program: ProgramShape, scales: Scales, notes: Counter[str]) -> ProgramShape:

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pydantic import Field
 
 from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
-from agentrt.lab.workloads.replay import Replay, Scales
+from agentrt.lab.workloads.replay import REWRITTEN, Replay, Scales
 from agentrt.lab.workloads.shape import ProgramShape
 
 _KEPT = 0.9
@@ -34,7 +34,6 @@ UNREADABLE_SUBAGENT = "subagents that cannot be read, left out"
 NO_CALLS = "sessions or subagents without calls, left out"
 UNKNOWN_GAP = "gaps that the file does not know, taken as 0 s"
 UNKNOWN_STOP = "gaps after an unknown stop, taken as a tool's"
-REWRITTEN = "prompts that do not begin with the previous one (a rewritten context)"
 DETACHED = "subagents that end after the next call began, so that nothing waits for them"
 
 
@@ -76,25 +75,27 @@ class _Branch:
     ended_s: float
 
 
-def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> list[ProgramShape]:
-    """One program per session, all of this type."""
+def read(
+    entries: Sequence[Fields], type: str, scales: Scales, notes: Notes, *, exact: bool = False
+) -> list[ProgramShape]:
+    """One program per session, all of this type; its prompts as `Replay` has them."""
     programs: list[ProgramShape] = []
     for entry in entries:
         with notes.leaving_out(UNREADABLE):
-            program = _program(entry, type, scales, notes)
+            replay = Replay(scales, notes, exact=exact)
+            program = _program(entry, type, replay, notes)
             programs += [] if program is None else [program]
     return programs
 
 
-def _program(entry: Fields, type: str, scales: Scales, notes: Notes) -> ProgramShape | None:
-    session = _Session(Replay(scales, notes), notes)
+def _program(entry: Fields, type: str, replay: Replay, notes: Notes) -> ProgramShape | None:
+    session = _Session(replay, notes)
     for call in entry.inside("calls"):
         if "sub" in call.values:
             with notes.leaving_out(UNREADABLE_SUBAGENT):
                 session.subagent(call.read(_Subagent))
         else:
             session.own_call(call.read(_OwnCall))
-    replay = session.replay
     if not replay.calls:
         notes[NO_CALLS] += 1
         return None

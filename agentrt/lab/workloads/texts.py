@@ -1,4 +1,4 @@
-"""Token ids for recorded texts: what two prompts have in common is the same in their ids.
+"""Recorded texts as tokens: how many, and ids, so that what prompts have in common is the same.
 
 A journal has a prompt's text and how many tokens it had, and no ids. All texts go into a tree of
 their common beginnings, in the order of the calls. What is new in a text gets the tokens that are
@@ -8,8 +8,11 @@ new, spread over its characters: so an output has as many as were recorded, in l
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from agentrt.errors import ConfigError
 
 _FIRST = 1 << 41
 """Above all that `agentrt.lab.engine.virtual.tokens` makes."""
@@ -84,3 +87,39 @@ def _called(call: Mapping[str, Any]) -> str:
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return f"{call['name']}{arguments}"
+
+
+# -- how many tokens a text has ---------------------------------------------------------------
+
+CHARACTERS = 4
+"""To a token, where no tokenizer is given: about what English and code have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Counts a text's tokens; ``rule`` says how, as a note for people."""
+
+    rule: str
+    count: Callable[[str], int]
+
+    def __call__(self, text: str) -> int:
+        return self.count(text)
+
+
+def counter(tokenizer: str = "") -> Counter:
+    """That of a model's tokenizer, or of so many `CHARACTERS` to a token.
+
+    Raises `ConfigError` for one that cannot be loaded.
+    """
+    if not tokenizer:
+        rule = f"calls whose tokens are guessed: {CHARACTERS} characters each"
+        return Counter(rule, lambda text: -(-len(text) // CHARACTERS))
+    from transformers import AutoTokenizer
+
+    try:
+        encode = AutoTokenizer.from_pretrained(tokenizer).encode
+    except (OSError, ValueError) as error:
+        said = str(error).partition("\n")[0]
+        raise ConfigError(f"--tokenizer {tokenizer!r}: {said}") from error
+    rule = f"calls whose tokens are counted by the tokenizer of {tokenizer}"
+    return Counter(rule, lambda text: len(encode(text, add_special_tokens=False)))

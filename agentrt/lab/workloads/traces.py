@@ -1,25 +1,23 @@
 """Programs from files: what agents really did, as shapes that can be run again.
 
-A file is a **journal** (`agentrt.lab.workloads.journals`), or JSON or JSON lines, gzipped or not,
-of one of two formats, told apart by their fields:
-
-* **sessions** of coding agents (`agentrt.lab.workloads.sessions`): objects with ``calls``;
-* **DAGs** that ``agentrt run --dag FILE.json`` wrote (`agentrt.lab.workloads.dagfile`).
-
-What cannot be read is left out and reported, as long as something good is left.
+A file is a journal, or JSON or JSON lines, gzipped or not, of one of the formats of `FORMATS`. A
+folder is all such files in it. What cannot be read is left out and reported, as long as something
+good is left.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentrt.errors import ConfigError
 from agentrt.files import is_database
-from agentrt.lab.workloads import dagfile, journals, sessions
+from agentrt.lab.workloads import bfcl, dagfile, journals, messages, sessions, texts, timed, weka
 from agentrt.lab.workloads.fields import Fields, Notes, read_objects
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import ProgramShape
@@ -28,13 +26,60 @@ Reader = Callable[[Sequence[Fields], str, Scales, Notes], list[ProgramShape]]
 """From the objects of a file, a type for its programs, and scales: the programs. What is
 left out, changed or guessed is counted in the last argument, under words for people."""
 
-_READERS: Mapping[str, Reader] = {
-    "sessions": sessions.read,
-    "DAGs": dagfile.read,
+JOURNAL = "journal"
+FORMATS: Mapping[str, tuple[frozenset[str], ...]] = {
+    "sessions": (frozenset({"calls"}),),
+    "dags": (frozenset({"nodes"}),),
+    "weka": (frozenset({"requests"}),),
+    "mooncake": (frozenset({"timestamp", "hash_ids"}),),
+    "timed": (frozenset({"timestamp", "hash_ids"}),),
+    "swe": (
+        frozenset({"messages", "instance_id"}),
+        frozenset({"messages", "trajectory_format"}),
+    ),
+    "sharegpt": (frozenset({"messages"}),),
+    "bfcl": (frozenset({"question"}), frozenset({"input_token_count"})),
 }
+"""Those of JSON, by the fields that an entry has: the first that fits is meant. Their modules say
+where each is defined."""
+KNOWN = (*FORMATS, JOURNAL)
+
+
+def named(text: str, known: Container[str] = ()) -> tuple[str, Path] | None:
+    """The format, if it is said, and the file of ``FORMAT:FILE`` or ``FILE``.
+
+    None for what is the name of something else, as those that are ``known``. Raises `ConfigError`
+    for a file that is not there.
+    """
+    name, colon, rest = text.partition(":")
+    if colon and name in KNOWN:
+        return name, Path(rest)
+    path = Path(text)
+    if text not in known and path.exists():
+        return "", path
+    if colon or path.suffix or len(path.parts) > 1:
+        raise ConfigError(
+            f"{text!r}: there is no such file; recorded programs are FILE or FORMAT:FILE, and the "
+            f"formats are {', '.join(KNOWN)}"
+        )
+    return None
+
+
+def _readers(count: texts.Counter) -> Mapping[str, Reader]:
+    return {
+        "sessions": sessions.read,
+        "dags": dagfile.read,
+        "weka": weka.read,
+        "mooncake": timed.read,
+        "timed": partial(timed.read, units=timed.TIMED),
+        "swe": partial(messages.read, count=count, tools=True),
+        "sharegpt": partial(messages.read, count=count, tools=False),
+        "bfcl": partial(bfcl.read, count=count),
+    }
 
 
 OTHER_FORMAT = "entries of another or of no known format, left out"
+UNREADABLE = "files that cannot be read, left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,46 +112,65 @@ class Trace:
 def read_programs(
     path: str | os.PathLike[str],
     *,
+    as_format: str = "",
+    tokenizer: str = "",
     context_scale: float = 1.0,
     output_scale: float = 1.0,
     gap_scale: float = 1.0,
 ) -> Trace:
-    """The programs of a file, in its order, with their tokens and gaps multiplied.
+    """The programs of a file or a folder, in its order, with their tokens and gaps multiplied.
 
+    ``as_format`` is one of `FORMATS`; else the first entry says it. ``tokenizer`` is the model
+    whose tokens texts are counted in.
     A prompt is ``context_scale`` times what it was, an output ``output_scale`` times, but
     at least a token. A prompt holds the earlier prompt and output that it begins with,
     so contexts shrink in full only if outputs shrink with them; where a prompt had to stay
     longer than the scale says, it is counted.
-    Programs of DAGs and journals arrive when they did, in seconds after the first; sessions at
-    their start.
+    Programs arrive when they did, in seconds after the first, or at 0 where no format says it.
 
-    A session, subagent or DAG that cannot be read is left out. The notes count them, and
-    say where the first one is and what is wrong with it.
+    What cannot be read is left out. The notes count it, and say where the first one is and what is
+    wrong with it.
 
     Raises `ConfigError`, which names file and line, where nothing is left.
     """
     scales = Scales(context_scale, output_scale, gap_scale)
     source = Path(path)
     notes = Notes()
+    programs: list[ProgramShape] = []
     if is_database(source):
-        name, programs = "a journal", journals.read(source, scales, notes)
+        as_format, programs = JOURNAL, journals.read(source, scales, notes)
     else:
-        name, entries = _of_one_format(read_objects(source, notes), notes)
-        programs = _READERS[name](entries, _stem(source), scales, notes) if entries else []
+        readers = _readers(texts.counter(tokenizer))
+        for file, leaving_out in _files(source, notes):
+            with leaving_out:
+                as_format, entries = _of_one_format(read_objects(file, notes), as_format, notes)
+                if entries:
+                    programs += readers[as_format](entries, stem(source), scales, notes)
     if not programs:
         raise ConfigError(_nothing_left(source, notes))
     _unique(source, programs)
-    return Trace(str(source), name, tuple(programs), scales, notes.explained())
+    return Trace(str(source), as_format, tuple(programs), scales, notes.explained())
 
 
-def _of_one_format(objects: Sequence[Fields], notes: Notes) -> tuple[str, list[Fields]]:
-    """The format of the first entry that has a known one, and the entries that have it."""
-    name, found = "", []
+def _files(source: Path, notes: Notes) -> list[tuple[Path, AbstractContextManager[None]]]:
+    """The files of a folder, each of which may be left out, or the file itself."""
+    if not source.is_dir():
+        return [(source, nullcontext())]
+    found = [one for one in sorted(source.rglob("*")) if {".json", ".jsonl"} & {*one.suffixes}]
+    if not found:
+        raise ConfigError(f"{source}: this folder has no file that ends in .json or .jsonl")
+    return [(one, notes.leaving_out(UNREADABLE)) for one in found]
+
+
+def _of_one_format(objects: Sequence[Fields], name: str, notes: Notes) -> tuple[str, list[Fields]]:
+    """The format that is said, or that of the first entry that has a known one; and the entries
+    that have it.
+    """
+    found = []
     for one in objects:
         with notes.leaving_out(OTHER_FORMAT):
-            own = _format(one)
-            name = name or own
-            if own != name:
+            name = name or _format(one)
+            if not any(one.values.keys() >= fields for fields in FORMATS.get(name, ())):
                 raise one.complain(f"not of the format of the first entry ({name})")
             found.append(one)
     return name, found
@@ -126,16 +190,21 @@ def _format(entry: Fields) -> str:
             "this is what `agentrt run --json` prints, which has no single calls: "
             "give the file that `agentrt run --dag FILE.json` writes"
         )
-    if "nodes" in keys:
-        return "DAGs"
-    if "calls" in keys:
-        return "sessions"
+    for name, alternatives in FORMATS.items():
+        if any(fields <= keys for fields in alternatives):
+            in_short_blocks = name == "mooncake" and not timed.has_blocks(entry.values, 512)
+            return "timed" if in_short_blocks else name
     raise entry.complain(
-        "of no known format: an agent session has 'calls', a DAG of `agentrt run --dag` 'nodes'"
+        f"of no known format, by its fields ({', '.join(list(keys)[:5]) or 'none'}): those known "
+        + "; ".join(
+            f"{name} has {', '.join(sorted(alternatives[0]))}"
+            for name, alternatives in FORMATS.items()
+        )
     )
 
 
-def _stem(path: Path) -> str:
+def stem(path: Path) -> str:
+    """A file's name without its endings."""
     name = path.name.removesuffix(".gz")
     return name.rsplit(".", 1)[0] or name
 

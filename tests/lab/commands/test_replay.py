@@ -71,7 +71,7 @@ async def test_the_recording_stands_beside_what_each_policy_would_have_done(
     lines = {line.split()[1]: line for line in out.splitlines() if line.startswith("| ")}
     assert lines["atlas"].split()[-2:] == ["100%", "|"]
     assert {f"main-{number}" for number in range(1, 17)} <= lines.keys()
-    assert "16 programs with 83 calls (a journal)" in err
+    assert "16 programs with 83 calls (journal)" in err
     drawing = (tmp_path / "plot.svg").read_text()
     assert drawing.startswith("<?xml")
 
@@ -120,7 +120,7 @@ async def test_a_journal_that_does_not_say_on_what_it_ran(
     args = [
         "simulate",
         "run",
-        "--trace",
+        "--workload",
         str(journal),
         "--policy",
         "plas",

@@ -71,7 +71,7 @@ def test_run_on_the_virtual_engine(capfd: pytest.CaptureFixture[str]) -> None:
 def test_run_of_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(SESSIONS, encoding="utf-8")
-    found = told_json(capsys, "run", "--trace", log, "--policy", "atlas", "--batch", "1", "--json")
+    found = told_json(capsys, "run", "--workload", log, "--policy", "atlas", "--batch", "1", "--json")
     assert {cell["workload"] for cell in found["cells"]} == {"log"}
     assert {cell["arrivals"] for cell in found["cells"]} == {"recorded"}
 
@@ -102,7 +102,7 @@ def test_sweep_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     logs = [tmp_path / name for name in ("one.jsonl", "two.jsonl")]
     for log in logs:
         log.write_text(SESSIONS, encoding="utf-8")
-    args = ("sweep", "--trace", *logs, "--output-scale", "0.5", "--load", "0.9", "--json")
+    args = ("sweep", "--workload", *logs, "--output-scale", "0.5", "--load", "0.9", "--json")
     size = ("--seeds", 2, "--batch", 1, "--jobs", 1)
     assert call([str(word) for word in ("simulate", *args, *size)]) == 0
     out, err = capsys.readouterr()
@@ -120,7 +120,7 @@ def test_sweep_of_a_trace_tells_that_its_programs_sleep(
     log = tmp_path / "sessions.jsonl"
     calls = [{"t": t, "in": 9, "out": 40, "stop": "tool_use", "gap": t} for t in (0, 900)]
     log.write_text(json.dumps({"id": "a", "calls": calls}), encoding="utf-8")
-    args = ["sweep", "--trace", str(log), "--load", "0.9", "--programs", "9", "--seeds", "1"]
+    args = ["sweep", "--workload", str(log), "--load", "0.9", "--programs", "9", "--seeds", "1"]
     assert call(["simulate", *args, "--jobs", "1"]) == 0
     assert "sessions at 0.9: programs sleep between their calls" in capsys.readouterr().err
     assert call(["simulate", *args, "--jobs", "1", "--gap-scale", "0", "--batch", "1"]) == 0
@@ -206,14 +206,13 @@ def _group(leader: int) -> list[int]:
         (["run", "--beta", "0"], ["beta", "positive"]),
         (["run", "--lane", "1.5"], ["lane", "share of the batch", "1.5"]),
         (["sweep", "--lane", "-1"], ["lane", "share of the batch"]),
-        (["run", "--trace", "missing.jsonl"], ["missing.jsonl"]),
-        (["run", "--trace", "x.jsonl", "--workload", "chat"], ["--workload and --trace"]),
+        (["run", "--workload", "missing.jsonl"], ["missing.jsonl", "mooncake"]),
         (["run", "--depth", "deep"], ["'--depth'", "'virtual'"]),
         (["run", "--kv-blocks", "9"], ["--kv-blocks is for --depth virtual"]),
         (["run", "--step-model", "x.json"], ["--step-model is for --depth virtual"]),
         (["run", "--depth", "virtual", "--step-ms", "9"], ["--step-ms is for --depth steps"]),
         (["run", "--depth", "virtual", "--step-model", "x.json"], ["x.json", "calibrate"]),
-        (["sweep", "--trace", "missing.jsonl"], ["missing.jsonl"]),
+        (["sweep", "--workload", "weka:missing.jsonl"], ["missing.jsonl"]),
         (["sweep", "--load", "0.8", "b"], ["load 'b'"]),
         (["sweep", "--programs", "0"], ["--programs '0'"]),
         (["sweep", "--programs", "10", "20"], ["--programs", "--offline"]),

@@ -181,7 +181,7 @@ def test_where_nothing_is_good_the_file_is_refused(
 ) -> None:
     path = tmp_path / "all.jsonl"
     path.write_text('{"id": "s", "calls": 5}\n{"calls": []}\n{"id": "t", "calls": 6}')
-    assert call(["simulate", "run", "--trace", str(path)]) == 2
+    assert call(["simulate", "run", "--workload", str(path)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert f"{path}: no program is left to run (sessions that cannot be read" in err
@@ -195,7 +195,7 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad"
     with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
         read_programs(path)
-    with pytest.raises(ConfigError, match=r"cannot read .*directory"):
+    with pytest.raises(ConfigError, match=r"this folder has no file"):
         read_programs(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot read .*null"):
         read_programs("a\0b")

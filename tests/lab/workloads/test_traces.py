@@ -123,7 +123,7 @@ class TestSessions:
         assert trace.notes == {
             replay.NO_OUTPUT: 1,
             sessions.UNKNOWN_STOP: 1,
-            sessions.REWRITTEN: 1,
+            replay.REWRITTEN: 1,
             sessions.NO_CALLS: 2,
             sessions.UNKNOWN_GAP: 1,
         }
@@ -160,7 +160,7 @@ class TestDags:
         write(recorded("p1"), path)
         trace = read_programs(path)
         program = only(trace)
-        assert (trace.format, program.program_id, program.type) == ("DAGs", "p1", "trip")
+        assert (trace.format, program.program_id, program.type) == ("dags", "p1", "trip")
         assert [c.node for c in program.calls] == ["plan", "act", "qwen"]
         assert [c.after for c in program.calls] == [(), (0,), (1,)]
         assert [c.gap_s for c in program.calls] == pytest.approx([0.0, 3.5, 12.0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -100,15 +99,15 @@ def _pressure(text: str) -> Pressure:
 
 def _source(options: Mapping[str, Any]) -> Source:
     scale = options["scale"] or (1.0 if options["virtual"] else 0.05)
-    source = replace(source_of(options["workload"], scale, scale), cut=Cut(options["calls"]))
+    tokenizer = options["tokenizer"] or options["model"] or ""
+    source = source_of(options["workload"], scale, scale, tokenizer)
+    source = replace(source, cut=Cut(options["calls"]))
     if source.path is not None:
         click.echo(source.trace().report(), err=True)
     return source
 
 
-def source_of(name: str, scale: float, gap_scale: float) -> Source:
+def source_of(name: str, scale: float, gap_scale: float, tokenizer: str = "") -> Source:
     """The trace of a file, or a generator by its name or the paper's, with its tokens scaled."""
-    path = Path(name)
-    if path.is_file():
-        return Source(path.name, path, scale, scale, gap_scale)
-    return Source(WORKLOADS.get(name, name), None, scale, scale, gap_scale)
+    scales = {"context_scale": scale, "output_scale": scale, "gap_scale": gap_scale}
+    return Source.named(WORKLOADS.get(name, name), tokenizer=tokenizer, **scales)

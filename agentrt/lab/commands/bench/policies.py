@@ -33,11 +33,13 @@ from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.grid import RunResult, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting
+from agentrt.lab.workloads.traces import KNOWN
 
 EPILOG = """\b
 Examples:
   agentrt bench --workload mixed --virtual --rate 0.9x,1.1x,1.3x --repeat 3 --plot curves.png
   agentrt bench --workload mixed --burst 12 --policies mlfq,atlas
+  agentrt bench --workload mooncake:conversation_trace.jsonl --virtual --scale 0.25
   agentrt bench --workload bfcl --rate 0.2,0.4 --policies priority-path,atlas -- --dtype float32
   agentrt bench --workload mixed --model-shape llama-8b --scale 1 --rate 0.7x,1x,1.3x
 
@@ -52,8 +54,9 @@ _work, _engine, _output = Options("Workload"), Options("Engine"), Options("Outpu
 policies_options = together(
     _work.text(
         "--workload",
-        "NAME|FILE",
-        "sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or a file with a trace.",
+        "NAME|[FORMAT:]FILE",
+        "sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or recorded programs: "
+        f"{', '.join(KNOWN)}.",
         default="mixed",
     ),
     _work.text(
@@ -79,6 +82,9 @@ policies_options = together(
     ),
     _work.count("--repeat", "With so many seeds.  [default: 3; real 2]", metavar="R"),
     _work.text("--seed", "N", "The first.", type=int, default=0),
+    _work.text(
+        "--tokenizer", "MODEL", "Whose tokens recorded texts are counted in.  [default: --model]"
+    ),
     _engine.flag("--virtual", "In virtual time, without a model."),
     _engine.file(
         "--step-model",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -24,6 +24,7 @@ from agentrt.lab.runs.grid import RunSpec, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure, share_in_time
+from agentrt.lab.workloads.traces import KNOWN
 from agentrt.scheduler import SchedulerConfig
 
 
@@ -40,11 +41,11 @@ seeds_option: Option = count_option("--seeds", default=3, about="How many seeds,
 jobs_option: Option = count_option(
     "--jobs", metavar="J", about="Processes.  [default: one per core]"
 )
-_WORKLOADS = "chat, react, lats, mixed, graphs8.  [default: mixed]"
-workloads_option: Option = together(
-    many("--workload", metavar="NAME…", help=_WORKLOADS),
-    many("--trace", metavar="FILE…", help="Programs drawn from recorded traces."),
+ABOUT_WORKLOAD = (
+    f"chat, react, lats, mixed, graphs8, or recorded programs: {', '.join(KNOWN)}.  "
+    "[default: mixed]"
 )
+workloads_option: Option = many("--workload", metavar="NAME|[FORMAT:]FILE…", help=ABOUT_WORKLOAD)
 scale_options: Option = together(
     _scale("--context-scale", "tokens of prompts"),
     _scale("--output-scale", "tokens of outputs"),
@@ -175,35 +176,21 @@ def _fleet(options: Mapping[str, Any]) -> dict[str, Any]:
 # -- where programs come from ----------------------------------------------------------
 
 
-def read_sources(options: Mapping[str, Any]) -> list[Source]:
-    """The workloads and traces that were named, or the mixed workload."""
-    traces = read_traces([Path(name) for name in options["trace"]], options)
-    names = options["workload"] or (() if traces else ("mixed",))
-    return [*(read_source(name, options) for name in names), *traces]
+def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Source]:
+    """Generators and traces by their names, to the scales that were given.
 
-
-def read_source(name: str, options: Mapping[str, Any]) -> Source:
-    """A generator's programs, to the scales that were given."""
-    return Source(name, **_scales(options))
-
-
-def _scales(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in ("context_scale", "output_scale", "gap_scale")}
-
-
-def read_traces(paths: Sequence[Path], options: Mapping[str, Any]) -> list[Source]:
-    """The traces as sources, each read at once and reported on stderr.
-
-    Raises `ConfigError` for one that cannot be read.
+    Traces are read at once and reported on stderr. Raises `ConfigError`.
     """
-    stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]
-    sources = []
-    for path, stem in zip(paths, stems, strict=True):
-        name = stem if stems.count(stem) == 1 else str(path)
-        source = Source(name, path, **_scales(options))
-        click.echo(source.trace().report(), err=True)
-        sources.append(source)
-    return sources
+    scales = {name: options[name] for name in ("context_scale", "output_scale", "gap_scale")}
+    sources = [Source.named(name, **scales) for name in names or ("mixed",)]
+    stems = [source.name for source in sources]
+    for source in sources:
+        if source.path is not None:
+            click.echo(source.trace().report(), err=True)
+    return [
+        source if stems.count(source.name) == 1 else replace(source, name=str(source.path))
+        for source in sources
+    ]
 
 
 def read_loads(texts: Sequence[str]) -> list[Pressure]:

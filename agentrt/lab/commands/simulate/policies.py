@@ -13,13 +13,12 @@ from agentrt.lab.commands.options import ManyCommand, count_option, counts, file
 from agentrt.lab.commands.outputs import check_plot
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.options import (
+    ABOUT_WORKLOAD,
     engine_options,
     policy_option,
     read_grid,
     read_loads,
-    read_source,
     read_sources,
-    read_traces,
     scale_options,
     seeds_option,
     workloads_option,
@@ -44,7 +43,7 @@ _OF_RUN = """\b
 Examples:
   agentrt simulate run --workload mixed --load 0.95
   agentrt simulate run --workload chat --load b0.8 --policy mlfq atlas srpt --repeat 5
-  agentrt simulate run --trace programs.jsonl --json
+  agentrt simulate run --workload programs.jsonl --json
 
 \b
 A load is the share of what the engine's slots can do: at 1 they are busy all the time.
@@ -57,7 +56,7 @@ Examples:
   agentrt simulate sweep --load 0.8 0.9 0.95 b0.8 1.3 --policy mlfq plas atlas srpt \\
       --seeds 5 --programs 4000 --plot curves.png
   agentrt simulate sweep --load b0.8 --policy plas adaptive adaptive+hints --hints 0.5
-  agentrt simulate sweep --trace sessions.jsonl.gz --output-scale 0.2 --gap-scale 0.01
+  agentrt simulate sweep --workload sessions.jsonl.gz --output-scale 0.2 --gap-scale 0.01
   agentrt simulate sweep --workload chat --offline --programs 1000 2000 4000
   agentrt simulate sweep --workload mixed --json | tail -1 | jq '.cells[].measures.mean_s.ratio'
 
@@ -74,11 +73,12 @@ _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 
 
 @click.command(cls=ManyCommand, epilog=_OF_RUN)
-@click.option("--workload", metavar="NAME", help="chat, react, lats, mixed (default) or graphs8.")
-@file("--trace", about="Programs from a recorded trace; by default they arrive as recorded.")
+@click.option("--workload", metavar="NAME|[FORMAT:]FILE", help=ABOUT_WORKLOAD)
 @scale_options
 @policy_option
-@click.option("--load", metavar="X", help="Share of capacity, in bursts as b0.8.  [default: 0.9]")
+@click.option(
+    "--load", metavar="X", help="Share of capacity, in bursts as b0.8.  [default: 0.9; as recorded]"
+)
 @count_option("--programs", about="How many.  [default: 1000; all of a trace]")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="The first seed.")
 @count_option("--repeat", default=1, about="With so many seeds.")
@@ -90,7 +90,8 @@ def run(**options: Any) -> None:
     For each: latency of programs (mean, P50, P95, P99), slowdown, token latency,
     throughput, makespan, where the time went, preemptions.
     """
-    setting = Setting(_source(options), _pressure(options), options["programs"])
+    [source] = read_sources([options["workload"] or "mixed"], options)
+    setting = Setting(source, _pressure(source, options), options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["repeat"]))
     specs = read_grid(options, [setting], seeds)
     with compared(specs, options["jobs"], BASELINE) as found:
@@ -110,19 +111,10 @@ def _about(specs: Sequence[RunSpec], seeds: Sequence[int]) -> str:
     return f"{about_seeds(seeds)}.\n{about_engine(specs[0].machine)}{about_hints(specs)}"
 
 
-def _source(options: dict[str, Any]) -> Source:
-    """Where the programs come from; a trace is read at once, and refused if it cannot be."""
-    if options["trace"] is None:
-        return read_source(options["workload"] or "mixed", options)
-    if options["workload"] is not None:
-        raise ConfigError("--workload and --trace: give one of them")
-    return read_traces([options["trace"]], options)[0]
-
-
-def _pressure(options: dict[str, Any]) -> Pressure:
+def _pressure(source: Source, options: dict[str, Any]) -> Pressure:
     if options["load"] is not None:
         return Pressure.parse(options["load"])
-    return Pressure("load", 0.9) if options["trace"] is None else Pressure("recorded")
+    return Pressure("load", 0.9) if source.path is None else Pressure("recorded")
 
 
 @click.command(cls=ManyCommand, epilog=_OF_SWEEP)
@@ -160,7 +152,7 @@ def sweep(**options: Any) -> None:
 
 
 def _settings(options: Mapping[str, Any]) -> list[Setting]:
-    sources = read_sources(options)
+    sources = read_sources(options["workload"], options)
     numbers: list[int | None] = [*counts("--programs", options["programs"])] or [None]
     if options["offline"]:
         if options["load"]:

@@ -82,7 +82,7 @@ def routing(**options: Any) -> None:
 
 
 def _settings(options: Mapping[str, Any]) -> list[Setting]:
-    sources = read_sources(options)
+    sources = read_sources(options["workload"], options)
     loads = read_loads(options["load"] or ("0.9",))
     return [Setting(source, load, options["programs"]) for source in sources for load in loads]
 

@@ -1,0 +1,131 @@
+"""BFCL v4: the multi-turn agents of the Berkeley function-calling leaderboard.
+
+Two files of the package ``bfcl-eval`` are read:
+
+* what ``bfcl generate`` wrote of a model (``BFCL_v4_*_result.json``, model_handler/
+  base_handler.py): ``input_token_count`` and ``output_token_count`` of each step of each turn;
+* the questions themselves (``data/BFCL_v4_multi_turn_*.json``), with the answers that
+  ``possible_answer`` beside them has: a call for each function of the answer, and one that ends the
+  turn with `CLOSING` tokens. The prompt begins with the functions of the classes that are involved
+  (``multi_turn_func_doc``). What a function gives is taken as `RESULT` tokens.
+
+A function takes a second, a human no time: neither is in the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agentrt.errors import ConfigError
+from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, read_objects
+from agentrt.lab.workloads.messages import FRAME, TOOL_S, UNKNOWN_PAUSE, UNKNOWN_TOOL
+from agentrt.lab.workloads.replay import Scales, Turn, chain
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.texts import Counter
+
+CLOSING, RESULT = 40, 60
+UNREADABLE = "agents that cannot be read, left out"
+NO_CALLS = "agents without a call, left out"
+GUESSED = f"functions' results and last words of turns, taken as {RESULT} and {CLOSING} tokens"
+
+_DOCS = {
+    "GorillaFileSystem": "gorilla_file_system",
+    "MathAPI": "math_api",
+    "MessageAPI": "message_api",
+    "TicketAPI": "ticket_api",
+    "TradingBot": "trading_bot",
+    "TravelAPI": "travel_booking",
+    "TwitterAPI": "posting_api",
+    "VehicleControlAPI": "vehicle_control",
+}
+
+
+class _Result(Record):
+    id: str
+    input_token_count: list[list[Number]]
+    output_token_count: list[list[Number]]
+
+
+class _Question(Record):
+    id: str
+    question: list[list[dict[str, Any]]]
+    involved_classes: list[str]
+
+
+class _Answer(Record):
+    id: str
+    ground_truth: list[list[str]]
+
+
+def read(
+    entries: Sequence[Fields], type: str, scales: Scales, notes: Notes, *, count: Counter
+) -> list[ProgramShape]:
+    """One program per agent, all of this type."""
+    programs: list[ProgramShape] = []
+    for entry in entries:
+        with notes.leaving_out(UNREADABLE):
+            counted = "input_token_count" in entry.values
+            turns = _counted(entry) if counted else _answered(entry, notes, count)
+            calls = chain([one for turn in turns for one in turn], scales, notes).calls
+            notes[UNKNOWN_TOOL] += sum(max(0, len(turn) - 1) for turn in turns)
+            notes[UNKNOWN_PAUSE] += max(0, len(turns) - 1)
+            notes.update([NO_CALLS] * (not calls))
+            name = str(entry.values["id"])
+            programs += [ProgramShape(name, type, tuple(calls))] if calls else []
+    return programs
+
+
+def _counted(entry: Fields) -> list[list[Turn]]:
+    """The steps of each turn, as a model made them."""
+    result = entry.read(_Result)
+    prompts, outputs = result.input_token_count, result.output_token_count
+    if [*map(len, prompts)] != [*map(len, outputs)]:
+        raise entry.complain("input_token_count and output_token_count are not of the same steps")
+    return [
+        [
+            Turn(round(prompt), round(output), TOOL_S if step else 0.0, human=not step)
+            for step, (prompt, output) in enumerate(zip(*turn, strict=True))
+        ]
+        for turn in zip(prompts, outputs, strict=True)
+    ]
+
+
+def _answered(entry: Fields, notes: Notes, count: Counter) -> list[list[Turn]]:
+    """The steps of each turn, if a model gives the answer that is right."""
+    file = entry.file
+    asked = entry.read(_Question)
+    answer = _answers(file.parent / "possible_answer" / file.name).get(asked.id)
+    if answer is None:
+        raise entry.complain(f"possible_answer has no {asked.id!r}")
+    try:
+        right = answer.read(_Answer).ground_truth
+    except ConfigError as error:
+        raise ConfigError(f"{error}; of such questions, give what `bfcl generate` wrote") from error
+    held = sum(_doc(file.parent, name, count) for name in asked.involved_classes)
+    turns: list[list[Turn]] = []
+    for messages, called in zip(asked.question, right, strict=False):
+        held += sum(FRAME + count(str(message.get("content"))) for message in messages)
+        outputs = [FRAME + count(text) for text in called]
+        turn = []
+        for step, output in enumerate([*outputs, CLOSING]):
+            turn.append(Turn(held, output, TOOL_S if step else 0.0, human=not step))
+            held += output + (RESULT if step < len(outputs) else 0)
+        turns.append(turn)
+        notes[GUESSED] += len(called) + 1
+    notes[count.rule] += sum(map(len, turns))
+    return turns
+
+
+@lru_cache(maxsize=8)
+def _answers(path: Path) -> Mapping[str, Fields]:
+    return {str(one.values.get("id")): one for one in read_objects(path, Notes())}
+
+
+def _doc(folder: Path, name: str, count: Counter) -> int:
+    """Tokens of the descriptions of a class's functions."""
+    path = folder / "multi_turn_func_doc" / f"{_DOCS.get(name, name)}.json"
+    return sum(count(json.dumps(one.values)) for one in read_objects(path, Notes()))

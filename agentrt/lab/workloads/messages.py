@@ -1,0 +1,138 @@
+"""Conversations as lists of messages: chats of ShareGPT, and coding agents' trajectories.
+
+An object has ``messages``, each with a ``role`` and a ``content``; each of the assistant's is a
+call, whose prompt is all before it.
+
+* ``sharegpt``: what vLLM's ``benchmarks/multi_turn/convert_sharegpt_to_openai.py`` writes: a list
+  of objects with ``id`` and ``messages``. How long the human took is not in it.
+* ``swe``: trajectories of SWE-smith (data set SWE-bench/SWE-smith-trajectories: ``messages`` as
+  text, ``instance_id``, ``traj_id``) and of mini-swe-agent (``*.traj.json``: agents/default.py,
+  ``serialize``). The latter's tokens are those that the model's server counted, in
+  ``extra.response.usage``, and its tools took the time between two ``extra.timestamp``, where
+  there are such. Else a tool takes `TOOL_S`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agentrt.files import parse_json
+from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
+from agentrt.lab.workloads.replay import Scales, Turn, chain
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.texts import Counter
+
+TOOL_S = 1.0
+FRAME = 4
+"""Tokens around a message, which say whose it is."""
+
+UNREADABLE = "conversations that cannot be read, left out"
+NO_CALLS = "conversations in which no assistant says anything, left out"
+UNKNOWN_TOOL = f"tools whose time the file does not know, taken as {TOOL_S:g} s"
+UNKNOWN_PAUSE = "pauses of humans that the file does not know, taken as 0 s"
+
+
+class _Usage(Record):
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+
+
+class _Response(Record):
+    usage: _Usage | None = None
+
+
+class _Extra(Record):
+    response: _Response | None = None
+    timestamp: Number | None = None
+
+
+class _Message(Record):
+    role: str
+    content: str | list[Any] | None = None
+    tool_calls: list[Any] | None = None
+    extra: _Extra = _Extra()
+
+
+def read(
+    entries: Sequence[Fields],
+    type: str,
+    scales: Scales,
+    notes: Notes,
+    *,
+    count: Counter,
+    tools: bool,
+) -> list[ProgramShape]:
+    """One program per conversation, all of this type; between its calls are ``tools``, or humans.
+
+    Those that have the system prompt of the first one share it.
+    """
+    programs: list[ProgramShape] = []
+    system: str | None = None
+    for entry in entries:
+        with notes.leaving_out(UNREADABLE):
+            messages = [one.read(_Message) for one in _listed(entry).inside("messages")]
+            reply = chain(_turns(messages, notes, count, tools=tools), scales, notes)
+            if not reply.calls:
+                notes[NO_CALLS] += 1
+                continue
+            text = _text(messages[0]) if messages[0].role == "system" else ""
+            system = text if system is None else system
+            shared = reply.system_tokens(FRAME + count(text) if text and text == system else 0)
+            programs.append(
+                ProgramShape(_name(entry), type, tuple(reply.calls), system_tokens=shared)
+            )
+    return programs
+
+
+def _turns(
+    messages: Sequence[_Message], notes: Notes, count: Counter, *, tools: bool
+) -> list[Turn]:
+    turns: list[Turn] = []
+    prompt = 0
+    answered_s: float | None = None
+    last_s: float | None = None
+    for message in messages:
+        tokens = FRAME + count(_text(message))
+        if message.role == "assistant":
+            usage = None if message.extra.response is None else message.extra.response.usage
+            if usage is None:
+                notes[count.rule] += 1
+            else:
+                prompt, tokens = usage.prompt_tokens, usage.completion_tokens
+            gap_s = 0.0
+            if turns:
+                gap_s = _gap(answered_s, last_s, notes, tools=tools)
+            turns.append(Turn(prompt, tokens, gap_s, human=not tools))
+            answered_s = message.extra.timestamp
+        prompt, last_s = prompt + tokens, message.extra.timestamp
+    return turns
+
+
+def _gap(answered_s: float | None, last_s: float | None, notes: Notes, *, tools: bool) -> float:
+    if answered_s is not None and last_s is not None:
+        return max(0.0, last_s - answered_s)
+    notes[UNKNOWN_TOOL if tools else UNKNOWN_PAUSE] += 1
+    return TOOL_S if tools else 0.0
+
+
+def _listed(entry: Fields) -> Fields:
+    """With its messages as a list: SWE-smith has them as text."""
+    text = entry.values.get("messages")
+    if not isinstance(text, str):
+        return entry
+    try:
+        return Fields(entry.where, {"messages": parse_json(text)})
+    except ValueError as error:
+        raise entry.complain(f"messages: not JSON: {error}") from error
+
+
+def _text(message: _Message) -> str:
+    told = message.content if isinstance(message.content, str) else json.dumps(message.content)
+    return told + (json.dumps(message.tool_calls) if message.tool_calls else "")
+
+
+def _name(entry: Fields) -> str:
+    ids = (entry.values.get(name) for name in ("traj_id", "id", "instance_id"))
+    return next((one for one in ids if isinstance(one, str)), entry.file.name)
