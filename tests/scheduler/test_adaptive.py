@@ -37,7 +37,7 @@ def test_the_kin_of_short_programs_go_first() -> None:
     harness = taught()
     for name, type in (("a", "long"), ("b", "new"), ("c", "short"), ("d", "long")):
         harness.call(name, type=type)
-    assert harness.order() == ["b", "c", "a", "d"], "of a new type nothing is expected yet"
+    assert harness.order() == ["c", "b", "a", "d"], "one of a new type is like the mean of all"
 
 
 def test_a_short_programs_call_preempts_a_long_ones_but_not_its_equals() -> None:
@@ -68,24 +68,45 @@ def test_a_program_that_is_nearly_done_goes_before_one_that_begins() -> None:
     assert atlas.order() == ["new", "old"]
 
 
-def test_without_a_past_the_order_is_that_of_atlas() -> None:
-    """Paths that are told apart by more than a level's width; one level is half a doubling."""
-    paths = [0.7, 30.0, 4.0, 1.8, 0.1, 12.0]
-    orders = []
-    for policy in ("atlas", "adaptive"):
-        harness = Harness(policy)
-        for index, path_s in enumerate(paths):
-            row = harness.table.start_program(f"{path_s}", "t", 0.0)
-            harness.table.catch_up(row, path_s, path_s, 0.0)
-            harness.now = float(index)
-            harness.call(f"{path_s}")
-        orders.append(harness.order())
-    assert orders[0] == orders[1] == [f"{path_s}" for path_s in sorted(paths)]
+PATHS = [0.7, 30.0, 4.0, 1.8, 0.1, 12.0]
+"""Told apart by more than a level's width, which is half a doubling."""
 
 
-def test_without_a_past_a_branch_stands_by_its_own_path() -> None:
+def order_by_paths(policy: str, *past: float) -> list[float]:
+    """The order of programs that had `PATHS` and came so, where others lived for so long."""
+    harness = Harness(policy)
+    for index, seconds in enumerate(past):
+        harness.live(f"past{index}", seconds, "another")
+    for path_s in PATHS:
+        row = harness.table.start_program(f"{path_s}", "t", harness.now)
+        harness.table.catch_up(row, path_s, path_s, 0.0)
+        harness.call(f"{path_s}")
+        harness.now += 1.0
+    return [float(name) for name in harness.order()]
+
+
+def test_without_a_past_the_order_is_that_of_arrival() -> None:
+    assert order_by_paths("adaptive") == order_by_paths("program-fcfs") == PATHS
+
+
+def test_of_an_unknown_type_those_go_last_that_had_more_than_the_mean_of_all() -> None:
+    """They go as ATLAS has them, and the others as they arrived."""
+    assert order_by_paths("adaptive", 1.0, 3.0) == [0.7, 1.8, 0.1, 4.0, 12.0, 30.0]
+    assert order_by_paths("adaptive", 0.05) == order_by_paths("atlas") == sorted(PATHS)
+
+
+def test_without_a_past_nobody_gives_way() -> None:
+    harness = Harness("adaptive")
+    served(harness, "a", 60.0)
+    harness.call("b")
+    assert harness.victims() == []
+    assert [call.program.program_id for call in harness.running] == ["a"]
+
+
+def test_of_an_unknown_type_a_branch_stands_by_its_own_path() -> None:
     """Not by its program's longest: a call on a path of 2 s, in a program that has one of 64 s."""
     harness = Harness("adaptive")
+    harness.live("past", 1.0, "another")
     harness.end(served(harness, "a", 64.0))
     row = harness.table.get("a")
     assert row is not None
@@ -104,16 +125,16 @@ def served(harness: Harness, program: str, seconds: float) -> QueuedCall:
     return call
 
 
-def test_within_a_level_the_small_go_first_and_then_the_older() -> None:
-    """All are expected to need 8 s more; they differ by what they had, and when they came."""
+def test_within_a_level_the_older_go_first_whatever_they_had() -> None:
     harness = Harness("adaptive")
+    harness.live("past", 8.0, "another")
     calls: dict[str, QueuedCall] = {}
-    for index, (name, had) in enumerate([("big", 64.0), ("late", 1.0), ("early", 1.0)]):
+    for index, (name, had) in enumerate([("late", 1.0), ("early", 1.0), ("big", 64.0)]):
         row = harness.table.start_program(name, "t", 9.0 - index)
         row.attained_s, row.path_s = had, 8.0
         calls[name] = harness.call(name)
     assert len({call.level for call in calls.values()}) == 1
-    assert harness.order() == ["early", "late", "big"]
+    assert harness.order() == ["big", "early", "late"]
     harness.start()
     assert harness.victims() == [], "nobody is preempted for an order within a level"
 
@@ -121,6 +142,7 @@ def test_within_a_level_the_small_go_first_and_then_the_older() -> None:
 def test_a_running_call_is_looked_at_again_as_it_is_served() -> None:
     """Its level follows its path, a little late: by an eighth of it, or half a second."""
     harness = Harness("adaptive")
+    harness.live("past", 0.05, "another")
     harness.call("a")
     call = harness.start()
     while harness.now < 100.0:
@@ -237,7 +259,10 @@ def test_tenants_and_types_are_no_kin(past: Past) -> None:
     for _ in range(50):
         past.live([99.0], type="long", tenant="a")
     assert past.expect_at(0.0, type="long", tenant="a") > 50.0
-    assert past.expect_at(0.5, type="long") == past.expect_at(0.5, type="t", tenant="a") == 0.5
+    past.live([1.0])
+    mean = (50 * 99.0 + 1.0) / 51
+    assert past.expect_at(0.5, type="long") == past.expect_at(0.5, type="u", tenant="a")
+    assert past.expect_at(0.5, type="long") == pytest.approx(mean), "that of all is all they share"
 
 
 def test_hints_are_told_apart_to_a_factor_of_two_in_any_unit(past: Past) -> None:
@@ -294,6 +319,11 @@ class Reference:
     samples: dict[Key, list[float]] = field(default_factory=dict)
     asked: dict[str, dict[Key, float]] = field(default_factory=dict)
 
+    def unknown(self, path_s: float) -> float:
+        """The mean of all that ended, or what it had; nothing before one has ended."""
+        totals = self.samples.get(("", "", "", 0), [])
+        return max(sum(totals) / len(totals), path_s, 0.05) if totals else 0.05
+
     def refined(self, key: Key, prior: float) -> float:
         """The mean of the samples there, with the prior counted as eight more."""
         known = self.samples.get(key, [])
@@ -303,7 +333,7 @@ class Reference:
         def key(what: str) -> Key:
             return row.tenant, row.type, what, bin_of(row.attained_s)
 
-        aged = self.refined(key(""), max(path_s, 0.05))
+        aged = self.refined(key(""), self.unknown(path_s))
         expected = aged
         more = [f"turn {math.floor(2 * math.log2(row.finished_calls + 1))} {node}"]
         if row.size_hint:
@@ -318,16 +348,15 @@ class Reference:
         seen = self.asked.pop(row.program_id, {})
         for age in range(bin_of(row.service_s) + 1):
             seen[row.tenant, row.type, "", age] = edge(age)
+        seen["", "", "", 0] = 0.0
         for key, attained in seen.items():
             self.samples.setdefault(key, []).append(max(row.service_s - attained, 0.0))
 
 
-def priority(row: ProgramRow, expected: float) -> tuple[int, float, tuple[float, float]]:
+def priority(row: ProgramRow, expected: float) -> tuple[int, float, float]:
     """Level, quantum and order of a call whose program is expected to need so much."""
-    attained = max(row.attained_s, 0.05)
-    size = math.floor(math.log2(attained * expected) / 2)
-    quantum = max(0.5, attained / 8, expected / 8)
-    return math.floor(2 * math.log2(expected)), quantum, (size, row.started_at)
+    quantum = max(0.5, row.attained_s / 8, expected / 8)
+    return math.floor(2 * math.log2(expected)), quantum, row.started_at
 
 
 @settings(max_examples=60, deadline=None)
@@ -375,8 +404,9 @@ def test_priorities_are_those_of_the_reference(
 def test_a_call_stands_by_its_path_with_its_own_service() -> None:
     """The path to it is 3 s, and it has had 13 s itself."""
     policy = Adaptive(SchedulerConfig("adaptive"))
+    policy.program_ended(ProgramRow("past", "another", service_s=1.0), 0.0)
     row = ProgramRow("p", "t", started_at=7.0, attained_s=4.0)
     call = QueuedCall("c", row, None, 3.0, 0.0, served_s=13.0)
-    assert policy.priority(call, 0.0) == (8, 2.0, (3, 7.0))
+    assert policy.priority(call, 0.0) == (8, 2.0, 7.0)
     row.attained_s = 64.0
-    assert policy.priority(call, 0.0) == (8, 8.0, (5, 7.0))
+    assert policy.priority(call, 0.0) == (8, 8.0, 7.0)

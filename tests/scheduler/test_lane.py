@@ -48,6 +48,7 @@ def promoted(lane: Lane, now: float) -> QueuedCall | None:
 
 def test_the_oldest_programs_call_is_promoted_and_goes_first() -> None:
     d = harness(0.25)
+    d.live("past", 1.0, "another")
     d.table.start_program("big", "t", 0.0).path_s = 60.0
     big = d.call("big")
     d.now = 10.0

@@ -1,13 +1,11 @@
 """Adaptive: the program that is expected to need the least service still, learned from its kin.
 
 Ours. The expectation is a mean residual life (`agentrt.scheduler.learned`), by tenant and type,
-refined by a hint's size, and by the node and the turn that the program has come to. Where few have
-been there, a program that was served for ``a`` seconds along its critical path is expected to need
-``a`` more, which ranks as ATLAS does.
+refined by a hint's size, and by the node and the turn that the program has come to. The prior is
+the mean of all that ended, or what the program has had along its critical path if that is more.
 
-Programs whose expectations are within a factor of 1.4 stand in one level: there, those that are
-small by what they had and by what they need go first, then the older ones. A `Lane` bounds how long
-the large and old wait.
+Programs whose expectations are within a factor of 1.4 stand in one level, and go in the order of
+their arrival: so do all as long as nothing is known. A `Lane` bounds how long the large wait.
 """
 
 from __future__ import annotations
@@ -31,6 +29,8 @@ from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Priority, Promoter
 from agentrt.scheduler.records import OUTSIDE, ProgramRow, QueuedCall
 
+_ALL = ("", "", "")
+"""The kind of all programs, of all tenants."""
 _FIRST = -sys.maxsize
 """The level before all others."""
 _QUANTA_OF_LIFE = 8.0
@@ -59,22 +59,22 @@ class Adaptive(Policy):
         row = call.program
         path_s = row.path_s if call.path_s is None else call.path_s
         expected = self._expected_s(row, call.node, path_s + call.served_s)
-        attained = max(row.attained_s, RESOLUTION_S)
-        doublings = math.log2(expected)
         return Priority(
-            math.floor(BINS_PER_DOUBLING * doublings),
-            max(self._least_quantum_s, max(attained, expected) / _QUANTA_OF_LIFE),
-            (math.floor((math.log2(attained) + doublings) / 2.0), row.started_at),
+            math.floor(BINS_PER_DOUBLING * math.log2(expected)),
+            max(self._least_quantum_s, max(row.attained_s, expected) / _QUANTA_OF_LIFE),
+            row.started_at,
         )
 
     def _expected_s(self, row: ProgramRow, node: str, path_s: float) -> float:
         """The seconds of service that a program is expected to need still.
 
-        ``path_s`` is what ATLAS would rank by: the expectation where nothing is known.
+        ``path_s`` is what ATLAS would rank by. Before any program has ended, all are alike.
         """
         at, age = self.learned.service.at, age_bin(row.attained_s)
         tenant, type, visits = *row.kind, self._visits.setdefault(row, {})
-        expected, factor = max(path_s, RESOLUTION_S), 1.0
+        expected, factor = RESOLUTION_S, 1.0
+        if (known := at(_ALL, 0)) is not None:
+            expected = max(known.left_s.value, path_s, RESOLUTION_S)
         if (known := at((tenant, type, ""), age)) is not None:
             expected = max(known.left_s.refine(expected), RESOLUTION_S)
         for what in (*_hint(row), _place(row.finished_calls, node)):
@@ -87,6 +87,7 @@ class Adaptive(Policy):
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
         service, total = self.learned.service, row.service_s
+        service.entry(_ALL, 0).learn(total, well=True)
         service.learn((*row.kind, ""), total)
         for (kind, age), attained in self._visits.pop(row, {}).items():
             service.entry(kind, age).learn(total - attained, well=True)
