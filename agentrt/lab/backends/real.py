@@ -26,6 +26,8 @@ from agentrt.scheduler.table import ProgramTotals
 
 _FIRST, _VOCABULARY = 1_000, 40_000
 """Token ids that every model of interest has, and that are no special ones."""
+_MADE_UP = 1 << 32
+"""Above the ids of any vocabulary: those of traces are (`CallShape.prompt_ids`)."""
 
 
 class Watched(Protocol):
@@ -132,6 +134,10 @@ class Real(Backend):
     async def _call(self, live: LiveProgram, index: int) -> None:
         priority = 0 if self._stock is None else self._stock.priority(live, index)
         call = live.call(index, priority, with_prompt=True)
+        prompt = call.spec.prompt_token_ids or ()
+        if any(token >= _MADE_UP for token in prompt):  # they say what is alike, and no more
+            said = tuple(_word(token) if token >= _MADE_UP else token for token in prompt)
+            call = replace(call, spec=replace(call.spec, prompt_token_ids=said))
         reply = await last_reply(self._engine.generate(call, stream=False))
         self._replies.put_nowait((live, index, reply))
 
@@ -170,4 +176,8 @@ class Real(Backend):
 
 
 def _words(name: str, count: int) -> list[int]:
-    return [_FIRST + token * 7919 % _VOCABULARY for token in tokens(name, 0, count)]
+    return [_word(token) for token in tokens(name, 0, count)]
+
+
+def _word(token: int) -> int:
+    return _FIRST + token * 7919 % _VOCABULARY

@@ -53,6 +53,7 @@ from agentrt.lab.runs.memory import (
     recorded,
 )
 from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.traces import KNOWN
 
 _FACTOR = click.FloatRange(min=0, min_open=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -81,13 +82,18 @@ Key = tuple[Cell, str]
 
 
 @click.command(epilog=EPILOG)
-@_names("--workload", metavar="NAME,…", help=f"{_NAMES}.  [default: the first {len(WORKS)}]")
+@_names(
+    "--workload",
+    metavar="NAME,…",
+    help=f"{_NAMES}, or one [FORMAT:]FILE: {', '.join(KNOWN)}.  [default: the first {len(WORKS)}]",
+)
 @_names("--memory", metavar="X,…", help="Shares of the working set.  [default: 0.25]")
 @_names("--tools", metavar="S,…", help="Median seconds of the commonest tool.")
 @_names("--contender", metavar="NAME,…", help=f"Beside stock.  [default: {','.join(CONTENDERS)}]")
 @_names("--caps", metavar="X,…", help="Caps, in multiples of the programs that fit; 0: none.")
-@click.option("--trace", type=_FILE, metavar="FILE", help=f"Recorded agents: {RECORDED!r}.")
+@click.option("--trace", metavar="[FORMAT:]FILE", help=f"Recorded programs: {RECORDED!r}.")
 @click.option("--trace-scale", default=TRACE_SCALE, show_default=True, metavar="X")
+@click.option("--tokenizer", metavar="MODEL", help="Whose tokens recorded texts are counted in.")
 @click.option("--step-time", type=_FILE, metavar="FILE", help="What agentrt calibrate wrote.")
 @count_option("--blocks", about="Of the KV cache, in place of --memory.")
 @click.option("--load", type=float, metavar="X", help="Arrivals, in shares of the engine's.")
@@ -135,7 +141,8 @@ def memory(**options: Any) -> None:
 def _bench(options: dict[str, Any]) -> Memory:
     trace: Sequence[ProgramShape] = ()
     if options["trace"] is not None:
-        read = recorded(options["trace"], options["trace_scale"])
+        tokenizer = options["tokenizer"] or options["model"] or ""
+        read = recorded(options["trace"], options["trace_scale"] * options["scale"], tokenizer)
         note(read.report())
         trace = read.programs
     file, real = options["step_time"], options["real"]

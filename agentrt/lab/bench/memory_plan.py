@@ -20,6 +20,7 @@ from agentrt.lab.runs.contenders import (
     contenders,
 )
 from agentrt.lab.runs.memory import ALL_WORKS, RECORDED, WORKS, Cell
+from agentrt.lab.workloads.traces import named
 
 _CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 _QUICK_CAPS = (0.75, 1.5, 3.0)
@@ -51,7 +52,15 @@ class Plan:
 
 
 def plan(options: dict[str, Any]) -> Plan:
-    """What is asked for. Raises `ConfigError` before anything runs."""
+    """What is asked for; a file among the workloads becomes `RECORDED`, and the trace of it.
+
+    Raises `ConfigError` before anything runs.
+    """
+    files = [name for name in options["workload"] if named(name, ALL_WORKS)]
+    if len({options["trace"], *files} - {None}) > 1:
+        raise ConfigError("--workload and --trace: one file at a time")
+    options["trace"] = next(iter(files), options["trace"])
+    options["workload"] = [RECORDED if name in files else name for name in options["workload"]]
     shares = _numbers(options, "memory") or [0.25]
     tools = _numbers(options, "tools", least=0.0)
     cells = [

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -60,7 +59,7 @@ class Trial:
     cell: Cell
     seed: int
     programs: int | None
-    trace: Path | None
+    trace: str | None
     constant: Constant | None = None
     factor: float = 1.0
 
@@ -74,8 +73,7 @@ Outcome = tuple[Trial, Figures | None]
 @many("--workload", metavar="NAME,…", help=f"[default: {', '.join(HELD_OUT_WORKS)}]")
 @click.option(
     "--trace",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
+    metavar="[FORMAT:]FILE",
     help=f"Recorded agents: {RECORDED!r} runs, too.",
 )
 @count_option("--programs", about="Of each workload.")
@@ -149,14 +147,14 @@ def run(trial: Trial) -> Outcome:
 
 
 @lru_cache(maxsize=1)
-def _load(cell: Cell, seed: int, programs: int | None, trace: Path | None) -> Load:
+def _load(cell: Cell, seed: int, programs: int | None, trace: str | None) -> Load:
     # The runs of one cell and seed follow each other in a worker.
     sessions = _sessions(trace) if cell.workload == RECORDED and trace else ()
     return Memory(count=programs, trace=sessions).make(cell, seed)
 
 
 @lru_cache(maxsize=1)
-def _sessions(trace: Path) -> Any:
+def _sessions(trace: str) -> Any:
     return recorded(trace).programs
 
 

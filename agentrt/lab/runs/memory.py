@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
 
 from agentrt.errors import ConfigError
@@ -17,14 +16,15 @@ from agentrt.lab.outcome import Ran
 from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.contenders import CAP, Contender
 from agentrt.lab.runs.machine import capacity_per_s
+from agentrt.lab.runs.settings import Source
 from agentrt.lab.runs.working_set import with_ample_memory
 from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import daily, poisson
 from agentrt.lab.workloads.generate import WORKLOADS, generate
 from agentrt.lab.workloads.held_out import HELD_OUT
-from agentrt.lab.workloads.replay import Scales, rescaled
+from agentrt.lab.workloads.replay import Scales, rescaled, with_gaps
 from agentrt.lab.workloads.shape import Cut, ProgramShape
-from agentrt.lab.workloads.traces import Trace, read_programs
+from agentrt.lab.workloads.traces import Trace
 
 GPU = StepTimeModel()
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")
@@ -123,8 +123,8 @@ class Memory:
 
     ``scale`` multiplies the tokens of programs, and the longest context that is taken; blocks of
     the KV cache have ``block_size`` of them.
-    ``trace`` are the programs that ``recorded`` draws from; their gaps are in multiples of the
-    median tool's.
+    ``trace`` are the programs that ``recorded`` draws from, as many tokens as they shall have;
+    their gaps are in multiples of the median tool's.
     """
 
     step_time: StepTimeModel | None = None
@@ -142,8 +142,8 @@ class Memory:
         count = self.count or work.programs
         scale = Scales(work.scale * self.scale, work.scale * self.scale)
         if work.source == RECORDED:
-            drawn = _drawn(self.trace, count, work.tokens, seed)
-            made = [rescaled(one, replace(scale, gap=cell.tool_s), Counter()) for one in drawn]
+            drawn = _drawn(self.trace, count, self.longest(cell), seed)
+            made = [with_gaps(one, cell.tool_s) for one in drawn]
         else:
             made = generate(work.source, count, seed, known={**WORKLOADS, **HELD_OUT})
             if scale != Scales():
@@ -193,11 +193,18 @@ _RECORDED_TOOL_S = 9.0
 """The median tool of recorded coding agents, in seconds: gaps are read in multiples of it."""
 
 
-def recorded(path: Path, scale: float = TRACE_SCALE) -> Trace:
-    """The programs that ``recorded`` draws from, their tokens times ``scale``."""
-    return read_programs(
-        path, context_scale=scale, output_scale=scale, gap_scale=1 / _RECORDED_TOOL_S
+def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Trace:
+    """The programs of a file that ``recorded`` draws from, their tokens times ``scale``."""
+    source = Source.named(
+        trace,
+        context_scale=scale,
+        output_scale=scale,
+        gap_scale=1 / _RECORDED_TOOL_S,
+        tokenizer=tokenizer,
     )
+    if source.path is None:
+        raise ConfigError(f"--trace {trace!r}: there is no such file")
+    return source.trace()
 
 
 def _drawn(trace: Sequence[ProgramShape], count: int, tokens: int, seed: int) -> list[ProgramShape]:

@@ -67,8 +67,14 @@ class Source:
         """What is in the file. Raises `ConfigError` for one that cannot be read."""
         if self.path is None:
             raise InvariantError(f"{self.name} is a generator, not a trace")
-        how = self.context_scale, self.output_scale, self.gap_scale
-        return _recorded(self.path, self.format, self.tokenizer, *how)
+        return _recorded(
+            self.path,
+            as_format=self.format,
+            tokenizer=self.tokenizer,
+            context_scale=self.context_scale,
+            output_scale=self.output_scale,
+            gap_scale=self.gap_scale,
+        )
 
     def count(self, n: int | None) -> int:
         if n is not None:
@@ -121,23 +127,7 @@ def _made(source: Source, n: int, seed: int) -> Sequence[ProgramShape]:
     return [source.cut.of(program) for program in programs]
 
 
-@lru_cache(maxsize=4)
-def _recorded(
-    path: Path,
-    as_format: str,
-    tokenizer: str,
-    context_scale: float,
-    output_scale: float,
-    gap_scale: float,
-) -> Trace:
-    return read_programs(
-        path,
-        as_format=as_format,
-        tokenizer=tokenizer,
-        context_scale=context_scale,
-        output_scale=output_scale,
-        gap_scale=gap_scale,
-    )
+_recorded = lru_cache(maxsize=4)(read_programs)
 
 
 def _drawn(programs: Sequence[ProgramShape], n: int, seed: int) -> list[ProgramShape]:

@@ -64,18 +64,25 @@ class _Answer(Record):
 def read(
     entries: Sequence[Fields], type: str, scales: Scales, notes: Notes, *, count: Counter
 ) -> list[ProgramShape]:
-    """One program per agent, all of this type."""
+    """One program per agent, of a type for each set of functions: their descriptions are shared."""
     programs: list[ProgramShape] = []
     for entry in entries:
         with notes.leaving_out(UNREADABLE):
             counted = "input_token_count" in entry.values
             turns = _counted(entry) if counted else _answered(entry, notes, count)
-            calls = chain([one for turn in turns for one in turn], scales, notes).calls
+            replay = chain([one for turn in turns for one in turn], scales, notes)
+            if not replay.calls:
+                notes[NO_CALLS] += 1
+                continue
             notes[UNKNOWN_TOOL] += sum(max(0, len(turn) - 1) for turn in turns)
-            notes[UNKNOWN_PAUSE] += max(0, len(turns) - 1)
-            notes.update([NO_CALLS] * (not calls))
-            name = str(entry.values["id"])
-            programs += [ProgramShape(name, type, tuple(calls))] if calls else []
+            notes[UNKNOWN_PAUSE] += len(turns) - 1
+            kind = "+".join([type, *entry.values.get("involved_classes", ())])
+            shared = 0 if counted else replay.system_tokens(_docs(entry, count))
+            programs.append(
+                ProgramShape(
+                    str(entry.values["id"]), kind, tuple(replay.calls), system_tokens=shared
+                )
+            )
     return programs
 
 
@@ -105,7 +112,7 @@ def _answered(entry: Fields, notes: Notes, count: Counter) -> list[list[Turn]]:
         right = answer.read(_Answer).ground_truth
     except ConfigError as error:
         raise ConfigError(f"{error}; of such questions, give what `bfcl generate` wrote") from error
-    held = sum(_doc(file.parent, name, count) for name in asked.involved_classes)
+    held = _docs(entry, count)
     turns: list[list[Turn]] = []
     for messages, called in zip(asked.question, right, strict=False):
         held += sum(FRAME + count(str(message.get("content"))) for message in messages)
@@ -125,7 +132,13 @@ def _answers(path: Path) -> Mapping[str, Fields]:
     return {str(one.values.get("id")): one for one in read_objects(path, Notes())}
 
 
-def _doc(folder: Path, name: str, count: Counter) -> int:
-    """Tokens of the descriptions of a class's functions."""
-    path = folder / "multi_turn_func_doc" / f"{_DOCS.get(name, name)}.json"
-    return sum(count(json.dumps(one.values)) for one in read_objects(path, Notes()))
+def _docs(entry: Fields, count: Counter) -> int:
+    """Tokens of the descriptions of the functions that an agent has."""
+    folder, names = entry.file.parent / "multi_turn_func_doc", entry.values["involved_classes"]
+    files = [folder / f"{_DOCS.get(name, name)}.json" for name in names]
+    return sum(count(text) for file in files for text in _texts(file))
+
+
+@lru_cache(maxsize=16)
+def _texts(path: Path) -> list[str]:
+    return [json.dumps(one.values) for one in read_objects(path, Notes())]

@@ -15,7 +15,7 @@ call, whose prompt is all before it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentrt.files import parse_json
@@ -73,7 +73,7 @@ def read(
     for entry in entries:
         with notes.leaving_out(UNREADABLE):
             messages = [one.read(_Message) for one in _listed(entry).inside("messages")]
-            reply = chain(_turns(messages, notes, count, tools=tools), scales, notes)
+            reply = chain([*_turns(messages, notes, count, tools=tools)], scales, notes)
             if not reply.calls:
                 notes[NO_CALLS] += 1
                 continue
@@ -88,31 +88,27 @@ def read(
 
 def _turns(
     messages: Sequence[_Message], notes: Notes, count: Counter, *, tools: bool
-) -> list[Turn]:
-    turns: list[Turn] = []
-    prompt = 0
-    answered_s: float | None = None
-    last_s: float | None = None
+) -> Iterator[Turn]:
+    prompt, answer, before = 0, None, None
     for message in messages:
         tokens = FRAME + count(_text(message))
         if message.role == "assistant":
-            usage = None if message.extra.response is None else message.extra.response.usage
+            usage = message.extra.response.usage if message.extra.response else None
             if usage is None:
                 notes[count.rule] += 1
             else:
                 prompt, tokens = usage.prompt_tokens, usage.completion_tokens
-            gap_s = 0.0
-            if turns:
-                gap_s = _gap(answered_s, last_s, notes, tools=tools)
-            turns.append(Turn(prompt, tokens, gap_s, human=not tools))
-            answered_s = message.extra.timestamp
-        prompt, last_s = prompt + tokens, message.extra.timestamp
-    return turns
+            gap_s = 0.0 if answer is None else _gap(answer, before or answer, notes, tools=tools)
+            yield Turn(prompt, tokens, gap_s, human=not tools)
+            answer = message
+        prompt, before = prompt + tokens, message
 
 
-def _gap(answered_s: float | None, last_s: float | None, notes: Notes, *, tools: bool) -> float:
-    if answered_s is not None and last_s is not None:
-        return max(0.0, last_s - answered_s)
+def _gap(answer: _Message, last: _Message, notes: Notes, *, tools: bool) -> float:
+    """From one answer to what was the last message before the next one."""
+    began_s, ended_s = answer.extra.timestamp, last.extra.timestamp
+    if began_s is not None and ended_s is not None:
+        return max(0.0, ended_s - began_s)
     notes[UNKNOWN_TOOL if tools else UNKNOWN_PAUSE] += 1
     return TOOL_S if tools else 0.0
 

@@ -135,3 +135,12 @@ def rescaled(program: ProgramShape, scales: Scales, notes: Counter[str]) -> Prog
         )
     system = replay.system_tokens(program.system_tokens)
     return replace(program, calls=tuple(replay.calls), system_tokens=system)
+
+
+def with_gaps(program: ProgramShape, scale: float) -> ProgramShape:
+    """A program with its gaps alone multiplied."""
+    calls = (
+        replace(call, gap_s=call.gap_s * scale, human=call.human and scale > 0)
+        for call in program.calls
+    )
+    return replace(program, calls=tuple(calls))

@@ -7,6 +7,8 @@ A session has ``id``, ``start`` (seconds after the first), ``tool_tokens``, ``sy
 entry with ``sub`` is a subagent with ``calls`` of its own; its ``t`` is when it **ended**,
 ``dur_ms`` after it began.
 
+Weka's files (`agentrt.lab.workloads.weka`) say the same in other words, and have blocks' hashes.
+
 Calls make a chain. Subagents between two calls are parallel branches that begin with the end
 of the first and that the second waits for. A gap after ``end_turn`` is a human's.
 A subagent that cannot be read is left out of its session; any other fault costs the session.
@@ -16,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
 from agentrt.lab.workloads.replay import REWRITTEN, Replay, Scales
@@ -42,9 +44,10 @@ class _Call(Record):
     out: Tokens
     blk: Number | None = None
     hit_blk: Number | None = None
+    hash_ids: list[int] | None = None
     stop: str | None = None
-    gap: Number | None = None
-    api: Number | None = None
+    gap: Number | None = Field(None, validation_alias=AliasChoices("gap", "think_time"))
+    api: Number | None = Field(None, validation_alias=AliasChoices("api", "api_time"))
 
 
 class _OwnCall(_Call):
@@ -55,9 +58,9 @@ class _OwnCall(_Call):
 
 class _Subagent(Record):
     t: Number
-    dur_ms: Number
-    kind: str | None = None
-    calls: list[_Call]
+    dur_ms: Number = Field(validation_alias=AliasChoices("dur_ms", "duration_ms"))
+    kind: str | None = Field(None, validation_alias=AliasChoices("kind", "subagent_type"))
+    calls: list[_Call] = Field(validation_alias=AliasChoices("calls", "requests"))
 
 
 class _Head(Record):
@@ -78,20 +81,25 @@ class _Branch:
 def read(
     entries: Sequence[Fields], type: str, scales: Scales, notes: Notes, *, exact: bool = False
 ) -> list[ProgramShape]:
-    """One program per session, all of this type; its prompts as `Replay` has them."""
+    """One program per session, all of this type.
+
+    With ``exact`` prompts are as long as they were (`Replay`), and sessions share no beginning.
+    """
     programs: list[ProgramShape] = []
     for entry in entries:
         with notes.leaving_out(UNREADABLE):
             replay = Replay(scales, notes, exact=exact)
-            program = _program(entry, type, replay, notes)
+            program = _program(entry, type, replay, notes, shares=not exact)
             programs += [] if program is None else [program]
     return programs
 
 
-def _program(entry: Fields, type: str, replay: Replay, notes: Notes) -> ProgramShape | None:
+def _program(
+    entry: Fields, type: str, replay: Replay, notes: Notes, *, shares: bool
+) -> ProgramShape | None:
     session = _Session(replay, notes)
-    for call in entry.inside("calls"):
-        if "sub" in call.values:
+    for call in entry.inside("requests" if "requests" in entry.values else "calls"):
+        if "sub" in call.values or call.values.get("type") == "subagent":
             with notes.leaving_out(UNREADABLE_SUBAGENT):
                 session.subagent(call.read(_Subagent))
         else:
@@ -106,7 +114,7 @@ def _program(entry: Fields, type: str, replay: Replay, notes: Notes) -> ProgramS
         type,
         tuple(replay.calls),
         head.start or 0.0,
-        system_tokens=replay.system_tokens(shared),
+        system_tokens=replay.system_tokens(shared if shares else 0),
     )
 
 
@@ -165,6 +173,10 @@ class _Session:
 
     def _extends(self, call: _Call, before: _Call) -> bool:
         blocks, hit = before.blk, call.hit_blk
+        if before.hash_ids is not None and call.hash_ids is not None:
+            pairs = zip(before.hash_ids, call.hash_ids, strict=False)
+            alike = takewhile(lambda pair: pair[0] == pair[1], pairs)
+            blocks, hit = len(before.hash_ids), sum(1 for _ in alike)
         kept = blocks is None or hit is None or hit >= _KEPT * blocks
         if kept and call.prompt >= before.prompt:
             return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
@@ -114,12 +115,15 @@ def counter(tokenizer: str = "") -> Counter:
     if not tokenizer:
         rule = f"calls whose tokens are guessed: {CHARACTERS} characters each"
         return Counter(rule, lambda text: -(-len(text) // CHARACTERS))
-    from transformers import AutoTokenizer
+    from tokenizers import Tokenizer
 
+    file = Path(tokenizer, "tokenizer.json")
     try:
-        encode = AutoTokenizer.from_pretrained(tokenizer).encode
-    except (OSError, ValueError) as error:
-        said = str(error).partition("\n")[0]
-        raise ConfigError(f"--tokenizer {tokenizer!r}: {said}") from error
+        if file.parent.is_dir():
+            encode = Tokenizer.from_file(str(file)).encode
+        else:
+            encode = Tokenizer.from_pretrained(tokenizer).encode
+    except Exception as error:  # it raises nothing narrower
+        raise ConfigError(f"--tokenizer {tokenizer!r}: {error}") from error
     rule = f"calls whose tokens are counted by the tokenizer of {tokenizer}"
     return Counter(rule, lambda text: len(encode(text, add_special_tokens=False)))

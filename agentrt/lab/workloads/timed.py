@@ -16,9 +16,8 @@ recorded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -43,10 +42,7 @@ class _Request(Record):
     hash_ids: list[Annotated[int, Field(ge=0, lt=1 << 40)]]
 
 
-@dataclass(slots=True)
-class _Conversation:
-    name: str
-    turns: list[_Request] = field(default_factory=list)
+_Conversation = list[_Request]
 
 
 def has_blocks(values: dict[str, Any], tokens: int) -> bool:
@@ -64,7 +60,7 @@ def read(
     units: tuple[float, int] = MOONCAKE,
 ) -> list[ProgramShape]:
     """A program for each conversation, which arrives when its first request did."""
-    _, size = units
+    unit_s, size = units
     found: list[_Conversation] = []
     tips: dict[tuple[int, int], _Conversation | None] = {}
     for entry in entries:
@@ -75,10 +71,15 @@ def read(
                     f"hash_ids: {len(request.hash_ids)} of them, where a prompt of "
                     f"{request.input_length} tokens has a block for each {size}"
                 )
-            _place(request, size, tips, found, f"{entry.file.stem}-{len(found)}")
-    notes.update([TURNS] * sum(len(one.turns) - 1 for one in found))
-    first = min((one.turns[0].timestamp for one in found), default=0.0)
-    return [_program(one, type, scales, notes, units, first) for one in found]
+            _place(request, size, tips, found)
+    notes.update([TURNS] * sum(len(one) - 1 for one in found))
+    first = min((one[0].timestamp for one in found), default=0.0)
+    programs = []
+    for index, one in enumerate(found):
+        calls = tuple(_calls(one, unit_s, int(size * scales.context), scales, notes))
+        name = f"{entries[0].file.stem}-{index}"
+        programs.append(ProgramShape(name, type, calls, (one[0].timestamp - first) * unit_s))
+    return programs
 
 
 def _place(
@@ -86,48 +87,41 @@ def _place(
     size: int,
     tips: dict[tuple[int, int], _Conversation | None],
     found: list[_Conversation],
-    name: str,
 ) -> None:
-    """Add it to the conversation that it goes on with, or to a new one."""
+    """Add it to the conversation that it goes on with, or to a new one.
+
+    ``tips`` has the conversation of which a block is the last whole one, and none of others.
+    """
     blocks = list(enumerate(request.hash_ids[: request.input_length // size]))
-    earlier = next((tips[one] for one in reversed(blocks) if tips.get(one)), None)
-    conversation = earlier or _Conversation(name)
-    if earlier is None:
+    conversation = next((tip for one in reversed(blocks) if (tip := tips.get(one))), None)
+    if conversation is None:
+        conversation = []
         found.append(conversation)
-    conversation.turns.append(request)
-    for one in blocks[:-1]:
-        tips[one] = None  # what was gone on with, or what others begin with, too
-    for one in blocks[-1:]:
-        own = tips.get(one, conversation) is conversation
+    conversation.append(request)
+    for one in blocks:
+        own = one == blocks[-1] and tips.get(one, conversation) is conversation
         tips[one] = conversation if own else None
 
 
-def _program(
-    one: _Conversation,
-    type: str,
-    scales: Scales,
-    notes: Notes,
-    units: tuple[float, int],
-    first: float,
-) -> ProgramShape:
-    unit_s, size = units
-    begins = [request.timestamp for request in one.turns]
-    gaps = [0.0, *(max(0.0, after - before) * unit_s for before, after in pairwise(begins))]
-    turns = [
-        Turn(request.input_length, request.output_length, gap_s)
-        for request, gap_s in zip(one.turns, gaps, strict=True)
-    ]
-    calls = chain(turns, scales, notes).calls
-    pairs = zip(calls, one.turns, strict=True)
-    made = tuple(_with_ids(call, request, int(size * scales.context)) for call, request in pairs)
-    return ProgramShape(one.name, type, made, (begins[0] - first) * unit_s)
+def _calls(
+    turns: _Conversation, unit_s: float, size: int, scales: Scales, notes: Notes
+) -> Iterator[CallShape]:
+    before = turns[0].timestamp
+    told: list[Turn] = []
+    for one in turns:
+        gap_s = max(0.0, one.timestamp - before) * unit_s
+        told.append(Turn(one.input_length, one.output_length, gap_s))
+        before = one.timestamp
+    for call, one in zip(chain(told, scales, notes).calls, turns, strict=True):
+        yield _with_ids(call, one.hash_ids, size)
 
 
-def _with_ids(call: CallShape, request: _Request, size: int) -> CallShape:
+def _with_ids(call: CallShape, blocks: Sequence[int], size: int) -> CallShape:
     """The ids of its prompt: so many for each block, and what is over for the last one."""
-    parts, left = list[range](), call.prompt_tokens
-    for index, block in enumerate(request.hash_ids, 1):
-        first, is_last = _FIRST + _STRIDE * block, index == len(request.hash_ids)
-        parts.append(range(first, first + (left if is_last else min(size, left))))
-        left -= len(parts[-1])
+    left = call.prompt_tokens - size * (len(blocks) - 1)
+    parts = [
+        range(first, first + (left if index == len(blocks) else size))
+        for index, block in enumerate(blocks, 1)
+        for first in [_FIRST + _STRIDE * block]
+    ]
     return replace(call, prompt_ids=tuple(parts))

@@ -20,7 +20,7 @@ from tests.cli.conftest import check
         (["memory", "--memory", "x"], ["--memory 'x'", "0.25"]),
         (["memory", "--contender", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
         (["memory", "--contender", "cap:0"], ["unknown policy 'cap:0'", "cap:N"]),
-        (["memory", "--trace", "none.jsonl"], ["'none.jsonl' does not exist"]),
+        (["memory", "--trace", "none.jsonl"], ["'none.jsonl': there is no such file"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -212,7 +212,7 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "scales", [{"context_scale": 0}, {"output_scale": -1}, {"gap_scale": float("nan")}]
 )
-def test_impossible_scales_are_refused(tmp_path: Path, scales: dict[str, float]) -> None:
+def test_impossible_scales_are_refused(tmp_path: Path, scales: dict[str, Any]) -> None:
     path = tmp_path / "good.jsonl"
     path.write_text(json.dumps(SESSION))
     with pytest.raises(ConfigError, match=next(iter(scales))):
