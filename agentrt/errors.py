@@ -34,6 +34,9 @@ Cancellation and preemption are not errors.
 
 from __future__ import annotations
 
+INSTALL_VLLM = "install agentrt[engine] on a machine with a GPU, agentrt[engine-cpu] on one without"
+"""The way out where vLLM is missing."""
+
 
 class AgentrtError(Exception):
     """Base of every error that agentrt raises on purpose."""

@@ -20,6 +20,7 @@ from agentrt.integrations.langchain.shared import close_all
 from agentrt.program import Program
 from agentrt.request import Call
 from tests.doubles.scripted import ScriptedExecutor
+from tests.journal.made import Made
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,9 +44,10 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the reader of README.md stands: with its programs written, and demos/ there."""
+    """Where the reader of README.md stands: its programs written, one recorded, demos/ there."""
     (tmp_path / "research.py").write_text(PROGRAM, encoding="utf-8")
     (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
+    Made(2.0).node("0#0", "tool", 0.0, 2.0).write(tmp_path / "tea.db")
     (tmp_path / "demos").symlink_to(ROOT / "demos")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -88,7 +90,7 @@ def test_the_agent_runs_on_the_embedded_engine(
 ) -> None:
     def say(call: Call) -> ToolCall | str:
         asked = call.spec.messages or ()
-        return "Three." if len(asked) > 1 else ToolCall("stock", {"item": "lamp"})
+        return "Rain." if len(asked) > 1 else ToolCall("weather", {"city": "Paris"})
 
     monkeypatch.setattr(
         "agentrt.executors.vllm.engine.VLLMEngine", lambda options: ScriptedExecutor(say)
@@ -97,9 +99,9 @@ def test_the_agent_runs_on_the_embedded_engine(
     runpy.run_path(str(tmp_path / "agent.py"), run_name="__main__")
     close_all()
     human, call, result, answer = capsys.readouterr().out.splitlines()
-    assert (human, answer) == ("human: How many lamps are there?", "ai: Three.")
-    assert "'args': {'item': 'lamp'}" in call
-    assert result == "tool: 3"
+    assert (human, answer) == ("human: What is the weather in Paris?", "ai: Rain.")
+    assert "'args': {'city': 'Paris'}" in call
+    assert result == "tool: It is 12 degrees and raining in Paris."
 
 
 @pytest.mark.parametrize("line", command_lines("agentrt"))

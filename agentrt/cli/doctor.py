@@ -14,7 +14,7 @@ from rich.text import Text
 from agentrt.cli.checks import CHECKS, MISSING, OK, WARNING, Asked, Check, Finding
 from agentrt.cli.faults import FAILED, summary
 from agentrt.cli.streams import printable
-from agentrt.errors import AgentrtError
+from agentrt.errors import AgentrtError, ConfigError
 
 LIMIT_S = 20.0
 """How long a check may take."""
@@ -35,7 +35,7 @@ def doctor(as_json: bool, **asked: str | None) -> int:
     'missing' is what 'agentrt run' needs and does not find, or what an option
     here names and cannot be used. A warning stops no run.
 
-    Exit codes: 0 nothing is missing; 1 something is.
+    Exit codes: 0 nothing is missing; 1 something is; 2 an address that cannot be.
     """
     findings = dict(examine(asked))
     healthy = all(found.state != MISSING for found in findings.values())
@@ -50,25 +50,33 @@ def doctor(as_json: bool, **asked: str | None) -> int:
 def examine(
     asked: Asked, checks: Mapping[str, Check] = CHECKS, limit_s: float = LIMIT_S
 ) -> Iterator[tuple[str, Finding]]:
-    """What each check found. One that fails, or takes longer than ``limit_s``, is missing."""
+    """What each check found. One that fails, or takes longer than ``limit_s``, is missing.
+
+    Raises `ConfigError` for an address that cannot be.
+    """
     for name, check in checks.items():
         if (found := _within(limit_s, check, asked)) is not None:
             yield name, found
 
 
 def _within(limit_s: float, check: Check, asked: Asked) -> Finding | None:
-    answers: list[Finding | None] = []
+    answers: list[Finding | ConfigError | None] = []
     # Nobody waits for the thread at the end: what hangs here may hang for ever.
     thread = Thread(target=lambda: answers.append(_tried(check, asked)), daemon=True)
     thread.start()
     thread.join(limit_s)
     late = Finding(MISSING, f"no answer within {limit_s:g} s", "see what holds it up")
-    return answers[0] if answers else late
+    found = answers[0] if answers else late
+    if isinstance(found, ConfigError):
+        raise found
+    return found
 
 
-def _tried(check: Check, asked: Asked) -> Finding | None:
+def _tried(check: Check, asked: Asked) -> Finding | ConfigError | None:
     try:
         return check(asked)
+    except ConfigError as error:
+        return error
     except AgentrtError as error:
         return Finding(MISSING, str(error))
     except ModuleNotFoundError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import signal
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -19,7 +20,14 @@ from pathlib import Path
 import click
 
 from agentrt.cli.streams import drop_unwritten, reader_left, say
-from agentrt.errors import AgentrtError, EngineError, JournalWriteError, ProgramError, UsageError
+from agentrt.errors import (
+    INSTALL_VLLM,
+    AgentrtError,
+    EngineError,
+    JournalWriteError,
+    ProgramError,
+    UsageError,
+)
 
 FAILED = 1
 USAGE = 2
@@ -73,7 +81,7 @@ def _said(error: BaseException) -> int:
             _say(_of_click(error))
             return USAGE
         case ModuleNotFoundError(name="vllm"):
-            _say("this command needs vLLM; install agentrt[engine], without a GPU [engine-cpu]")
+            _say(f"this command needs vLLM; {INSTALL_VLLM}")
             return USAGE
         case AgentrtError():
             return _own_fault(error)
@@ -95,7 +103,7 @@ def _own_fault(error: AgentrtError) -> int:
         case ImportFailedError():
             assert error.__cause__ is not None
             where = _place(error.__cause__)
-            _say(f"{error}: not imported: {summary(error.__cause__)}{where}")
+            _say(f"{error}: not imported: {summary(error.__cause__)}{where}{_looked(error)}")
             return FAILED
         case _:
             return _bug(error)
@@ -134,6 +142,13 @@ def _place(error: BaseException) -> str:
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
+def _looked(error: ImportFailedError) -> str:
+    """Where a package that is missing was looked for: often it is in another environment."""
+    if not isinstance(error.__cause__, ModuleNotFoundError):
+        return ""
+    return f"; agentrt's environment is {sys.prefix}: install it there"
+
+
 def program_fault(error: ProgramError) -> str:
     """A program's failure for people: its own traceback, then one line that names it."""
     cause = error.__cause__
@@ -150,23 +165,23 @@ def summary(error: BaseException) -> str:
 def user_traceback(error: BaseException) -> str:
     """An error's traceback with the frames of the user's own code only."""
     trace = traceback.TracebackException.from_exception(error)
-    _trim(trace, set())
+    _trim(trace, set(), linked=False)
     return "".join(trace.format()).rstrip()
 
 
-def _trim(trace: traceback.TracebackException | None, seen: set[int]) -> None:
+def _trim(trace: traceback.TracebackException | None, seen: set[int], *, linked: bool) -> None:
     """Drop the frames that are not the user's, in all errors that are linked here."""
     if trace is None or id(trace) in seen:
         return
     seen.add(id(trace))
     frames = [frame for frame in trace.stack if _is_users(frame.filename)]
-    # A trace of none but foreign frames is still better than nothing.
-    if frames:
+    # A trace of none but foreign frames is still better than nothing, but not below another.
+    if frames or linked:
         trace.stack = traceback.StackSummary.from_list(frames)
-    _trim(trace.__cause__, seen)
-    _trim(trace.__context__, seen)
+    _trim(trace.__cause__, seen, linked=bool(frames) or linked)
+    _trim(trace.__context__, seen, linked=bool(frames) or linked)
     for one in trace.exceptions or ():
-        _trim(one, seen)
+        _trim(one, seen, linked=linked)
 
 
 def _is_users(filename: str) -> bool:

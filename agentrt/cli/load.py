@@ -37,10 +37,7 @@ class GraphTarget:
 
 Found = Program | GraphTarget
 
-_EXAMPLE = (
-    "mark an async function with @program:  @program  async def main(ctx): …  or compile a "
-    "LangGraph graph"
-)
+_EXAMPLE = "put @program above an 'async def main(ctx)', or compile a LangGraph graph"
 _NAMED = 5
 """So many of a folder's files are named where none is like the one that was asked for."""
 

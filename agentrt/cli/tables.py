@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ _PATH_NODES = 8
 _BAR_CELLS = 16
 _COLOURS = ("green", "yellow", "blue", "bright_black")
 _PARTS = ("service", "waiting", "tools", "other")
+_GLYPHS = "█▓▒░"
 
 
 def print_report(outcome: Outcome, console: Console) -> None:
@@ -51,10 +53,16 @@ def print_report(outcome: Outcome, console: Console) -> None:
             f"{count} call{'s' * (count > 1)} came from outside every program (a thread pool of "
             f"their own?): their parents are unknown"
         )
+    elif "langgraph.pregel" in sys.modules and not any(one.calls for one in reports):
+        console.print(
+            "no call came to this engine: ChatOpenAI(…) and the like call a server of their own; "
+            "put ChatAgentRT() in their place, or the address of an 'agentrt serve' into them"
+        )
 
 
 def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
-    table = _table("program", "state", "wall s", *_PARTS, bar=True)
+    marked = (f"{glyph}\n{part}" for glyph, part in zip(_GLYPHS, _PARTS, strict=True))
+    table = _table("program", "state", "wall s", *marked, bar=True)
     for run, report in zip(runs, reports, strict=True):
         end = run.started_at if run.ended_at is None else run.ended_at
         shares = split_wall(run.dag, run.started_at, end)
@@ -114,7 +122,7 @@ def _table(*columns: str, bar: bool = False) -> Table:
     colours = dict(zip(_PARTS, _COLOURS, strict=True)) if bar else {}
     for index, name in enumerate(columns):
         left = index == 0 or name == "state"
-        header = Text(name, f"bold {colours.get(name, '')}")
+        header = Text(name, f"bold {colours.get(name.split()[-1], '')}")
         table.add_column(header, justify="left" if left else "right")
     if bar:
         table.add_column("of wall time")
@@ -125,7 +133,7 @@ def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:
     """A bar of ``cells`` cells, coloured by share. Rounding never loses a cell."""
     whole = sum(shares)
     bar, filled, so_far = Text(), 0, 0.0
-    for part, colour, glyph in zip(shares, _COLOURS, "█▓▒░", strict=True):
+    for part, colour, glyph in zip(shares, _COLOURS, _GLYPHS, strict=True):
         so_far += part
         until = round(cells * so_far / whole) if whole > 0 else 0
         bar.append(glyph * (until - filled), colour)

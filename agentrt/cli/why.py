@@ -10,9 +10,12 @@ import click
 from agentrt.cli.runs import read_journal_at
 from agentrt.cli.runs_text import aligned
 from agentrt.cli.streams import printable
+from agentrt.errors import JournalError
 from agentrt.journal.misses import Miss, misses_of
+from agentrt.journal.reading import listed
 from agentrt.journal.schema import OPEN
 from agentrt.journal.shares import Share, shares_of
+from agentrt.journal.store import Store
 from agentrt.journal.wall import Recorded, read_program
 from agentrt.journal.why import WORDS, blamed, missed, note_of, why_json
 
@@ -22,11 +25,11 @@ _MISSES = 5
 
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.argument("program", metavar="PROGRAM")
+@click.argument("program", metavar="[PROGRAM]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def why(file: str, program: str, as_json: bool) -> None:
-    """Say where the time of PROGRAM went, out of the journal FILE, which may be a
-    postgresql:// URL.
+def why(file: str, program: str | None, as_json: bool) -> None:
+    """Say where the time of PROGRAM went, by default the one that began last, out of
+    the journal FILE, which may be a postgresql:// URL.
 
     Each second of its wall time has one reason, along its critical path, and calls
     have those of the engine's scheduler: who was before them, and who pushed their
@@ -34,13 +37,19 @@ def why(file: str, program: str, as_json: bool) -> None:
     though they had been there, or would have been but for a change.
     """
     with read_journal_at(file) as store:
-        recorded = read_program(store, program)
+        recorded = read_program(store, program or _last(store))
     pieces, misses = recorded.pieces(), misses_of(recorded)
     if as_json:
         click.echo(json.dumps(why_json(recorded, pieces, misses)))
         return
     for line in (*_table(recorded, shares_of(pieces)), *_miss_lines(recorded, misses)):
         click.echo(printable(line))
+
+
+def _last(store: Store) -> str:
+    for one in listed(store, limit=1):
+        return one.id
+    raise JournalError(f"journal {store.name} has no program")
 
 
 def _table(recorded: Recorded, shares: Sequence[Share]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,27 @@ def test_a_program_that_raises_is_told_in_its_own_code(write: Write, run_program
     assert all(str(write(source)) in frame for frame in frames)
     assert "KeyError: 'tea'" in ran.err
     assert "error: program bad-1 failed: ExceptionGroup" in ran.err
+
+
+def test_below_a_programs_own_trace_causes_are_told_without_foreign_frames(
+    run_program: Run,
+) -> None:
+    source = (
+        "import json\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "@program\nasync def bad(ctx):\n    with ThreadPoolExecutor() as pool:\n"
+        "        broken = pool.submit(json.loads, '{').exception()\n"
+        "    raise OSError('no answer') from broken\n"
+    )
+    ran = run_program(source)
+    assert "JSONDecodeError: Expecting property" in ran.err
+    assert "decoder.py" not in ran.err
+    assert "error: program bad-1 failed: OSError: no answer" in ran.err
+
+
+def test_a_package_that_is_missing_is_told_with_the_place_for_it(run_program: Run) -> None:
+    ran = run_program("import no_such_package\n")
+    assert "No module named 'no_such_package'" in ran.err
+    assert ran.err.endswith(f"; agentrt's environment is {sys.prefix}: install it there\n")
 
 
 def test_a_file_that_raises_on_import_is_told_in_one_line_and_where(

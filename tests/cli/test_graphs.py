@@ -141,6 +141,13 @@ def test_calls_outside_every_program_are_counted(run_program: Run) -> None:
     assert "chat-1 done" not in err
 
 
+def test_a_graph_that_calls_no_engine_is_told_what_to_change(run_program: Run) -> None:
+    source = f"{HEAD}def idle(state: Tea) -> Tea:\n    return state\ngraph = chain(Tea, idle)\n"
+    err = " ".join(run_program(source, "--input", '{"text": "x"}').err.split())
+    assert "no call came to this engine" in err
+    assert "ChatAgentRT() in their place" in err
+
+
 def test_tenant_and_size_hint_of_the_graphs_own_config(
     write: Write, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:

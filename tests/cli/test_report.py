@@ -94,16 +94,18 @@ def test_a_bar_has_as_many_cells_as_it_should(shares: Shares, bar: str) -> None:
 
 def test_a_few_programs_get_a_row_each() -> None:
     text = text_of(ended_run(1), ended_run(2))
-    for line in text.splitlines()[1:3]:
+    assert text.splitlines()[0].split() == list("█▓▒░")
+    for line in text.splitlines()[2:4]:
         assert line.split()[1:7] == ["done", "8.00", "3.00", "1.00", "3.00", "1.00"]
     assert "██████▓▓▒▒▒▒▒▒░░" in text
-    assert [line.split() for line in text.splitlines()[5:7]] == [
+    assert [line.split() for line in text.splitlines()[6:8]] == [
         ["react-1", "2", "40", "16", "30", "0", "0", "3.00"],
         ["react-2", "2", "40", "16", "30", "0", "0", "3.00"],
     ]
 
 
 HEADERS = [
+    ["█", "▓", "▒", "░"],
     ["program", "state", "wall", "s", "service", "waiting", "tools", "other", "of", "wall", "time"],
     ["tokens", "critical"],
     ["program", "calls", "in", "cached", "out", "recomputed", "preempted", "path", "s"],
@@ -119,8 +121,8 @@ def test_eight_programs_are_legible_in_80_columns(name: str) -> None:
         run.state, run.row.finished_calls = RunState.CANCELLED, 12345
         run.row.usage = replace(run.row.usage, prompt_tokens=1234567, output_tokens=234567)
     lines = text_of(*runs, width=80).splitlines()
-    time, work = lines[1:9], lines[11:19]
-    assert [lines[i].split() for i in (0, 9, 10)] == HEADERS
+    time, work = lines[2:10], lines[12:20]
+    assert [lines[i].split() for i in (0, 1, 10, 11)] == HEADERS
     for number, (first, second) in enumerate(zip(time, work, strict=True), 3):
         assert first.split()[0].endswith(f"-{number}")
         assert first.split()[1:3] == ["cancelled", f"{300 * number}.00"]

@@ -74,6 +74,12 @@ def test_a_program_that_runs_and_has_no_texts(
     assert "recorded with --journal-content none: there are no texts" in text
 
 
+def test_without_a_program_it_is_the_last(
+    journal: Path, tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(invoke, capsys, journal) == said(invoke, capsys, journal, "p-1")
+
+
 def test_bad_input(journal: Path, refused: Refused, tmp_path: Path) -> None:
     refused("why", journal, "p-2", says=["has no program 'p-2'; did you mean 'p-1'?"])
     refused("why", journal, "other", says=["there is: p-1"])

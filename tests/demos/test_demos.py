@@ -17,6 +17,7 @@ from agentrt.cli.load import load_program
 from agentrt.graph import Node, NodeKind, NodeState
 from agentrt.program import Program
 from agentrt.request import Call
+from agentrt.runtime.durable import Durable
 from agentrt.runtime.run import Run
 from game24 import GOAL, PUZZLES, Numbers, last_move, legal_moves
 from mcts import ITERATIONS, WIDTH, mcts
@@ -148,6 +149,17 @@ async def test_react_ends_whatever_the_model_says(seed: int) -> None:
         assert list(result) == ["question", "found", "evidence", "answer", "steps"]
         assert len(result["steps"]) <= MAX_STEPS
         assert all(node.state is not NodeState.FAILED for node in run.dag.nodes())
+
+
+@pytest.mark.parametrize("program", [react, mcts])
+async def test_a_fork_asks_what_its_origin_asked(program: Program) -> None:
+    forked = [Durable(id=name) for name in ("it-3", "it-3-fork-2")]
+    executor = ScriptedExecutor(seed=1)
+    async with Runtime(executor) as runtime:
+        runs = [runtime.start(program, durable=one) for one in forked]
+        first, second = [await run.wait() for run in runs]
+    key = "question" if program is react else "numbers"
+    assert first[key] == second[key]
 
 
 def test_shop_runs_real_sql() -> None:

@@ -137,7 +137,8 @@ def test_run_names_what_to_install_or_makes_answers_up(bare: Bare) -> None:
     assert "--engine simulated needs none" in err
     _, err = bare.run("agentrt", "calibrate", code=2)
     assert err == (
-        "error: this command needs vLLM; install agentrt[engine], without a GPU [engine-cpu]\n"
+        "error: this command needs vLLM; install agentrt[engine] on a machine with a GPU, "
+        "agentrt[engine-cpu] on one without\n"
     )
     out, _ = bare.run("agentrt", "run", "greets.py", "--engine", "simulated", "--input", "Ada")
     assert re.fullmatch(r"Ada: [a-z ]+\n", out)

@@ -41,9 +41,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("clean_imports")]
 def says(asked: Call) -> str | ToolCall:
     """A model that uses the tool it is given, once."""
     chat = asked.spec.messages or ()
-    if "lamps" not in str(chat):
+    if "weather" not in str(chat):
         return "So be it."
-    return ToolCall("stock", {"item": "lamp"}) if len(chat) == 1 else "Three."
+    return ToolCall("weather", {"city": "Paris"}) if len(chat) == 1 else "Rain."
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_has_its_four_steps() -> None:
-    assert list(FILES) == ["critic.py", "letters.py", "shop.py"]
+    assert list(FILES) == ["critic.py", "letters.py", "trip.py"]
     assert len(re.findall(r"^## \d\. ", PAGE, re.MULTILINE)) == 4
     assert [line.split()[1] for line in LINES] == ["run", "run", "run", "run", "serve", "run"]
 
@@ -70,7 +70,7 @@ def test_each_command_ends_well(folder: Path, capsys: pytest.CaptureFixture[str]
         if " run " in line:
             assert call(shlex.split(line)[1:]) == 0, capsys.readouterr().err
             out = capsys.readouterr().out
-            assert ("Three." if "shop.py" in line else "So be it.") in out
+            assert ("Rain." if "trip.py" in line else "So be it.") in out
     drawn = (folder / "critic.mmd").read_text()
     assert drawn.count("subgraph") == 8
     edges = re.findall(r"(n\d)\S* --> (n\d)", PAGE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from agentrt.errors import ModelLoadError
+from agentrt.errors import INSTALL_VLLM, ModelLoadError
 from agentrt.executors.vllm._compat.core import close_context, stop_reader
 from agentrt.executors.vllm.processes import apart, collections_paused
 
@@ -25,8 +25,7 @@ def import_vllm() -> None:
             import vllm.v1.engine.async_llm  # noqa: F401
     except ImportError as error:
         raise ModelLoadError(
-            f"vLLM cannot be imported ({error}); install agentrt[engine] on a machine with a "
-            "GPU, agentrt[engine-cpu] on one without; --engine simulated needs none"
+            f"vLLM cannot be imported ({error}); {INSTALL_VLLM}; --engine simulated needs none"
         ) from error
 
 

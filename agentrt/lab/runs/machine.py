@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from agentrt.errors import ConfigError
+from agentrt.errors import INSTALL_VLLM, ConfigError
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -143,6 +143,5 @@ def _loaded(path: Path) -> StepTimeModel:
 def _check_vllm() -> None:
     if find_spec("vllm") is None:
         raise ConfigError(
-            "depth 'virtual' runs vLLM's scheduler, and vLLM is not installed; install "
-            "agentrt[engine] on a machine with a GPU, agentrt[engine-cpu] on one without"
+            f"depth 'virtual' runs vLLM's scheduler, and vLLM is not installed; {INSTALL_VLLM}"
         )

@@ -254,7 +254,10 @@ def as_vllm(error: AgentrtError) -> VLLMError:
 def as_ours(error: Exception) -> CallRejectedError:
     """vLLM's refusal of a request that it rendered."""
     text = str(error.args[0]) if error.args else str(error)
-    too_long = getattr(error, "parameter", None) in ("input_tokens", "input_text")
+    parameter, value = getattr(error, "parameter", None), getattr(error, "value", None)
+    if (parameter, value) == ("max_tokens", 0):  # which vLLM sets to what is left
+        return PromptTooLongError("the prompt fills the model's context, or max_tokens is 0")
+    too_long = parameter in ("input_tokens", "input_text")
     return PromptTooLongError(text) if too_long else CallRejectedError(text)
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from vllm.exceptions import VLLMValidationError
 
 from agentrt import Context, Reply, Runtime, program
 from agentrt.errors import CallRejectedError, ConfigError, NotServedError, PromptTooLongError
 from agentrt.executors.frontend import calling
 from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.executors.vllm.frontend.client import as_ours
 from agentrt.executors.vllm.frontend.flags import check_given, given_flags
 from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
 from agentrt.graph import NodeState
@@ -213,6 +215,13 @@ async def test_what_cannot_be_is_our_error(
 ) -> None:
     with pytest.raises(error, match=message):
         await ask(YES, chat, stream=stream, **options)
+
+
+def test_a_prompt_that_fills_the_context_is_too_long() -> None:
+    refusal = VLLMValidationError("at least 1, got 0", parameter="max_tokens", value=0)
+    error = as_ours(refusal)
+    assert type(error) is PromptTooLongError
+    assert "fills the model's context" in str(error)
 
 
 @pytest.mark.parametrize("stream", [False, True])
