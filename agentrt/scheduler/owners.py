@@ -88,6 +88,8 @@ class BlockOwners(Events):
         blocks = call.program.cached
         if blocks is None:
             return
+        if not (call.steps or call.program.service_s):
+            return  # cancelled before it had anything: there is no gap to learn from
         if not (blocks.calling or blocks.asking):
             blocks.gap, blocks.since = BETWEEN, now
         self.changed(blocks)

@@ -155,7 +155,10 @@ class LevelQueues:
             part.interrupt_ended(row, now)
 
     def program_ended(self, program: ProgramRow, now: float) -> None:
-        """A program ended: the policy may learn from it."""
+        """A program ended: the policy may learn from it, if it ever ran."""
+        if not program.service_s:
+            self.program_lost(program, now)
+            return
         for part in self._parts:
             part.program_ended(program, now)
         self.policy.program_ended(program, now)

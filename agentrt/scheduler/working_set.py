@@ -89,7 +89,8 @@ class WorkingSet(Admission):
     def call_ended(self, call: QueuedCall, now: float) -> None:
         row, tokens = call.program, call.computed_tokens
         row.context_tokens = max(row.context_tokens, tokens)
-        self.learned.call_ended(row.kind, max(tokens - call.prompt_tokens, 0))
+        if tokens >= call.prompt_tokens:  # else it was cancelled before any output
+            self.learned.call_ended(row.kind, tokens - call.prompt_tokens)
         self._reckon(row)
         self._goes_away(row, now)
 

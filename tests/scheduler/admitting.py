@@ -26,13 +26,16 @@ class Admitting:
         self.config = SchedulerConfig(**{"policy": "fcfs", "admission": admission, **more})
         capacity = Capacity(blocks, BLOCK, slots)
         self.queues = LevelQueues(self.config, slots=slots, capacity=capacity)
-        assert self.queues.admission is not None
-        self.admission: Admission = self.queues.admission
         self.learned = self.queues.learned
         self.table = ProcessTable()
         self.running: list[QueuedCall] = []
         self.contexts: dict[str, int] = {}
         self.slots, self.now, self._named = slots, 0.0, 0
+
+    @property
+    def admission(self) -> Admission:
+        assert self.queues.admission is not None
+        return self.queues.admission
 
     @property
     def working(self) -> WorkingSet:

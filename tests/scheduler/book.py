@@ -39,8 +39,9 @@ class Book:
         return row.cached
 
     def over(self, name: str, now: float) -> None:
-        """The last of its calls ends."""
+        """The last of its calls ends, after a second of service."""
         row = self.rows[name]
+        row.service_s += 1.0
         self.owners.call_ended(row.queued.popitem()[1], now)
 
     def called(self, name: str, now: float, **more: Any) -> CachedBlocks:

@@ -379,6 +379,7 @@ def test_gaps_are_learned_where_something_asks_for_them(
     row = ProcessTable().start_program("p", "t", 0.0)
     for n, now in enumerate((0.0, 3.0)):
         call = queues.call_arrived(QueuedCall(f"p/{n}", row, None, None, now), now)
+        call.steps = 1
         queues.remove(call, now)
         queues.call_ended(call, now)
     assert bool([*queues.learned.gaps.entries()]) is queues.learns is learned

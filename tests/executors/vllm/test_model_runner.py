@@ -146,14 +146,13 @@ def test_the_runner_follows_whoever_is_preempted(
     assert made.scheduler.control("snapshot")["free_blocks"] == blocks
 
 
-def test_drafts_do_not_pass_for_prompt_tokens() -> None:
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_drafts_do_not_pass_for_prompt_tokens(drafts: int) -> None:
     """What a prompt token costs is learned from steps with prompts, with drafts as without."""
-    costs = []
-    for drafts in (0, 2):
-        made = engine(ProgramScheduler, "full", 2, drafts, admission="memory")
-        made.step_s = lambda work: 1.0 if work.prefill_tokens <= 2 * drafts else 5.0
-        for nth in range(8):
-            made.add(f"plain-{nth}", [100 + nth] * 40, 20)
-            made.run()
-        costs.append(made.scheduler.queues.learned.costs.token_s)
-    assert costs == pytest.approx([4.0 / 39, 4.0 / 39], rel=0.05)
+    made = engine(ProgramScheduler, "full", 2, drafts, admission="memory")
+    made.step_s = lambda work: 1.0 if work.prefill_tokens <= 2 * drafts else 5.0
+    for nth in range(8):
+        made.add(f"plain-{nth}", [100 + nth] * 40, 20)
+        made.run()
+    learned = made.scheduler.queues.learned
+    assert learned.costs.token_s == pytest.approx(4.0 / 39, rel=0.05)

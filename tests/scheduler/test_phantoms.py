@@ -1,0 +1,120 @@
+"""A program that is cancelled while it waits leaves everything as if it had never come."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from agentrt.scheduler import policy_names
+from agentrt.scheduler.working_set import WorkingSet
+from tests.scheduler.admitting import BLOCK, KIND, Admitting
+from tests.scheduler.integrity import check_queues
+
+PHANTOM = "phantom"
+BLOCKS, SLOTS, CAP = 40, 3, 2
+
+
+def state(engine: Admitting) -> dict[str, Any]:
+    """Who is in, who waits and in which order, what is claimed, and what was learned."""
+    queues, admission, learned = engine.queues, engine.queues.admission, engine.learned
+    live = queues.owners
+    found: dict[str, Any] = {
+        "rows": {
+            row.program_id: (row.member, row.was_member, row.claim, row.in_use, row.context_tokens)
+            for row in engine.table
+        },
+        "order": [call.program.program_id for call in queues.in_order()],
+        "owners": (live.sharers("t"), len(live), sorted(map(str, live._sessions))),
+        "output": learned.output(KIND),
+        "learned": [
+            (kind, age, known.left_s.n, known.left_s.value, known.well.value)
+            for durations in (learned.gaps, learned.service)
+            for kind, age, known in durations.entries()
+        ],
+    }
+    if admission is not None:
+        found["members"] = [row.program_id for row in admission.members]
+        found["outside"] = admission.calls_outside
+    if isinstance(admission, WorkingSet):
+        found["claims"] = admission.claimed, admission.in_use, admission.came_in
+        found["types"] = dict(admission._sharers)
+        found["away"] = len(admission._away), len(admission._by_age)
+    return found
+
+
+class Life:
+    """Programs in one engine, moved by the same draws as in another."""
+
+    def __init__(self, seed: int, **settings: str) -> None:
+        self.engine = Admitting(blocks=BLOCKS, slots=SLOTS, admission_cap=CAP, **settings)
+        # A context is worth keeping for long: who is away gives way to nobody meanwhile.
+        self.engine.learned.costs.step(0.0, 1, 1)
+        self.engine.learned.costs.step(1024.0, 1025, 1)
+        self.rng = random.Random(seed)
+        self.began = 0
+        self.steps: list[list[str]] = []
+
+    def begin(self) -> None:
+        """Who is in no call calls or ends; who may begins."""
+        engine, rng = self.engine, self.rng
+        if rng.random() < 0.7:
+            self.began += 1
+            engine.arrive(f"p{self.began}", rng.randint(1, 12) * BLOCK)
+        for row in [row for row in engine.table if not row.queued]:
+            if rng.random() < 0.3:
+                engine.end_program(row.program_id)
+            elif rng.random() < 0.4:
+                engine.arrive(row.program_id, rng.randint(1, 4) * BLOCK)
+        began = engine.step()
+        self.steps.append([name.partition("/")[0] for name in began])
+
+    def go_on(self) -> None:
+        """Who runs goes on, or is done."""
+        for call in list(self.engine.running):
+            if self.rng.random() < 0.4:
+                self.engine.end(call.call_id, self.rng.randint(1, 40))
+
+    def haunt(self, way: str, session: str | None = None) -> bool:
+        """A program comes that has to wait, and is cancelled: its call, itself, or both at once."""
+        engine = self.engine
+        most = CAP if engine.config.admission == "cap" else SLOTS
+        if len(engine.running) < (1 if engine.config.admission == "memory" else most):
+            return False  # it might come in
+        row = engine.table.start_program(PHANTOM, "t", engine.now, session=session)
+        call_id = engine.arrive(PHANTOM, BLOCKS * BLOCK)
+        engine.let_in(len(engine.running))
+        assert engine.queues.calls[call_id].queued
+        assert engine.queues.admission is None or not row.member
+        if way == "its program first":
+            engine.end_program(PHANTOM)
+            engine.let_in(len(engine.running))
+        engine.end(call_id, 0)
+        if way == "its call first":
+            engine.let_in(len(engine.running))
+            engine.end_program(PHANTOM)
+        check_queues(engine.queues)
+        return True
+
+
+@pytest.mark.parametrize("way", ["its call first", "its program first"])
+@pytest.mark.parametrize("admission", ["off", "cap", "memory"])
+@pytest.mark.parametrize("retention", ["lru", "ttl", "cost"])
+@pytest.mark.parametrize("policy", policy_names())
+def test_who_is_cancelled_while_it_waits_was_never_there(
+    policy: str, retention: str, admission: str, way: str
+) -> None:
+    settings = {"policy": policy, "retention": retention, "admission": admission}
+    plain, haunted = Life(0, **settings), Life(0, **settings)
+    haunts = 0
+    for _ in range(40):
+        plain.begin()
+        haunted.begin()
+        assert plain.steps == haunted.steps
+        haunts += haunted.haunt(way)
+        plain.engine.let_in(len(plain.engine.running))
+        assert state(plain.engine) == state(haunted.engine)
+        plain.go_on()
+        haunted.go_on()
+    assert haunts > 10
