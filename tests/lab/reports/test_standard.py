@@ -59,7 +59,7 @@ def test_what_is_not_known_is_left_out() -> None:
     found = standard([replace(one, ideal_s=math.nan, calls=()) for one in JOBS])
     assert not any("ttft" in name or "slowdown" in name or "hit" in name for name in found)
     assert standard([]) == {}
-    assert "| 20 " in short_table({"stock": [found]})
+    assert "| 36.7 " in short_table({"stock": [found]})
     assert "TTFT" not in short_table({"stock": [found]})
 
 
