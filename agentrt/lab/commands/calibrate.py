@@ -19,10 +19,10 @@ from agentrt.cli.options import Options, RunCommand, batch_option, model_option
 from agentrt.cli.signals import Interrupts
 from agentrt.cli.values import check_output
 from agentrt.executors.base import last_reply
-from agentrt.executors.vllm.options import EngineOptions, check_model
+from agentrt.executors.vllm.options import EngineOptions, check_model, has_gpus
 from agentrt.lab.bench.results import hardware
 from agentrt.lab.commands.options import note
-from agentrt.lab.engine.engines import LabEngine, started
+from agentrt.lab.engine.engines import LabEngine, StockEngine, started
 from agentrt.lab.engine.step_time import Sample, StepTimeModel, StepWork, fit
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.reports.tables import markdown
@@ -106,14 +106,18 @@ class Case:
     output: int
 
 
-def design(max_num_seqs: int, max_model_len: int) -> list[Case]:
+def design(max_num_seqs: int, max_model_len: int, *, large: bool = False) -> list[Case]:
     """The cases for an engine of this size, each kind of work with little of the others.
 
-    Long contexts are bounded, so that a CPU does not compute prompts for minutes.
+    Long contexts are bounded, so that a CPU does not compute prompts for minutes; a ``large``
+    machine's steps say nothing of contexts that short.
     """
     cases = [Case(batch, 16, 8) for batch in (1, 2, 4, 8, 16, max_num_seqs)]
     cases += [Case(1, prompt, 2) for prompt in (32, 64, 128, 256, 512)]
     cases += [Case(1, 1536, 8), Case(2, 768, 6), Case(4, 384, 6), Case(8, 192, 6)]
+    if large:
+        cases += [Case(1, prompt, 2) for prompt in (2048, 4096, 8192)]
+        cases += [Case(16, 4096, 16), Case(32, 8192, 16), Case(max_num_seqs, 512, 16)]
     longest = max_model_len - max(case.output for case in cases)
     fitting = (
         Case(min(case.batch, max_num_seqs), min(case.prompt, longest), case.output)
@@ -133,9 +137,10 @@ class Calibration:
     async def run(self, rounds: int) -> StepTimeModel:
         """Run the design ``rounds`` times and fit. Raises `ConfigError` if it cannot be."""
         engine = self._engine
-        await engine.configure(SchedulerConfig(policy="fcfs"))
+        if not isinstance(engine, StockEngine):  # which has no other order
+            await engine.configure(SchedulerConfig(policy="fcfs"))
         sizes = engine.sizes()
-        cases = design(sizes["max_num_seqs"], sizes["max_model_len"])
+        cases = design(sizes["max_num_seqs"], sizes["max_model_len"], large=has_gpus())
         await self._run_case(Case(min(2, sizes["max_num_seqs"]), 16, 4))
         await engine.probe("start", keep_steps=True)
         for number in range(rounds):

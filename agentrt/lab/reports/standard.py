@@ -22,9 +22,7 @@ _THIRDS = ("small", "medium", "large")
 SHORT = {
     "jobs_per_hour": "jobs/h",
     "mean_jct_s": "JCT mean, s",
-    "median_jct_s": "P50",
     "p99_jct_s": "P99",
-    "job_goodput_per_hour": "good jobs/h",
     "median_ttft_ms": "TTFT P50, ms",
     "p99_ttft_ms": "P99",
     "median_tpot_ms": "TPOT P50, ms",

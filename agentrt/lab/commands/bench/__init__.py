@@ -18,6 +18,10 @@ BENCHMARKS = {
         "agentrt.lab.bench.external:external",
         "Runs that are not ours, predicted in virtual time.",
     ),
+    "gpu": (
+        "agentrt.lab.bench.gpu:gpu",
+        "Stock, its offload, a rival and ours on one GPU, in so many minutes.",
+    ),
     "journal": (
         "agentrt.lab.bench.journal:journal",
         "What a journal takes of the processor, for each call.",
@@ -35,7 +39,7 @@ BENCHMARKS = {
         "Each constant of the scheduler, at half and at twice.",
     ),
 }
-_FLAGS = "agentrt.lab.bench.flags"
+FLAGS = "agentrt.lab.bench.flags"
 """Under this name the context keeps what follows ``--``."""
 _DEFAULT = str(click.core.ParameterSource.DEFAULT)
 
@@ -48,7 +52,7 @@ class BenchGroup(LazyGroup):
         if "--" in args:
             at = args.index("--")
             args, flags = args[:at], args[at + 1 :]
-        ctx.meta[_FLAGS] = tuple(flags)
+        ctx.meta[FLAGS] = tuple(flags)
         return super().parse_args(ctx, args)
 
     def hint(self, name: str) -> str:
@@ -80,10 +84,10 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     fed by the client. Tables go to stdout, as Markdown.
     """
     if ctx.invoked_subcommand is None:
-        compare(options, ctx.meta[_FLAGS])
+        compare(options, ctx.meta[FLAGS])
         return
     given = [name for name in options if str(ctx.get_parameter_source(name)) != _DEFAULT]
-    if given or ctx.meta[_FLAGS]:
+    if given or (ctx.meta[FLAGS] and ctx.invoked_subcommand != "gpu"):
         name = f"--{given[0].replace('_', '-')}" if given else "flags after --"
         raise click.UsageError(
             f"{name}: for agentrt bench without a command; put what is for "
