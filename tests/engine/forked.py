@@ -23,6 +23,7 @@ _SERVER = forkserver.ForkServer()
 _SERVER_HAS: dict[str, str] = {}
 """The variables with which it was started."""
 _OF_COMMANDS = ("vllm.entrypoints.openai.api_server", "agentrt.serving.app", "agentrt.cli.serving")
+_STREAMS = (1, 2)
 _ROOT = Path(__file__).parents[2]
 _PROGRAM = """
 import sys
@@ -33,9 +34,14 @@ main({server!r}, {path!r})
 
 
 class _Popen(popen_forkserver.Popen):
+    """Hands its standard streams on, which is a command's log while that loads its engine."""
+
     def _launch(self, process_obj: BaseProcess) -> None:
+        def connect(fds: Sequence[int]) -> tuple[int, int]:
+            return _SERVER.connect_to_new_process([*fds, *_STREAMS])
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process)
+            patch.setattr(forkserver, "connect_to_new_process", connect)
             super()._launch(process_obj)  # type: ignore[misc]  # typeshed lacks it
 
 
@@ -55,6 +61,12 @@ class ForkedCore(EarlyCore):
         _start_server()
         super().__init__(modules, environment)
         self._environment = dict(_SERVER_HAS)
+
+    def run(self) -> None:
+        inherited = forkserver.get_inherited_fds() or ()
+        for number, stream in zip(_STREAMS, inherited[-len(_STREAMS) :], strict=True):
+            os.dup2(stream, number)
+        super().run()
 
     # What Python calls to start a process; that of its spawn context has another type.
     @staticmethod
