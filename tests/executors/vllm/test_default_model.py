@@ -44,12 +44,9 @@ def silent(_: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def real_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The real model, converted once for this file, and what the user was told."""
-    told: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENTRT_CACHE", str(tmp_path_factory.mktemp("real")))
-        return default_model.embedded_model(told.append), told
+def real_model() -> Path:
+    """The real model, in the folder where all tests have it. CI begins without: it is made anew."""
+    return default_model.embedded_model(silent)
 
 
 @pytest.fixture
@@ -70,21 +67,16 @@ def conversions(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Conversions:
 
 
 @pytest.mark.engine
-def test_conversion_writes_every_part(real_model: tuple[Path, list[str]]) -> None:
-    folder, told = real_model
-    assert {path.name for path in folder.iterdir()} == PARTS
-    assert told == ["converting the built-in model, once"]
+def test_conversion_writes_every_part(real_model: Path) -> None:
+    assert {path.name for path in real_model.iterdir()} == PARTS
 
 
 @pytest.mark.engine
-def test_converted_model_knows_the_capital_of_france(
-    real_model: tuple[Path, list[str]],
-) -> None:
+def test_converted_model_knows_the_capital_of_france(real_model: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder, _ = real_model
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(real_model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(real_model)
     prompt = tokenizer.apply_chat_template(
         QUESTION, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
@@ -95,21 +87,21 @@ def test_converted_model_knows_the_capital_of_france(
 
 
 @pytest.mark.engine
-def test_tokenizer_returns_any_text_and_splits_digits(
-    real_model: tuple[Path, list[str]],
-) -> None:
+def test_tokenizer_returns_any_text_and_splits_digits(real_model: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(real_model[0])
+    tokenizer: Any = AutoTokenizer.from_pretrained(real_model)
     text = 'It\'s {"a":    12} — naïve 漢字\n\t<|im_end|>'
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert tokenizer.tokenize("a:    12") == ["a", ":", "ĠĠĠĠ", "1", "2"]
 
 
 def test_second_use_does_not_convert_again(conversions: Conversions) -> None:
-    first = default_model.embedded_model(silent)
-    assert default_model.embedded_model(silent) == first
+    told: list[str] = []
+    first = default_model.embedded_model(told.append)
+    assert default_model.embedded_model(told.append) == first
     assert conversions.count == 1
+    assert told == ["converting the built-in model, once"]
 
 
 def test_damaged_folder_is_converted_again(conversions: Conversions) -> None:

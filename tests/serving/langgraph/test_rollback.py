@@ -30,7 +30,7 @@ from tests.serving.langgraph.test_runs import a_thread, given
 
 STARTS: dict[str, Counter[str]] = defaultdict(Counter)
 """How often each node was started, by thread."""
-GRAPHS = [f"{name}-{kind}" for name in ("pair", "twice") for kind in KINDS] + ["twice-bare"]
+GRAPHS = [*(f"pair-{kind}" for kind in KINDS), "twice-lasting", "twice-bare"]
 
 
 def on_both(*graphs: str) -> pytest.MarkDecorator:
@@ -165,25 +165,16 @@ async def test_of_several_answers_none_ever_was(
 
 
 @on_both(*GRAPHS[:4], "twice-bare")
-async def test_a_copy_goes_on_where_its_original_asked(
+async def test_a_copy_and_its_pruned_original_go_on_where_that_asked(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
     thread, _ = await asked(client, graph, gate)
     GATES.open(gate)
     copy: Any = await client.threads.copy(thread)  # type: ignore[func-returns-value]  # it does return one
     STARTS[copy["thread_id"]]["ready"] += 1
+    await client.threads.prune([thread], strategy="keep_latest")
     await finished(client, graph, copy["thread_id"], "xy")
     await finished(client, graph, thread, "pq")
-
-
-@on_both(*GRAPHS[:4], "twice-bare")
-async def test_a_pruned_thread_goes_on_where_it_asked(
-    client: LangGraphClient, graph: str, gate: str
-) -> None:
-    thread, _ = await asked(client, graph, gate)
-    GATES.open(gate)
-    await client.threads.prune([thread], strategy="keep_latest")
-    await finished(client, graph, thread, "xy")
 
 
 @one_on_each("beside")
