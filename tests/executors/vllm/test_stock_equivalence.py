@@ -23,8 +23,8 @@ from tests.executors.vllm.storms import Storm
 
 pytestmark = pytest.mark.engine
 
-SCHEDULES = int(os.environ.get("AGENTRT_EQUIVALENCE", "1000"))
-_PER_ENGINE = 100
+SCHEDULES = int(os.environ.get("AGENTRT_EQUIVALENCE", "400"))
+_PER_ENGINE = 40
 _ACTS = 30
 
 
