@@ -32,7 +32,7 @@ pytest.importorskip("vllm")
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-PROGRAMS = ChaosPrograms(20, 12)
+PROGRAMS = ChaosPrograms(10, 12)
 GIB = 1 << 30
 
 
