@@ -59,11 +59,9 @@ class Adaptive(Policy):
         row = call.program
         path_s = row.path_s if call.path_s is None else call.path_s
         expected = self._expected_s(row, call.node, path_s + call.served_s)
-        return Priority(
-            math.floor(BINS_PER_DOUBLING * math.log2(expected)),
-            max(self._least_quantum_s, max(row.attained_s, expected) / _QUANTA_OF_LIFE),
-            row.started_at,
-        )
+        level = math.floor(BINS_PER_DOUBLING * math.log2(expected))
+        quantum_s = max(self._least_quantum_s, max(row.attained_s, expected) / _QUANTA_OF_LIFE)
+        return Priority(level, quantum_s, row.started_at)
 
     def _expected_s(self, row: ProgramRow, node: str, path_s: float) -> float:
         """The seconds of service that a program is expected to need still.
