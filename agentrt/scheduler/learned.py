@@ -2,8 +2,8 @@
 
 It learns online, per tenant and program type, so that nobody can teach falsehoods about others'
 programs. All it knows are faded means, which move from their prior as far as their samples count,
-in bounded memory. The prior of a duration is Lindy's rule: what has lasted for
-``a`` seconds is expected to last for ``a`` more. That of an output is the mean over all types.
+in bounded memory. The prior of a gap is Lindy's rule: what has lasted for ``a`` seconds is expected
+to last for ``a`` more. Those of an output and of a program's service are means over all types.
 """
 
 from __future__ import annotations

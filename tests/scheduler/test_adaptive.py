@@ -125,7 +125,8 @@ def served(harness: Harness, program: str, seconds: float) -> QueuedCall:
     return call
 
 
-def test_within_a_level_the_older_go_first_whatever_they_had() -> None:
+def test_within_a_level_those_that_are_small_in_all_go_first_and_then_the_older() -> None:
+    """All are expected to need 8 s more; they differ by what they had, and when they came."""
     harness = Harness("adaptive")
     harness.live("past", 8.0, "another")
     calls: dict[str, QueuedCall] = {}
@@ -134,7 +135,7 @@ def test_within_a_level_the_older_go_first_whatever_they_had() -> None:
         row.attained_s, row.path_s = had, 8.0
         calls[name] = harness.call(name)
     assert len({call.level for call in calls.values()}) == 1
-    assert harness.order() == ["big", "early", "late"]
+    assert harness.order() == ["early", "late", "big"]
     harness.start()
     assert harness.victims() == [], "nobody is preempted for an order within a level"
 
@@ -353,10 +354,11 @@ class Reference:
             self.samples.setdefault(key, []).append(max(row.service_s - attained, 0.0))
 
 
-def priority(row: ProgramRow, expected: float) -> tuple[int, float, float]:
+def priority(row: ProgramRow, expected: float, ended: bool) -> tuple[int, float, tuple[int, float]]:
     """Level, quantum and order of a call whose program is expected to need so much."""
     quantum = max(0.5, row.attained_s / 8, expected / 8)
-    return math.floor(2 * math.log2(expected)), quantum, row.started_at
+    size = math.floor(math.log2(row.attained_s + expected)) if ended else 0
+    return math.floor(2 * math.log2(expected)), quantum, (size, row.started_at)
 
 
 @settings(max_examples=60, deadline=None)
@@ -385,7 +387,7 @@ def test_priorities_are_those_of_the_reference(
             call = QueuedCall(f"c{part}", row, None, row.path_s, 0.0, node=node)
             expected = policy._expected_s(row, node, row.path_s)
             assert expected == pytest.approx(reference.expect(row, node, row.path_s))
-            assert policy.priority(call, 0.0) == priority(row, expected)
+            assert policy.priority(call, 0.0) == priority(row, expected, bool(reference.samples))
             row.finished_calls += 1
         row.service_s = total
         if ends:
@@ -407,6 +409,6 @@ def test_a_call_stands_by_its_path_with_its_own_service() -> None:
     policy.program_ended(ProgramRow("past", "another", service_s=1.0), 0.0)
     row = ProgramRow("p", "t", started_at=7.0, attained_s=4.0)
     call = QueuedCall("c", row, None, 3.0, 0.0, served_s=13.0)
-    assert policy.priority(call, 0.0) == (8, 2.0, 7.0)
+    assert policy.priority(call, 0.0) == (8, 2.0, (4, 7.0))
     row.attained_s = 64.0
-    assert policy.priority(call, 0.0) == (8, 8.0, 7.0)
+    assert policy.priority(call, 0.0) == (8, 8.0, (6, 7.0))

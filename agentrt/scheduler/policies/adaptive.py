@@ -4,8 +4,9 @@ Ours. The expectation is a mean residual life (`agentrt.scheduler.learned`), by 
 refined by a hint's size, and by the node and the turn that the program has come to. The prior is
 the mean of all that ended, or what the program has had along its critical path if that is more.
 
-Programs whose expectations are within a factor of 1.4 stand in one level, and go in the order of
-their arrival: so do all as long as nothing is known. A `Lane` bounds how long the large wait.
+Programs whose expectations are within a factor of 1.4 stand in one level: there, those go first
+that are small in all, to a factor of two, then those that arrived first. Before any program has
+ended, all go as they arrived. A `Lane` bounds how long the large and old wait.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Priority, Promoter
 from agentrt.scheduler.records import OUTSIDE, ProgramRow, QueuedCall
 
-_ALL = ("", "", "")
-"""The kind of all programs, of all tenants."""
+_ALL = ("", "", "")  # the kind of all programs, of all tenants
 _FIRST = -sys.maxsize
 """The level before all others."""
 _QUANTA_OF_LIFE = 8.0
@@ -59,17 +59,14 @@ class Adaptive(Policy):
         row = call.program
         path_s = row.path_s if call.path_s is None else call.path_s
         expected = self._expected_s(row, call.node, path_s + call.served_s)
-        return Priority(
-            math.floor(BINS_PER_DOUBLING * math.log2(expected)),
-            max(self._least_quantum_s, max(row.attained_s, expected) / _QUANTA_OF_LIFE),
-            row.started_at,
-        )
+        level = math.floor(BINS_PER_DOUBLING * math.log2(expected))
+        quantum_s = max(self._least_quantum_s, max(row.attained_s, expected) / _QUANTA_OF_LIFE)
+        unknown = self.learned.service.at(_ALL, 0) is None
+        size = 0 if unknown else math.floor(math.log2(row.attained_s + expected))
+        return Priority(level, quantum_s, (size, row.started_at))
 
     def _expected_s(self, row: ProgramRow, node: str, path_s: float) -> float:
-        """The seconds of service that a program is expected to need still.
-
-        ``path_s`` is what ATLAS would rank by. Before any program has ended, all are alike.
-        """
+        """The seconds of service that it is expected to need still; ATLAS ranks by ``path_s``."""
         at, age = self.learned.service.at, age_bin(row.attained_s)
         tenant, type, visits = *row.kind, self._visits.setdefault(row, {})
         expected, factor = RESOLUTION_S, 1.0

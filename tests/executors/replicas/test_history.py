@@ -41,7 +41,7 @@ def kept_in(path: Path, policy: str = "adaptive") -> SchedulerConfig:
 
 def known(path: Path) -> float:
     """How many programs the file knows of."""
-    return sum(float(row[4]) for row in read(path)["service"] if row[2:4] == ["", 0])
+    return sum(float(row[4]) for row in read(path)["service"] if row[0] and row[2:4] == ["", 0])
 
 
 async def test_the_file_is_written_as_programs_end(opened: Open, tmp_path: Path) -> None:

@@ -78,5 +78,7 @@ def test_engines_learn_of_whom_they_served(some: list[ToyProgram], batch: int, r
         assert isinstance(policy, Adaptive)
         assert not policy._visits
         known = policy.learned.service.entries()
-        learned.append(sum(one.left_s.n for kind, age, one in known if kind[2] == "" and age == 0))
+        born = [(kind, one.left_s.n) for kind, age, one in known if kind[2] == "" and age == 0]
+        learned.append(sum(n for kind, n in born if kind[0]))
+        assert learned[-1] == sum(n for kind, n in born if not kind[0]), "all are one kind, too"
     assert sum(learned) >= len(some) >= max(learned)
