@@ -18,7 +18,7 @@ from agentrt.cli.run import check_input, engine_group, human_options, output_gro
 from agentrt.cli.runs import history_at, is_url
 from agentrt.cli.streams import say
 from agentrt.cli.values import read_value
-from agentrt.errors import UsageError
+from agentrt.errors import JournalError, UsageError
 from agentrt.journal import JournalOptions
 from agentrt.journal.codec import dumps, loads
 from agentrt.journal.forking import answer_of, base_of, fork_in
@@ -105,8 +105,11 @@ def _planned(
     check_input(found, loads(given))
     how = {"of": program, "in": old.journal, "at": at, "set": sets}
     how |= {name: options[name] for name in ("model", "policy", "seed")}
-    with closing(SQLiteStore(path)) as store:
-        row = fork_in(store, old, at, answers, given, how)
+    try:
+        with closing(SQLiteStore(path)) as store:
+            row = fork_in(store, old, at, answers, given, how)
+    except JournalError as error:
+        raise UsageError(f"{error}; or record the fork elsewhere: --into OTHER.journal") from error
     say(f"{row.id}: {program} up to {at}, in {path}")
     durable = Durable(id=row.id, draws_as=base_of(row.id))
     start = Start(found, loads(given), row.session, {"tenant": row.tenant}, durable)

@@ -268,14 +268,15 @@ class ProgramRecord:
         said = (account, Fragment(text)) if text else None
         self._end(start, *self.outcome(value, DONE, said), (text, parents))
 
-    def failed(self, start: StartRow, error: BaseException) -> bool:
+    def failed(self, start: StartRow, error: BaseException, account: Any = None) -> bool:
         """A node has failed, or was cancelled. Whether that is to be written now."""
         if isinstance(error, _NEVER):
             return False
+        text = "" if account is None else dumps(account)
         if not isinstance(error, Exception):
-            self._held.append(self._row(start, CANCELLED, ""))
+            self._held.append(self._row(start, CANCELLED, "", text))
             return False
-        row = self._row(start, *self.outcome(error, FAILED))
+        row = self._row(start, *self.outcome(error, FAILED), text)
         if isinstance(error, _FAULTS):
             self._held.append(row)
             return False
@@ -356,12 +357,16 @@ class NodeRecord:
     ) -> None:
         """It gave ``value``: that is on the disk when this returns."""
         if self.kept:
-            if self.start.kind == "tool" and (self.turn_s or 0.0) >= _SHORT_S:
-                account = {"turn_s": self.turn_s}
-            self.program.ended(self.start, value, account, dag)
+            self.program.ended(self.start, value, self._turn or account, dag)
             await self.program.written()
 
     async def failed(self, error: BaseException) -> None:
         """It raised ``error``, or was cancelled."""
-        if self.kept and self.program.failed(self.start, error):
+        if self.kept and self.program.failed(self.start, error, self._turn):
             await self.program.written()
+
+    @property
+    def _turn(self) -> dict[str, float] | None:
+        """How long a tool waited for its turn; None for no such time."""
+        turn_s = self.turn_s or 0.0
+        return {"turn_s": turn_s} if self.start.kind == "tool" and turn_s >= _SHORT_S else None

@@ -20,10 +20,13 @@ _JSON = ("input", "options", "asked", "outcome", "account")
 
 
 def program_json(found: History) -> dict[str, Any]:
-    """A program as JSON, without its nodes; times of day are seconds since 1970."""
-    row, ended = found.program, found.ended
-    wall_s = None if ended is None else ended - row.started
-    told = {**row._asdict(), "state": found.state, "ended": ended, "wall_s": wall_s}
+    """A program as JSON, without its nodes; times of day are seconds since 1970.
+
+    It takes time from when it first begins: a fork is there before its engine.
+    """
+    root, ended = found.root, found.ended
+    wall_s = None if root is None or ended is None else ended - root.first
+    told = {**found.program._asdict(), "state": found.state, "ended": ended, "wall_s": wall_s}
     return {name: parsed(name, value) for name, value in told.items()} | found.totals()
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrt.journal.reading import ReadingStore
+from agentrt.journal.wall import read_program
 from tests.cli.conftest import Invoke, Ran, Refused, Run, Write
 from tests.journal.made import Made
 from tests.journal.test_misses import RULES, chat
@@ -152,6 +157,35 @@ def test_fork_and_diff(journal: Path, prog: Path, runs: Runs, tmp_path: Path) ->
     assert told.startswith("4 nodes are the same in main-1 and main-1-fork-1; they part at 0.0#1\n")
     assert (tmp_path / "both.mmd").read_text().count("subgraph") == 2
     assert "forked: of main-1" in runs("show", tmp_path / "k", "main-1-fork-1").out
+    [listed] = runs("ls", tmp_path / "k", "--json").json
+    with closing(ReadingStore(tmp_path / "k")) as store:
+        recorded = read_program(store, "main-1-fork-1")
+    assert listed["wall_s"] == recorded.until - recorded.since, "as `agentrt why` has it"
+    assert recorded.since > recorded.program.started, "it is there before its engine"
+
+
+_HOLDS = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_fork_of_a_journal_in_use_says_where_else_it_may_go(
+    journal: Path, prog: Path, runs: Runs
+) -> None:
+    """Another process has its lock, as a server that runs."""
+    command = [sys.executable, "-S", "-c", _HOLDS, f"{journal}.lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        refused = runs("fork", journal, "main-1", prog, "--at", "human")
+        holder.communicate()
+    assert refused.code == 2
+    assert "another process writes it" in refused.said
+    assert "--into OTHER.journal" in refused.said
 
 
 def test_a_fork_has_another_input(

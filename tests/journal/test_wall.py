@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,8 +71,9 @@ def test_a_tool_that_waits_for_its_turn(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("fails", [False, True])
 async def test_how_long_a_tool_waits_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second program's has to wait for the first one's, for 5 s of a clock made up."""
     clock, may_end = SimpleNamespace(now=BEGAN), asyncio.Event()
@@ -83,10 +84,13 @@ async def test_how_long_a_tool_waits_is_recorded(
     async def look(name: str) -> None:
         began.append(name)
         await may_end.wait()
+        if fails:
+            raise OSError("no such thing")
 
     @program
     async def looks(ctx: Context, name: str) -> None:
-        await ctx.tool(look, name=name)
+        with suppress(OSError):
+            await ctx.tool(look, name=name)
 
     async with (
         await Journal.open(lambda: SQLiteStore(tmp_path / "j")) as journal,

@@ -14,7 +14,7 @@ from typing import Any
 from agentrt.executors.history import HistoryFile
 from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.grammars import compile_aside
-from agentrt.executors.vllm._compat.pool import all_blocks
+from agentrt.executors.vllm._compat.pool import context_blocks
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
 from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, SchedulerOutput
@@ -75,7 +75,7 @@ class Bookkeeping(AsyncScheduler):
         if config.admission == "memory" and not caches_prefixes(self):
             config = replace(config, admission="off")  # no context is found again, member's or not
         slots = self.max_num_running_reqs
-        capacity = Capacity(all_blocks(self), self.block_size, slots)
+        capacity = Capacity(context_blocks(self), self.block_size, slots)
         queues = LevelQueues(config, policy, slots=slots, capacity=capacity)
         self.history = HistoryFile(queues.policy, config.history, learns=queues.learns)
         if hasattr(self, "retention"):  # not the first time

@@ -15,6 +15,7 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
+from agentrt.executors.vllm._compat.pool import all_blocks, context_blocks, find_cached
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, stock_scheduler
 from tests.executors.vllm.every_kind import EveryKind, KindStorm, every_kind
@@ -144,6 +145,29 @@ def test_the_runner_follows_whoever_is_preempted(
     assert runner.preempted or not settings
     assert not made.scheduler.requests
     assert made.scheduler.control("snapshot")["free_blocks"] == blocks
+
+
+def test_all_of_a_hybrid_models_context_is_found_that_its_layers_keep() -> None:
+    """Of a window the end alone is kept; the other layers have all of it."""
+    made = engine(ProgramScheduler, "sliding", 1, 0)
+    made.add("plain", list(range(5 * BLOCK_SIZE)), 2)
+    request = made.requests["plain"]
+    made.run()
+    for nth, blocks in enumerate((9, 5)):  # the last takes what windows have left behind
+        made.add(f"plain-{nth}", [9 + nth] * (blocks * BLOCK_SIZE), 2)
+        made.run()
+    found = find_cached(made.scheduler, request.block_hashes)
+    assert len(request.block_hashes) == 5
+    assert 5 < len(found) < 3 * 5
+
+
+@pytest.mark.parametrize(("model", "blocks"), [("sliding", 20), ("full", None)])
+def test_a_hybrid_models_memory_is_as_large_as_vllm_says(model: str, blocks: int | None) -> None:
+    """Its contexts hold a block of each kind, so that fewer fit than there are blocks."""
+    scheduler = engine(ProgramScheduler, model, 1, 0).scheduler
+    assert context_blocks(scheduler) == all_blocks(scheduler), "vLLM has not said"
+    scheduler.cache_config.kv_cache_size_tokens = 20 * BLOCK_SIZE + 3
+    assert context_blocks(scheduler) == (blocks or all_blocks(scheduler))
 
 
 @pytest.mark.parametrize("drafts", [0, 2])

@@ -19,6 +19,18 @@ def all_blocks(scheduler: Scheduler) -> int:
     return len(scheduler.kv_cache_manager.block_pool.blocks)
 
 
+def context_blocks(scheduler: Scheduler) -> int:
+    """The longest contexts that fit, in blocks of a context's tokens.
+
+    Of a hybrid model, whose contexts hold blocks of several kinds, these are fewer than there are.
+    """
+    blocks = all_blocks(scheduler)
+    tokens = getattr(scheduler.cache_config, "kv_cache_size_tokens", None)
+    if tokens is None or len(scheduler.kv_cache_config.kv_cache_groups) == 1:
+        return blocks
+    return min(blocks, int(tokens) // int(scheduler.block_size))
+
+
 def free_blocks(scheduler: Scheduler) -> int:
     """KV-cache blocks that can be handed out now."""
     return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
@@ -64,7 +76,9 @@ def find_cached(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[KVCacheBl
     """The blocks that the prefix cache has with these hashes, of all kinds of its cache."""
     manager = scheduler.kv_cache_manager
     groups = [one.kv_cache_group_id for one in manager.coordinator.single_type_managers]
-    found = [manager.block_pool.get_cached_block(value, groups) for value in hashes]
+    pool = manager.block_pool
+    # A sliding window keeps the end of a context alone: each kind is asked for by itself.
+    found = [pool.get_cached_block(value, [group]) for value in hashes for group in groups]
     return [block for blocks in found if blocks for block in blocks]
 
 
