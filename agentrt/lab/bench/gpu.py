@@ -26,7 +26,7 @@ from agentrt import __version__
 from agentrt.cli.signals import STOP_WITHIN_S
 from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
 from agentrt.executors.vllm.options import EngineOptions, has_gpus, prepare_environment
-from agentrt.lab.bench.gpu_plan import ENGINES, SIZES, Budget, Size, all_cells, engine_of, in_order
+from agentrt.lab.bench.gpu_plan import SIZES, Budget, Size, engine_of, in_order
 from agentrt.lab.bench.results import hardware, processor, run_shown
 from agentrt.lab.bench.serving import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.bench import FLAGS as AFTER
@@ -102,10 +102,10 @@ def gpu(ctx: click.Context, /, **options: Any) -> None:
 def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
     """Checked before anything is loaded."""
     began, shape, folder = time.monotonic(), options["shape"], options["out"]
-    if (folder / "records.jsonl").exists():
-        raise ConfigError(f"--out {str(folder)!r}: has another run's records; name a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        report = Report(folder)
+        report.begin()
     except OSError as error:
         raise ConfigError(f"--out {str(folder)!r}: {error.strerror}") from error
     known = {"blocks": options["blocks"], "jobs": options["programs"]}
@@ -125,7 +125,7 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
         size,
         seeds,
         Budget(began + seconds * (1 - _KEPT) - STOP_WITHIN_S),
-        Report(folder),
+        report,
         Limits.parse(options["goodput"]),
         started,
         None if file is None else StepTimeModel.load(file),
@@ -150,7 +150,7 @@ class GpuBench:
 
     async def run(self) -> None:
         """All that fits."""
-        groups = in_order(self.seeds, ENGINES)
+        groups = in_order(self.seeds)
         for at, group in enumerate(groups):
             later = [cell for some in groups[at + 1 :] for cell in some]
             if group[0].contender == OFFLOAD and not has_gpus():
@@ -232,7 +232,8 @@ class GpuBench:
 
     def tell(self) -> None:
         """Print and write what there is."""
-        self._leave(all_cells(self.seeds), _STOPPED)
+        for group in in_order(self.seeds):
+            self._leave(group, _STOPPED)
         self.report.write()
         click.echo(self.report.text())
         try:

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from statistics import fmean
 
 from agentrt.lab.reports.gpu import CAPPED, OFFLOAD, UNCAPPED, Cell
@@ -67,11 +66,11 @@ SIZES: Mapping[str, Size] = {
 trying all of it on a CPU, whose attention wants blocks of 32."""
 
 
-def in_order(seeds: Sequence[int], engines: Sequence[Sequence[str]]) -> list[list[Cell]]:
+def in_order(seeds: Sequence[int]) -> list[list[Cell]]:
     """The cells by engine, as they run. Each engine is opened once; who shares it alternates."""
     return [
         [Cell(memory, who, seed) for at, seed in enumerate(seeds) for who in turns(group, at)]
-        for memory, groups in ((CAPPED, engines), (UNCAPPED, engines[::-1]))
+        for memory, groups in ((CAPPED, ENGINES), (UNCAPPED, ENGINES[::-1]))
         for group in groups
     ]
 
@@ -127,9 +126,3 @@ class Budget:
                 found.add(cell)
                 used.add(engine_of(cell))
         return found
-
-
-def all_cells(seeds: Sequence[int]) -> list[Cell]:
-    """Every cell, in the order of the tables."""
-    everyone = [who for group in ENGINES for who in group]
-    return [Cell(*one) for one in product((CAPPED, UNCAPPED), everyone, seeds)]

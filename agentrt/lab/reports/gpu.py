@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from agentrt.errors import ConfigError
 from agentrt.lab.outcome import Ran
 from agentrt.lab.reports.memory import HITS
 from agentrt.lab.reports.plots import check_matplotlib, new_figure
@@ -57,6 +58,18 @@ class Report:
     done: list[Done] = field(default_factory=list)
     not_run: dict[Cell, str] = field(default_factory=dict)
 
+    @property
+    def _records(self) -> Path:
+        return self.folder / "records.jsonl"
+
+    def begin(self) -> None:
+        """Raises `ConfigError` where another run's figures are; one that has none is forgotten."""
+        if self._records.exists() and '"real": ' in self._records.read_text(encoding="utf-8"):
+            raise ConfigError(
+                f"--out {str(self.folder)!r}: has another run's records; name another"
+            )
+        self._records.write_text("", encoding="utf-8")
+
     def add(self, done: Done, ran: Ran) -> None:
         """A cell has ended: its line is written at once, and so are the tables."""
         self.done.append(done)
@@ -71,7 +84,7 @@ class Report:
         self._line({"cell": asdict(cell), "not_run": why})
 
     def _line(self, values: Mapping[str, Any]) -> None:
-        with (self.folder / "records.jsonl").open("a", encoding="utf-8") as file:
+        with self._records.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
 
     def write(self) -> None:

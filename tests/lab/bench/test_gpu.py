@@ -38,7 +38,7 @@ def budget(left_s: float, **more: Any) -> Budget:
     return Budget(left_s, clock=lambda: 0.0, predicted_s=known, **more)
 
 
-CELLS = [cell for group in in_order([0, 1], ENGINES) for cell in group]
+CELLS = [cell for group in in_order([0, 1]) for cell in group]
 
 
 def names(found: set[Cell]) -> set[tuple[str, int]]:
@@ -77,7 +77,7 @@ def test_each_cell_knows_what_is_left() -> None:
 
 
 def test_engines_are_opened_once_and_who_shares_one_alternates() -> None:
-    groups = in_order([0, 1], ENGINES)
+    groups = in_order([0, 1])
     assert [engine_of(group[0]) for group in groups] == [
         *((CAPPED, name) for name in ("stock", "default", OFFLOAD)),
         *((UNCAPPED, name) for name in (OFFLOAD, "default", "stock")),
@@ -250,4 +250,6 @@ def test_what_cannot_be_is_refused(
     asked: list[str], more: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call([*asked, *more]) == 2
+    assert words in capsys.readouterr().err
+    assert call([*asked, *more]) == 2, "the folder may be used again"
     assert words in capsys.readouterr().err

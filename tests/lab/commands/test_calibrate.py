@@ -14,6 +14,7 @@ from agentrt.cli.app import call
 from agentrt.errors import EngineStartError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.commands.calibrate import design
 from agentrt.lab.engine.step_time import StepTimeModel, StepWork
 from agentrt.request import Call, Reply
 from agentrt.scheduler.config import SchedulerConfig
@@ -125,3 +126,12 @@ def test_help_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "Usage: agentrt calibrate [OPTIONS] [-- VLLM_FLAGS]" in out
     assert "Exit codes: 0 done" in out
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_every_case_fits_the_engine_and_a_large_one_has_long_contexts(large: bool) -> None:
+    for slots, longest in ((4, 512), (256, 32_768)):
+        cases = design(slots, longest, large=large)
+        assert max(case.batch for case in cases) == slots
+        assert max(case.prompt + case.output for case in cases) <= longest
+    assert max(case.batch * case.prompt for case in cases) == (262_144 if large else 4096)
