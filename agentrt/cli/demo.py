@@ -82,8 +82,13 @@ def _tell(outcome: Outcome, kind: str) -> int:
         f"at a time; policy {outcome.policy} ranked each call by its program: a lookup took "
         f"{took['lookup']:.1f} s on average, a report {took['report']:.1f} s"
     )
-    command = f"agentrt run {shlex.quote(demo_programs.__file__)}:report --n 8 --dashboard"
+    file = shlex.quote(demo_programs.__file__)
     if kind == "simulated":
-        command += " --engine simulated; for a model's answers: pip install 'agentrt[engine]'"
-    say(f"next: {command}")
+        command = f"agentrt run {file}:report --n 8 --dashboard --engine simulated"
+        say(f"next: {command}; for a model's answers: pip install 'agentrt[engine]'")
+    else:
+        say(
+            f"next, beside stock vLLM's order: agentrt compare {file}:report {file}:lookup --n 4 "
+            f"--max-num-seqs {_SLOTS}"
+        )
     return 0
