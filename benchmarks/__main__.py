@@ -15,6 +15,10 @@ BENCHMARKS = {
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
     "figure": ("benchmarks.figure.command:figure", "The paper's toy figures in the simulator."),
     "front": ("benchmarks.front.command:front", "CPU time of a served call, beside vLLM's own."),
+    "generators": (
+        "benchmarks.generators.command:generators",
+        "Other people's load generators on both servers.",
+    ),
     "interrupts": (
         "benchmarks.interrupts.command:interrupts",
         "Tools' calls beside the bare libraries'.",

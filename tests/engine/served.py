@@ -38,6 +38,11 @@ class Serving:
         stands: dict[str, Any] = self.http.get(f"/v1/sessions/{name}").json()
         return stands
 
+    def programs(self) -> dict[str, dict[str, Any]]:
+        """The live programs of the key's tenant by id, in the order in which they began."""
+        listed = self.http.get("/programs", params={"limit": 1000}).json()["programs"]
+        return {one["id"]: one for one in listed}
+
 
 def operators_key(file: Path) -> str:
     key = new_key(file, "boss")

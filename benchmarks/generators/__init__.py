@@ -1,0 +1,1 @@
+"""Other people's load generators on `agentrt serve`, beside vLLM's own server."""

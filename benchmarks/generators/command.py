@@ -1,0 +1,149 @@
+"""``benchmarks generators``: other people's load generators on `agentrt serve` and vLLM's server.
+
+Each is run as its users run it, with the same seed on both servers, which have the same engine
+options; one of them has the load at a time, in turns. What is shown is what the generator reports,
+and the programs that agentrt made of its conversations.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from agentrt.cli.engine_log import EngineLog
+from agentrt.errors import AgentrtError, UsageError
+from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.lab.bench.results import Column, Figures, Results
+from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
+from agentrt.scheduler.config import SchedulerConfig
+from benchmarks.generators.others import GENERATORS, TURNS, Generator, Target
+from benchmarks.harness import WHOLE, in_turns, ratios, run_with_table
+from benchmarks.servers import PARSER, AgentrtServer, Server, StockServer
+from tests.clients.processes import run
+
+SIDES = ("stock", "agentrt")
+COLUMNS = (
+    Column("calls", "calls", "{total:.0f}"),
+    Column("failed", "failed", "{total:.0f}"),
+    Column("programs", "programs", WHOLE),
+    Column(f"of {TURNS} calls", "whole", WHOLE),
+    Column("stock's TTFT, ms", "stock_ttft", WHOLE),
+    Column("TTFT / stock", "ttft_to_stock"),
+    Column("latency / stock", "latency_to_stock"),
+    Column("calls/s / stock", "rate_to_stock"),
+)
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+"""With these aiperf takes the folder of a tokenizer for a name on the hub."""
+
+
+@click.command()
+@many("--only", metavar="NAME …", help=f"{', '.join(GENERATORS)}.  [default: all installed]")
+@click.option(
+    "--clients",
+    type=click.Path(path_type=Path),
+    default=Path(".clients"),
+    show_default=True,
+    metavar="FOLDER",
+    help="Has an environment named after each generator, but for vLLM's own.",
+)
+@count_option("--repeat", default=3)
+@count_option("--max-num-seqs", default=8)
+@model_option
+@json_option
+def generators(**options: Any) -> None:
+    """Other people's load generators on agentrt serve and on vLLM's own server, in turns.
+
+    8 conversations of 3 turns, 4 at a time. vLLM's timed trace has no conversations, but prompts
+    that begin alike. agentrt has the defaults of 'agentrt serve'.
+    """
+    if unknown := set(options["only"]) - set(GENERATORS):
+        raise UsageError(f"no generator {min(unknown)!r}: there are {', '.join(GENERATORS)}")
+    clients: Path = options["clients"]
+    there = [each for each in GENERATORS.values() if not each.program or each.is_in(clients)]
+    chosen = [GENERATORS[name] for name in options["only"]] or there
+    bench = GeneratorBench(clients, chosen)
+    run_with_table(_measure(bench, options), bench.measured, COLUMNS, as_json=options["as_json"])
+
+
+async def _measure(bench: GeneratorBench, options: dict[str, Any]) -> None:
+    policy = SchedulerConfig(policy="adaptive")
+    engine = EngineOptions(options["model"], options["max_num_seqs"], policy)
+    prepare_environment(engine)
+    model = options["model"] or default_model(note)
+    with EngineLog(verbose=False) as log:
+        async with (
+            AgentrtServer(engine, model, PARSER) as ours,
+            StockServer(engine, model, PARSER) as stock,
+        ):
+            note("starting agentrt serve")
+            await ours.start()
+            note("starting vLLM's own server")
+            await stock.start(log.collect)
+            await bench.run(dict(zip(SIDES, (stock, ours), strict=True)), model, options["repeat"])
+
+
+class GeneratorBench:
+    """Drives both servers with each of the ``chosen`` generators, which ``clients`` has."""
+
+    def __init__(self, clients: Path, chosen: Sequence[Generator]) -> None:
+        self._clients, self._chosen = clients, chosen
+        self.measured = Results({"generator": "generator"})
+
+    async def run(self, servers: dict[str, Server], model: str, repeats: int) -> None:
+        """Each generator on each server in each repeat, after one round that does not count."""
+        for each in self._chosen:
+            found: dict[str, Figures] = {}
+            for repeat, side in in_turns(SIDES, repeats + 1):
+                note(f"{each.package} on {side}, {repeat} of {repeats}")
+                found[side] = await self._once(each, servers[side], model)
+                if len(found) == len(SIDES):
+                    if repeat:
+                        self._keep(each, found)
+                    found = {}
+
+    async def _once(self, generator: Generator, server: Server, model: str) -> Figures:
+        root = server.base_url.removesuffix("/v1")
+        environ = {name: value for name, value in os.environ.items() if name not in _OFFLINE}
+        with tempfile.TemporaryDirectory(prefix="agentrt-bench-") as name:
+            folder = Path(name)
+            target = Target(root, server.NAME, model, folder)
+            before = await programs(server)
+            ended = await run(
+                *generator.command(self._clients, target), folder=folder, environ=environ
+            )
+            if ended.code:
+                last = (ended.err or ended.out).strip()[-500:]
+                raise AgentrtError(f"{generator.package} ended with {ended.code}: {last}")
+            seen = await programs(server)
+            calls = [count for program, count in seen.items() if program not in before]
+            counts = {"programs": len(calls), "whole": calls.count(TURNS)}
+            return {**generator.figures(folder), **counts}
+
+    def _keep(self, generator: Generator, found: dict[str, Figures]) -> None:
+        stock, mine = (found[side] for side in SIDES)
+        both = {name: stock[name] + mine[name] for name in ("calls", "failed")}
+        to_stock = ratios(mine, stock, ("ttft", "latency", "rate"), "_to_stock")
+        figures = {**mine, **both, **to_stock, "stock_ttft": stock["ttft"]}
+        self.measured.add(generator.label(self._clients), figures=figures)
+
+
+async def programs(server: Server) -> dict[str, int]:
+    """The calls of each live program, once those with names of the clients' own have ended: a
+    generator that begins again uses its names again.
+    """
+    if not isinstance(server, AgentrtServer):
+        return {}
+    root = server.base_url.removesuffix("/v1")
+    async with httpx.AsyncClient(base_url=root, timeout=60) as client:
+        listed = (await client.get("/programs", params={"limit": 1000})).json()["programs"]
+        for program in listed:
+            if program["session"]:
+                await client.delete(f"/v1/sessions/{program['session']}")
+        return {program["id"]: program["calls"] for program in listed}
