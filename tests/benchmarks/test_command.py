@@ -41,6 +41,7 @@ def test_help_lists_them_all_and_loads_none() -> None:
         (["scheduler", "--cases", "fcfs+mru"], ["unknown policy 'fcfs+mru'", "fcfs+cost"]),
         (["scheduler", "--running", "few"], ["--running 'few'", "from 1 up"]),
         (["techniques", "--only", "magic"], ["'magic'", "Tree of Thoughts"]),
+        (["generators", "--only", "wrk"], ["'wrk'", "guidellm"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
