@@ -313,6 +313,15 @@ def test_a_program_that_is_served(serving: Serving) -> None:
 # -- other people's load generators ----------------------------------------------------------
 
 
+PATIENT = {
+    "AIPERF_SERVICE_COMMAND_RESPONSE_TIMEOUT": "240",
+    "AIPERF_SERVICE_REGISTRATION_MAX_ATTEMPTS": "240",
+    "AIPERF_SERVICE_REGISTRATION_TIMEOUT": "240",
+    "AIPERF_SERVICE_START_TIMEOUT": "240",
+}
+"""aiperf is six processes, which else wait half a minute for each other."""
+
+
 @pytest.fixture
 def target(serving: Serving, tmp_path: Path) -> Target:
     return Target(serving.url, "tiny", str(serving.log.parent / "tiny"), tmp_path)
@@ -347,7 +356,7 @@ async def test_aiperf_finds_its_metrics_and_its_sessions_are_programs(
         *aiperf.command(CLIENTS, target),
         *("--api-key", serving.key),
         folder=target.folder,
-        environ=environment(target.folder),
+        environ=environment(target.folder, **PATIENT),
     )
     assert ended.code == 0, ended
     figures = aiperf.figures(target.folder)
