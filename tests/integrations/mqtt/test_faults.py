@@ -195,7 +195,7 @@ async def with_answers_late_and_doubled(
     async def asks(ctx: Context) -> list[Any]:
         [tool] = [one for one in await ctx.tools("mqtt") if one.name == "lie"]
         doubled = await ctx.tool(tool)
-        late = ctx.tool(tool.but(timeout=1.0))  # it is on its way before that is over
+        late = ctx.tool(tool.but(timeout=5.0))  # it is on its way before that is over
         return [doubled, *await asyncio.gather(late, return_exceptions=True)]
 
     dropped, fleet = transport.dropped, transport._fleets["default"]
