@@ -22,19 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, SecretStr
 
 from agentrt.serving.tenants import new_key
-from benchmarks.generators.others import (
-    ANSWER,
-    CALLS,
-    CONVERSATIONS,
-    GENERATORS,
-    PROMPT,
-    TURNS,
-    Target,
-)
-from tests.clients.processes import CLIENTS, environment, installed, run
 from tests.doubles.tinymodel import tiny_model
 from tests.engine.collector import Collector, collecting
 from tests.engine.forked import forked_python
+from tests.engine.generating import MADE, SHARED, drive
 from tests.engine.served import WAIT_S, Serving, operators_key, url_of
 
 pytestmark = pytest.mark.engine
@@ -313,59 +304,11 @@ def test_a_program_that_is_served(serving: Serving) -> None:
 # -- other people's load generators ----------------------------------------------------------
 
 
-PATIENT = {
-    "AIPERF_SERVICE_COMMAND_RESPONSE_TIMEOUT": "240",
-    "AIPERF_SERVICE_REGISTRATION_MAX_ATTEMPTS": "240",
-    "AIPERF_SERVICE_REGISTRATION_TIMEOUT": "240",
-    "AIPERF_SERVICE_START_TIMEOUT": "240",
-}
-"""aiperf is six processes, which else wait half a minute for each other."""
-
-
-@pytest.fixture
-def target(serving: Serving, tmp_path: Path) -> Target:
-    return Target(serving.url, "tiny", str(serving.log.parent / "tiny"), tmp_path)
-
-
-def test_vllms_benchmark_replays_a_timed_trace(
-    serving: Serving, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each request is a program of its own, but what they share was computed once."""
-    from vllm.benchmarks.serve import add_cli_args, main
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    monkeypatch.setenv("OPENAI_API_KEY", serving.key)
-    parser, before = FlexibleArgumentParser(), serving.programs()
-    add_cli_args(parser)
-    own = ("--timed-trace-sec-multiplier", "0.0001")
-    main(parser.parse_args([*GENERATORS["vllm"].arguments(target), *own]))
-    figures = GENERATORS["vllm"].figures(target.folder)
-    assert (figures["calls"], figures["failed"]) == (CALLS, 0)
-    assert all(value > 0 for name, value in figures.items() if name != "failed")
-    made = [one for name, one in serving.programs().items() if name not in before]
-    assert [one["calls"] for one in made] == [1] * CALLS
-    assert sum(one["cached_tokens"] for one in made) >= PROMPT * CONVERSATIONS
-
-
-async def test_aiperf_finds_its_metrics_and_its_sessions_are_programs(
-    serving: Serving, target: Target
-) -> None:
-    aiperf, before = GENERATORS["aiperf"], serving.programs()
-    installed(CLIENTS / "aiperf" / "bin" / "aiperf")
-    ended = await run(
-        *aiperf.command(CLIENTS, target),
-        *("--api-key", serving.key),
-        folder=target.folder,
-        environ=environment(target.folder, **PATIENT),
-    )
-    assert ended.code == 0, ended
-    figures = aiperf.figures(target.folder)
-    assert (figures["calls"], figures["failed"]) == (CALLS, 0)
-    assert all(value > 0 for name, value in figures.items() if name != "failed")
-    made = [one for name, one in serving.programs().items() if name not in before]
-    assert [one["calls"] for one in made] == [TURNS] * CONVERSATIONS
-    assert all(one["session"] and one["output_tokens"] == TURNS * ANSWER for one in made)
-    assert all(one["cached_tokens"] >= PROMPT for one in made)
+@pytest.mark.parametrize("name", MADE)
+async def test_load_generators(name: str, serving: Serving, tmp_path: Path) -> None:
+    made = await drive(name, serving, tmp_path)
+    assert [one["calls"] for one in made] == MADE[name]
+    assert sum(one["cached_tokens"] for one in made) >= SHARED
 
 
 # -- traces and metrics ----------------------------------------------------------------------
