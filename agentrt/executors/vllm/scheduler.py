@@ -86,8 +86,7 @@ class ProgramScheduler(Bookkeeping):
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
         now, tokens = self.clock(), output.total_num_scheduled_tokens
         seconds = now - max(dispatched, self.last_update)
-        # A draft costs a step next to nothing; counted as prefill, it would pass for its price.
-        drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+        drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))  # they cost no prefill
         self.last_update = now
         moved = self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens - drafts)
         for call in moved:

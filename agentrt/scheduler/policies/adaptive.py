@@ -30,9 +30,7 @@ from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Priority, Promoter
 from agentrt.scheduler.records import OUTSIDE, ProgramRow, QueuedCall
 
-_ALL = ("", "", "")  # the kind of all programs, of all tenants
-_FIRST = -sys.maxsize
-"""The level before all others."""
+_ALL, _FIRST = ("", "", ""), -sys.maxsize  # the kind of all programs; the level before all others
 _QUANTA_OF_LIFE = 8.0
 """A quantum is this part of what the program had, or of what it is expected to need."""
 
