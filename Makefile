@@ -11,7 +11,7 @@ NEXT := 0.33.0
 NEXT_BIN := .venv-vllm-$(NEXT)/bin
 NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
-# The tests of LangGraph's API, and those that share no engine with others (Ray's, those of whole commands, the chat page).
+# The tests of LangGraph's API, and those that share nothing with others (Ray's, those of whole commands, the chat page, wheels, images, the site).
 LANGGRAPH := tests/serving/langgraph
 APART := $(addprefix tests/engine/test_,ray.py cli_run.py cli_graph.py script.py) tests/serving/chat
 # Those of servers, tools and commands, which mostly wait for processes.
@@ -61,7 +61,7 @@ test-servers: $(CLIENTS) test-needs
 	$(BIN)/pytest $(SERVERS) $(addprefix --ignore ,$(LANGGRAPH) $(APART))
 
 test-rest: $(CLIENTS) test-needs
-	$(BIN)/pytest $(addprefix --ignore ,tests/engine $(SERVERS))
+	$(BIN)/pytest $(addprefix --ignore ,tests/engine $(SERVERS) $(APART))
 
 # Compiled here, since tests start hundreds of processes, and PYTHONDONTWRITEBYTECODE may be set.
 test-needs: $(INSTALLED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,7 @@ def write(tmp_path: Path) -> Write:
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """The command line in this process, with `EchoEngine` for vLLM. Returns the exit code."""
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a program's folder goes there
     monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", EchoEngine)
 
     def run(*args: object) -> int:

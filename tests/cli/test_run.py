@@ -34,7 +34,7 @@ def test_the_result_alone_is_on_stdout(run_program: Run) -> None:
 def test_the_demo_ends_with_a_command_that_compares(
     invoke: Invoke, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrt.cli.demo_programs.search", lambda question: "nothing new")
+    monkeypatch.setattr("agentrt.cli.demo.programs.search", lambda question: "nothing new")
     assert invoke("demo", "--engine", "vllm", "--no-dashboard") == 0
     told = " ".join(capsys.readouterr().err.split())
     command = told.partition("order: agentrt ")[2].split()

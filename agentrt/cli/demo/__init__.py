@@ -42,7 +42,7 @@ def demo(kind: str | None, model: str | None, port: int | None, no_dashboard: bo
     It takes less than a minute: a live tree of the programs in this terminal, and
     a dashboard in a browser. Without vLLM the engine is simulated.
     """
-    from agentrt.cli.demo_programs import lookup, report
+    from agentrt.cli.demo.programs import lookup, report
     from agentrt.cli.engines import Fleet, check_kind
     from agentrt.cli.execute import Job
     from agentrt.cli.plan import Plan, Start
@@ -69,7 +69,7 @@ def _tell(outcome: Outcome, kind: str) -> int:
     import shlex
     import statistics
 
-    from agentrt.cli import demo_programs
+    from agentrt.cli.demo import programs
     from agentrt.cli.streams import say
 
     reports = outcome.reports()
@@ -82,7 +82,7 @@ def _tell(outcome: Outcome, kind: str) -> int:
         f"at a time; policy {outcome.policy} ranked each call by its program: a lookup took "
         f"{took['lookup']:.1f} s on average, a report {took['report']:.1f} s"
     )
-    file = shlex.quote(demo_programs.__file__)
+    file = shlex.quote(programs.__file__)
     if kind == "simulated":
         command = f"agentrt run {file}:report --n 8 --dashboard --engine simulated"
         say(f"next: {command}; for a model's answers: pip install 'agentrt[engine]'")
