@@ -100,6 +100,7 @@ class ProgramRecord:
         self._diverged: DivergenceError | None = None
         root = past.root
         self._attempt = 1 if root is None else root.start.attempt + 1
+        self._unsaid: StartRow | None = None
 
     def key_of(self, place: str) -> str:
         """The key of a node's work: the same, however often it is begun."""
@@ -165,7 +166,7 @@ class ProgramRecord:
         for place in gone:
             for table in ("agentrt_starts", "agentrt_ends"):
                 statement = f"DELETE FROM {table} WHERE program = ? AND node = ?"
-                self._sink.put(Statement(statement, (self.id, place)))
+                self._put(Statement(statement, (self.id, place)))
 
     def patched(self, at: PlaceLike, name: str, scope: str) -> bool:
         """Whether the code from here on is that after the change ``name``: not where a program
@@ -191,13 +192,18 @@ class ProgramRecord:
     # -- the program -------------------------------------------------------------------
 
     def begin(self, name: str) -> None:
-        """The program's code runs from its top."""
+        """The program's code runs from its top. If it was done, that is a new attempt only once
+        something else comes of it.
+        """
         self._start = StartRow(
             self.id, ROOT, self._attempt, "program", name, name, "", "", "", time.time()
         )
+        if self.past.root is not None and self.past.root.state == DONE:
+            self._unsaid = self._start
+            return
         self.add(self._start)
         if self._attempt > 1:
-            self._sink.put(unparked(self.id))
+            self._put(unparked(self.id))
 
     @property
     def has_result(self) -> bool:
@@ -214,7 +220,9 @@ class ProgramRecord:
         """The program is over. What its end has cancelled is not recorded."""
         self._held.clear()
         outcome = self.outcome(result if error is None else error, state)
-        self._end(self._start, *outcome)
+        told = None if self.past.root is None else self.past.root.end
+        if self._unsaid is None or told is None or outcome != (told.state, told.outcome):
+            self._end(self._start, *outcome)
         await self._sink.written()
 
     def asks_no_more(self, key: str) -> bool:
@@ -230,7 +238,13 @@ class ProgramRecord:
 
     def add(self, start: StartRow) -> None:
         """A node begins."""
-        self._sink.put(start)
+        self._put(start)
+
+    def _put(self, change: Change) -> None:
+        if self._unsaid is not None:
+            begun, self._unsaid = self._unsaid, None
+            self._sink.put(begun)
+        self._sink.put(change)
 
     def outcome(self, value: Any, state: str, said: Said | None = None) -> tuple[str, str]:
         """A node's state and its outcome, as far as that can be kept."""
@@ -247,7 +261,7 @@ class ProgramRecord:
     def _end(
         self, start: StartRow, state: str, outcome: str, more: Sequence[str] = ("", "")
     ) -> None:
-        self._sink.put(self._row(start, state, outcome, *more))
+        self._put(self._row(start, state, outcome, *more))
 
     def _row(
         self, start: StartRow, state: str, outcome: str, account: str = "", parents: str = ""
@@ -280,13 +294,13 @@ class ProgramRecord:
         if isinstance(error, _FAULTS):
             self._held.append(row)
             return False
-        self._sink.put(row)
+        self._put(row)
         return True
 
     def _flush(self) -> None:
         """The program has gone on: what it was told has become a part of its past."""
         for row in self._held:
-            self._sink.put(row)
+            self._put(row)
         self._held.clear()
 
     async def written(self) -> None:

@@ -290,6 +290,29 @@ async def test_early_tools_of_a_reply_that_is_another_one_now(tmp_path: Path) ->
     assert items.count("lamp") == items.count("desk") == 1
 
 
+async def test_a_program_that_was_done_ended_when_it_did(tmp_path: Path) -> None:
+    """Its result is told again: no new attempt, unless the result is another."""
+    path, says = tmp_path / "j", ["first"]
+
+    async def code(ctx: Context) -> str:
+        await ctx.llm("on")
+        return says[-1]
+
+    def ends_of_it() -> list[tuple[int, float]]:
+        with closing(sqlite3.connect(path)) as reader:
+            return reader.execute(
+                "SELECT attempt, ended FROM agentrt_ends WHERE node = '0' ORDER BY attempt"
+            ).fetchall()
+
+    await lived(path, code)
+    before = ends_of_it()
+    assert (await lived(path, code)).result == "first"
+    assert ends_of_it() == before
+    says.append("second")
+    assert (await lived(path, code)).result == "second"
+    assert [attempt for attempt, _ in ends_of_it()] == [1, 2]
+
+
 # -- time and races -------------------------------------------------------------------------
 
 
