@@ -148,6 +148,7 @@ class SimulatedEngine(Executor):
         waiting = enumerate(self._queues.in_order())
         return {
             "steps": self._steps,
+            "sizes": {"max_num_seqs": self.slots},
             "levelled": isinstance(self._queues.policy, AttainedService),
             "programs": [row.program_id for row in self._table],
             "running": [_described(call) for call in self._running],

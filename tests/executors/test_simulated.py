@@ -86,6 +86,7 @@ async def test_who_waits_is_told_in_order() -> None:
         waiting = [(one["call_id"], one["ahead"]) for one in snapshot["waiting"]]
         assert waiting == [("b/0", 0), ("c/0", 1)]
         assert (snapshot["programs"], snapshot["requests"]) == (["a", "b", "c"], 3)
+        assert snapshot["sizes"] == {"max_num_seqs": 1}
         await asyncio.gather(*tasks)
         for name in "abc":
             await engine.end_program(name)

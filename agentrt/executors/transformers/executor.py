@@ -171,6 +171,7 @@ class TransformersExecutor(Executor):
         turns = [(turn.steps > 0, turn.described()) for turn in self._turns.values()]
         return {
             "steps": self.steps,
+            "sizes": {"max_num_seqs": self.slots},
             "running": [described for runs, described in turns if runs],
             "waiting": [described for runs, described in turns if not runs],
             "cached": [
