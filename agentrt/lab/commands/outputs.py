@@ -28,6 +28,10 @@ def write(path: Path | None, text: str) -> None:
 
 
 def silence_vllm() -> None:
-    """VLLM would log to stdout, which is the results'. The processes of a sweep inherit it."""
+    """VLLM would log to stdout, which is the results'. The processes of a sweep inherit it.
+
+    On a CPU torch would warn each of them that Triton is not there.
+    """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("TORCH_LOGS", "-torch._library.triton")
