@@ -30,7 +30,12 @@ from tests.executors.replicas.reading import Calls, streamed, whole
 
 pytest.importorskip("vllm")
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+# Two engines start before the first test: on a busy machine they take minutes.
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(900),
+]
 
 PROGRAMS = ChaosPrograms(10, 12)
 GIB = 1 << 30
@@ -61,7 +66,7 @@ async def replicas(
         2,
         make_router("least-used"),
         backoff=Backoff(first_s=0.1),
-        ready_timeout_s=300.0,
+        ready_timeout_s=600.0,
     )
     await replicas.start(lambda message: None)
     yield replicas
