@@ -195,7 +195,8 @@ def _format(entry: Fields) -> str:
             in_short_blocks = name == "mooncake" and not timed.has_blocks(entry.values, 512)
             return "timed" if in_short_blocks else name
     raise entry.complain(
-        f"of no known format, by its fields ({', '.join(list(keys)[:5]) or 'none'}): those known "
+        f"of no known format, by its fields ({', '.join(list(keys)[:5]) or 'none'}): "
+        "of those known, "
         + "; ".join(
             f"{name} has {', '.join(sorted(alternatives[0]))}"
             for name, alternatives in FORMATS.items()
