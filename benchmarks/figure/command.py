@@ -28,14 +28,13 @@ from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import RunSpec, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting, Source
-from benchmarks.figure.toys import TOYS, ToyRun, search
+from benchmarks.figure.toys import TOYS, ToyRun
 
 _EPILOG = """\b
 Examples:
   python -m benchmarks figure 2                              FCFS, MLFQ and PLAS as drawn
   python -m benchmarks figure 2 --policy plas --json         one JSON object: 12 units of waiting
   python -m benchmarks figure 19                             MLFQ and ATLAS with parallel calls
-  python -m benchmarks figure 9                              best and worst order of one DAG's calls
   python -m benchmarks figure 20 --programs 1000             all policies against clairvoyant SRPT
 """
 
@@ -43,9 +42,9 @@ _OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs", "plot")
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
-@click.argument("number", metavar="2|9|19|20")
+@click.argument("number", metavar="2|19|20")
 @many("--policy", metavar="NAME…", help="Which to compare.  [default: as the paper]")
-@json_flag("One JSON object per policy (9, 20: one).")
+@json_flag("One JSON object per policy (20: one).")
 @file("--plot", about="Figure 20: .png, .svg or .pdf")
 @click.option("--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20.")
 @many("--load", metavar="X…", help="Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
@@ -57,9 +56,8 @@ _OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs", "plot")
 def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
     """Reproduce a figure of the paper (Agentix, arXiv 2502.13965) in the simulator.
 
-    2: how long four programs wait under each policy. 9: what the order of calls does to
-    a program's makespan. 19: parallel short calls against a long one. 20: how far
-    policies are from one that knows the future.
+    2: how long four programs wait under each policy. 19: parallel short calls against a
+    long one. 20: how far policies are from one that knows the future.
 
     The paper leaves conventions open; what we chose is printed with the numbers.
     """
@@ -71,12 +69,10 @@ def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
     match number:
         case "2" | "19":
             _toy(int(number), options)
-        case "9":
-            _orders(options)
         case "20":
             _optimum(options)
         case _:
-            raise ConfigError(f"figure {number!r} is not among those simulated: 2, 9, 19, 20")
+            raise ConfigError(f"figure {number!r} is not among those simulated: 2, 19, 20")
 
 
 def _toy(number: int, options: Mapping[str, Any]) -> None:
@@ -100,37 +96,14 @@ def _toy_text(runs: Sequence[ToyRun]) -> str:
     common = toy.convention(runs[0].policy)
     for name in ("quanta", "counted", "note"):
         del common[name]
-    return f"{table}\n\n{_lines(common)}\nNote: {toy.note}"
+    lines = "\n".join(f"{name}: {value}" for name, value in common.items())
+    return f"{table}\n\n{lines}\nNote: {toy.note}"
 
 
 def _quanta(quanta: Sequence[float | None] | None) -> str:
     if quanta is None:
         return "-"
     return ", ".join("∞" if quantum is None else f"{quantum:g}" for quantum in quanta)
-
-
-def _lines(convention: Mapping[str, Any]) -> str:
-    return "\n".join(f"{name}: {value}" for name, value in convention.items())
-
-
-def _orders(options: Mapping[str, Any]) -> None:
-    if options["policy"]:
-        raise ConfigError("figure 9 tries all orders of one program's calls; leave --policy out")
-    found = search()
-    values = found.to_dict()
-    if options["as_json"]:
-        click.echo(json.dumps(values))
-        return
-    calls = values["convention"].pop("calls")
-    for index, call in enumerate(calls):
-        after = f" after {', '.join(map(str, call['after']))}" if call["after"] else ""
-        click.echo(f"call {index}: {call['steps']} steps{after}")
-    click.echo(
-        f"\nof all {found.orders} orders: best makespan {found.best}, worst {found.worst}\n"
-        f"critical path first: {found.critical_first}; "
-        f"the critical path itself is {found.critical_path} steps, so none is shorter\n"
-    )
-    click.echo(_lines(values["convention"]))
 
 
 # -- figure 20 -------------------------------------------------------------------------

@@ -12,16 +12,13 @@ end at the running sum of the quanta; no promotion.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import permutations
 from typing import Any
 
-from agentrt.lab.backends.steps import Steps
-from agentrt.lab.driver import drive
-from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
+from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 _COMMON = {
     "time": "decode steps, all alike",
@@ -30,17 +27,6 @@ _COMMON = {
     "order": "arrivals and successors before demotions; no promotion",
     "levels": "they end at the running sum of the quanta; a call keeps a full quantum",
 }
-
-
-def toy(name: str, *calls: tuple[int, tuple[int, ...]]) -> ProgramShape:
-    """A program of calls, each of so many steps after others."""
-    shapes = (CallShape(steps, after=after, node="") for steps, after in calls)
-    return ProgramShape(name, "toy", tuple(shapes))
-
-
-def chain(name: str, *steps: int) -> ProgramShape:
-    """A program of calls one after the other."""
-    return toy(name, *((n, (i - 1,) if i else ()) for i, n in enumerate(steps)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +39,7 @@ class Toy:
     """
 
     figure: int
-    programs: tuple[ProgramShape, ...]
+    programs: tuple[ToyProgram, ...]
     batch: int
     counted: tuple[str, ...]
     other_quanta: tuple[float, ...]
@@ -81,12 +67,9 @@ class Toy:
         return {**chosen, **_COMMON, "note": self.note}
 
     def run(self, policy: str) -> ToyRun:
-        backend = Steps(self.config(policy), self.batch, 1.0, strict=True)
-        outcomes = drive(backend, self.programs).outcomes
-        ends = {one.program_id: int(one.ended_s) for one in outcomes}
-        counted = [one for one in outcomes if one.program_id in self.counted]
-        waiting = sum(int(one.latency_s - one.ideal_s) for one in counted)
-        return ToyRun(self, policy, waiting, ends)
+        ran = ToyEngine(self.config(policy), self.batch).run(self.programs)
+        counted = [one for one in self.programs if one.name in self.counted]
+        return ToyRun(self, policy, ran.waiting(counted), ran.ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +91,12 @@ class ToyRun:
 
 FIGURE_2 = Toy(
     figure=2,
-    programs=(chain("A", 4, 3, 1, 1), chain("B", 3, 3, 4), chain("C", 1, 2), chain("D", 4)),
+    programs=(
+        ToyProgram.chain("A", (4, 3, 1, 1)),
+        ToyProgram.chain("B", (3, 3, 4)),
+        ToyProgram.chain("C", (1, 2)),
+        ToyProgram.chain("D", (4,)),
+    ),
     batch=2,
     counted=("A", "B", "C", "D"),
     other_quanta=(2, 2, 2),
@@ -124,7 +112,10 @@ FIGURE_2 = Toy(
 FIGURE_19 = Toy(
     figure=19,
     # Under MLFQ each of A's later calls interrupts B; under ATLAS they rank behind.
-    programs=(toy("A", (1, ()), (1, ()), (1, (0,)), (2, (2,))), chain("B", 3)),
+    programs=(
+        ToyProgram("A", (ToyCall(1), ToyCall(1), ToyCall(1, (0,)), ToyCall(2, (2,)))),
+        ToyProgram.chain("B", (3,)),
+    ),
     batch=1,
     counted=("B",),
     other_quanta=(2,),
@@ -136,84 +127,3 @@ FIGURE_19 = Toy(
 
 TOYS = {toy.figure: toy for toy in (FIGURE_2, FIGURE_19)}
 """Figures whose number is a waiting time."""
-
-
-# -- figure 9: what the order of calls does to one program's makespan ------------------
-
-# The paper's caption calls 14 the best makespan and 11 the worst; its text has it the right way
-# round: without regard to the critical path the makespan grows from 11 to 14. The drawing gives no
-# lengths that one could take over, so the DAG here is ours: a critical path of 11 steps beside two
-# calls that can hold it up for 3.
-FIGURE_9 = toy("P", (2, ()), (3, (0,)), (3, (0,)), (3, (0,)), (3, (3,)), (3, (1, 2, 4)))
-"""0 forks into 1, 2 and 3; 4 follows 3; 5 joins 1, 2 and 4. Its critical path is 0, 3, 4, 5."""
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What all orders of a program's calls come to: makespans in steps.
-
-    ``critical_first`` follows the longest path of work still to come, the longest first.
-    """
-
-    program: ProgramShape
-    batch: int
-    orders: int
-    best: int
-    worst: int
-    worst_order: tuple[int, ...]
-    critical_first: int
-
-    @property
-    def critical_path(self) -> int:
-        return int(self.program.ideal_s(1.0))
-
-    def to_dict(self) -> dict[str, Any]:
-        calls = [{"steps": c.output_tokens, "after": list(c.after)} for c in self.program.calls]
-        return {
-            "figure": 9,
-            "best": self.best,
-            "worst": self.worst,
-            "critical_path_first": self.critical_first,
-            "critical_path": self.critical_path,
-            "convention": {
-                "batch": self.batch,
-                "orders_tried": self.orders,
-                "critical_path_first": list(critical_path_order(self.program)),
-                "worst": list(self.worst_order),
-                "calls": calls,
-                "time": "decode steps, all alike; the first ready calls of the order run",
-                "note": "The caption in the paper swaps best and worst; the DAG is ours.",
-            },
-        }
-
-
-def search(program: ProgramShape = FIGURE_9, batch: int = 2) -> Search:
-    """Run the program under every order of its calls, and keep the best and the worst."""
-    orders = list(permutations(range(len(program.calls))))
-    steps = {order: makespan(program, order, batch) for order in orders}
-    worst = max(orders, key=lambda order: steps[order])
-    critical = steps[critical_path_order(program)]
-    best = min(steps.values())
-    return Search(program, batch, len(orders), best, steps[worst], worst, critical)
-
-
-def makespan(program: ProgramShape, order: Sequence[int], batch: int) -> int:
-    """Steps to the end, if in each the first ``batch`` calls of the order run that are ready."""
-    left = [call.output_tokens for call in program.calls]
-    steps = 0
-    while any(left):
-        ready = [i for i in order if left[i] and not any(left[p] for p in program.calls[i].after)]
-        for index in ready[:batch]:
-            left[index] -= 1
-        steps += 1
-    return steps
-
-
-def critical_path_order(program: ProgramShape) -> tuple[int, ...]:
-    """Calls by the longest path of steps from their start to the program's end."""
-    steps = [call.output_tokens for call in program.calls]
-    to_end = list(steps)
-    for index in reversed(range(len(steps))):
-        for parent in program.calls[index].after:
-            to_end[parent] = max(to_end[parent], steps[parent] + to_end[index])
-    return tuple(sorted(range(len(steps)), key=lambda i: (-to_end[i], i)))

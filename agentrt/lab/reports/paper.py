@@ -119,8 +119,8 @@ and most tokens are those of few large ones."""
 
 def page(panels: Sequence[Panel], machine: Machine, seeds: Sequence[int], command: str) -> str:
     """All tables, as Markdown."""
-    source = max((one.settings[0].source for one in panels), key=lambda one: one.gap_scale)
-    scaled = f"Scaled: {about_scales(source)} where tools are on."
+    scales = max((one.settings[0].source.scales for one in panels), key=lambda one: one.gap)
+    scaled = f"Scaled: {about_scales(scales)} where tools are on."
     about = f"{about_engine(machine)}\n{scaled} {about_seeds(seeds)}."
     parts = [_HEAD, f"`{command}`", about, _EQUAL, _equal(panels), _BY_LOAD]
     for panel in panels:

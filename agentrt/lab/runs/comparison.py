@@ -22,7 +22,7 @@ from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads import dagfile
 from agentrt.lab.workloads.fields import Fields, Notes
-from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.replay import UNSCALED
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
 from agentrt.request.spans import STARTING
@@ -153,7 +153,7 @@ def read(runs: Sequence[Run], tokens: Tokens) -> list[Course]:
     for run in runs:
         head = {"id": run.id, "type": run.type, "started_at": run.started_at}
         entries.append(Fields(run.id, to_json(run.dag) | {"program": head}))
-    shapes = {one.program_id: one for one in dagfile.read(entries, "", Scales(), Notes())}
+    shapes = {one.program_id: one for one in dagfile.read(entries, "", UNSCALED, Notes())}
     if silent := [run.id for run in runs if run.id not in shapes]:
         raise ConfigError(f"program {silent[0]} got nothing from its model: nothing to compare")
     return [_read(run, shapes[run.id], tokens, zero) for run in runs]

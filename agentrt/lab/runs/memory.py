@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -22,7 +21,7 @@ from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import daily, poisson
 from agentrt.lab.workloads.generate import WORKLOADS, generate
 from agentrt.lab.workloads.held_out import HELD_OUT
-from agentrt.lab.workloads.replay import Scales, rescaled, with_gaps
+from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
 from agentrt.lab.workloads.traces import Trace
 
@@ -143,11 +142,11 @@ class Memory:
         scale = Scales(work.scale * self.scale, work.scale * self.scale)
         if work.source == RECORDED:
             drawn = _drawn(self.trace, count, self.longest(cell), seed)
-            made = [with_gaps(one, cell.tool_s) for one in drawn]
+            made = [rescaled(one, Scales(gap=cell.tool_s), exact=True) for one in drawn]
         else:
             made = generate(work.source, count, seed, known={**WORKLOADS, **HELD_OUT})
-            if scale != Scales():
-                made = [rescaled(one, scale, Counter()) for one in made]
+            if scale != UNSCALED:
+                made = [rescaled(one, scale) for one in made]
             made = with_tools(made, cell.tool_s, seed)
         made = [Cut(tokens=self.longest(cell)).of(one) for one in made]
         per_s = capacity_per_s(made, self.slots, self.step_time or work.step_time)
@@ -195,13 +194,8 @@ _RECORDED_TOOL_S = 9.0
 
 def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Trace:
     """The programs of a file that ``recorded`` draws from, their tokens times ``scale``."""
-    source = Source.named(
-        trace,
-        context_scale=scale,
-        output_scale=scale,
-        gap_scale=1 / _RECORDED_TOOL_S,
-        tokenizer=tokenizer,
-    )
+    scales = Scales(scale, scale, 1 / _RECORDED_TOOL_S)
+    source = Source.named(trace, scales=scales, tokenizer=tokenizer)
     if source.path is None:
         raise ConfigError(f"--trace {trace!r}: there is no such file")
     return source.trace()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,7 +13,7 @@ from agentrt.errors import InvariantError
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.generate import WORKLOADS, generate
-from agentrt.lab.workloads.replay import Scales, rescaled
+from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
 from agentrt.lab.workloads.shape import WHOLE, Cut, ProgramShape
 from agentrt.lab.workloads.traces import Trace, named, read_programs, stem
 
@@ -27,15 +26,13 @@ _AXES = {"at-once": "programs at once", "rate": "arrivals, programs per second"}
 class Source:
     """Where programs come from: a generator's name, or a file with a trace.
 
-    The scales multiply prompt tokens, output tokens, and the seconds between calls; then
-    programs are ``cut``. ``format`` and ``tokenizer`` are how a file is read: see `read_programs`.
+    Programs are scaled, then ``cut``. ``format`` and ``tokenizer`` are how a file is read: see
+    `read_programs`.
     """
 
     name: str
     path: Path | None = None
-    context_scale: float = 1.0
-    output_scale: float = 1.0
-    gap_scale: float = 1.0
+    scales: Scales = UNSCALED
     cut: Cut = WHOLE
     format: str = ""
     tokenizer: str = ""
@@ -59,22 +56,12 @@ class Source:
         """
         return _made(self, self.count(n), seed)
 
-    @property
-    def scales(self) -> Scales:
-        return Scales(self.context_scale, self.output_scale, self.gap_scale)
-
     def trace(self) -> Trace:
         """What is in the file. Raises `ConfigError` for one that cannot be read."""
         if self.path is None:
             raise InvariantError(f"{self.name} is a generator, not a trace")
-        return _recorded(
-            self.path,
-            as_format=self.format,
-            tokenizer=self.tokenizer,
-            context_scale=self.context_scale,
-            output_scale=self.output_scale,
-            gap_scale=self.gap_scale,
-        )
+        how = {"as_format": self.format, "tokenizer": self.tokenizer, "scales": self.scales}
+        return _recorded(self.path, **how)
 
     def count(self, n: int | None) -> int:
         if n is not None:
@@ -120,8 +107,8 @@ class Setting:
 def _made(source: Source, n: int, seed: int) -> Sequence[ProgramShape]:
     if source.path is None:
         programs = generate(source.name, n, seed)
-        if source.scales != Scales():
-            programs = [rescaled(program, source.scales, Counter()) for program in programs]
+        if source.scales != UNSCALED:
+            programs = [rescaled(program, source.scales) for program in programs]
     else:
         programs = _drawn(source.trace().programs, n, seed)
     return [source.cut.of(program) for program in programs]

@@ -26,7 +26,7 @@ from agentrt.journal.wall import engine_spans
 from agentrt.lab.outcome import Outcome, served
 from agentrt.lab.workloads import dagfile
 from agentrt.lab.workloads.fields import Fields, Notes
-from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.lab.workloads.texts import Texts, prompt_text, said
 from agentrt.request import CallReport
@@ -91,7 +91,7 @@ def read_recording(path: Path) -> Recording:
     """All that a replay needs of a journal. Raises `JournalError`, and `ConfigError` for one
     without a program that made a call and ended.
     """
-    recording, notes = _recorded(path, Scales())
+    recording, notes = _recorded(path, UNSCALED)
     if not recording.outcomes:
         why = "; ".join(f"{what}: {count}" for what, count in notes.explained().items())
         raise ConfigError(
@@ -112,7 +112,7 @@ def _recorded(path: Path, scales: Scales) -> tuple[Recording, Notes]:
     kept = [one for one in read if one.row.id in shapes]
     for one in kept:
         shapes[one.row.id] = one.completed(shapes[one.row.id], scales.gap)
-    if scales == Scales():
+    if scales == UNSCALED:
         _add_ids(shapes, [call for one in kept for call in one.calls])
     ended = [one for one in kept if one.ended is not None]
     outcomes = [one.outcome(shapes[one.row.id]) for one in ended]

@@ -24,7 +24,7 @@ from pydantic import AliasChoices, Field
 
 from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
 from agentrt.lab.workloads.replay import REWRITTEN, Replay, Scales
-from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _KEPT = 0.9
 """A prompt with this share of the previous prompt's blocks at its start extends it."""
@@ -161,14 +161,16 @@ class _Session:
         after: Sequence[int],
         gap_s: float,
     ) -> int:
-        return self.replay.call(
-            node,
-            call.prompt,
-            call.out,
-            after=after,
-            extends=previous if before is None or self._extends(call, before) else None,
-            gap_s=gap_s,
-            human=before is not None and before.stop == "end_turn",
+        return self.replay.add(
+            CallShape(
+                call.out,
+                call.prompt,
+                after=tuple(after),
+                gap_s=gap_s,
+                node=node,
+                extends=previous if before is None or self._extends(call, before) else None,
+                human=before is not None and before.stop == "end_turn",
+            )
         )
 
     def _extends(self, call: _Call, before: _Call) -> bool:

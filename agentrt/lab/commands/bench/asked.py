@@ -16,6 +16,7 @@ from agentrt.lab.runs.contenders import STOCK, Contender, check_on_one_engine, c
 from agentrt.lab.runs.grid import RunResult
 from agentrt.lab.runs.settings import Source
 from agentrt.lab.workloads.arrivals import Pressure
+from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import Cut
 
 if TYPE_CHECKING:
@@ -109,5 +110,5 @@ def _source(options: Mapping[str, Any]) -> Source:
 
 def source_of(name: str, scale: float, gap_scale: float, tokenizer: str = "") -> Source:
     """The trace of a file, or a generator by its name or the paper's, with its tokens scaled."""
-    scales = {"context_scale": scale, "output_scale": scale, "gap_scale": gap_scale}
-    return Source.named(WORKLOADS.get(name, name), tokenizer=tokenizer, **scales)
+    scales = Scales(scale, scale, gap_scale)
+    return Source.named(WORKLOADS.get(name, name), scales=scales, tokenizer=tokenizer)

@@ -24,6 +24,7 @@ from agentrt.lab.runs.grid import RunSpec, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure, share_in_time
+from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.traces import KNOWN
 from agentrt.scheduler import SchedulerConfig
 
@@ -181,8 +182,8 @@ def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Sourc
 
     Traces are read at once and reported on stderr. Raises `ConfigError`.
     """
-    scales = {name: options[name] for name in ("context_scale", "output_scale", "gap_scale")}
-    sources = [Source.named(name, **scales) for name in names or ("mixed",)]
+    scales = Scales(options["context_scale"], options["output_scale"], options["gap_scale"])
+    sources = [Source.named(name, scales=scales) for name in names or ("mixed",)]
     stems = [source.name for source in sources]
     for source in sources:
         if source.path is not None:
