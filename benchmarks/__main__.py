@@ -30,6 +30,10 @@ BENCHMARKS = {
     "mutation": ("benchmarks.mutation.command:mutation", "What the tests of pure rooms let pass."),
     "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on the disk alone."),
     "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, beside vLLM's own."),
+    "sensitivity": (
+        "benchmarks.sensitivity:sensitivity",
+        "Each constant of the scheduler, at half and at twice.",
+    ),
     "serve": ("benchmarks.serve:serve", "agentrt serve and vLLM's own server under load."),
     "submit": ("benchmarks.submit:submit", "Programs that clients send: starts, and neighbours."),
     "techniques": (

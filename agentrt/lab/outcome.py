@@ -78,6 +78,33 @@ class Outcome:
     steps: int = 0
     calls: tuple[ServedCall, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        shape: ProgramShape,
+        arrived_s: float,
+        ended_s: float,
+        reports: Mapping[int, CallReport],
+        ideal_s: float = math.nan,
+    ) -> Outcome:
+        """Of a program's calls there are ``reports``, by their place in its shape."""
+        told = reports.values()
+        last = max((one.finished_step for one in told), default=0)
+        return cls(
+            program_id=shape.program_id,
+            type=shape.type,
+            arrived_s=arrived_s,
+            ended_s=ended_s,
+            ideal_s=ideal_s,
+            output_tokens=shape.output_tokens,
+            service_s=sum(one.service_s for one in told),
+            waiting_s=sum(one.waiting_s for one in told),
+            tool_s=sum(call.gap_s for call in shape.calls) + shape.tail_s,
+            preemptions=sum(one.preemptions for one in told),
+            steps=last - min((one.arrived_step for one in told), default=0),
+            calls=tuple(served(shape, reports)),
+        )
+
     @property
     def latency_s(self) -> float:
         return self.ended_s - self.arrived_s

@@ -12,12 +12,12 @@ from click.core import ParameterSource
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
+    check_plot,
     count_option,
     file,
     json_flag,
     many,
 )
-from agentrt.lab.commands.outputs import check_plot
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.options import read_loads
 from agentrt.lab.reports.compare import Cell, as_dicts
@@ -25,9 +25,8 @@ from agentrt.lab.reports.plots import draw_curves
 from agentrt.lab.reports.policies import about_engine, about_seeds, conditions
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.grid import RunSpec, grid
+from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
 from benchmarks.figure.toys import TOYS, ToyRun
 
 _EPILOG = """\b

@@ -16,7 +16,7 @@ from agentrt.lab.bench.policies import RealBench
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.settings import Source
+from agentrt.lab.runs.grid import Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import Cut

@@ -10,9 +10,9 @@ from statistics import fmean
 from agentrt.lab.reports.gpu import CAPPED, OFFLOAD, UNCAPPED, Cell
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, THUNDER
 from agentrt.lab.runs.grid import turns
+from agentrt.lab.workloads.agents import LONGEST, swe_smith
 from agentrt.lab.workloads.replay import Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
-from agentrt.lab.workloads.swe_smith import LONGEST, swe_smith
 
 ENGINES: Sequence[Sequence[str]] = ((STOCK, THUNDER), (DEFAULT,), (OFFLOAD,))
 """Contenders by the engine that they share, the baseline's first."""

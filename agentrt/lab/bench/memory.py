@@ -22,17 +22,17 @@ import click
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
-from agentrt.lab.bench.memory_engines import ON_CPU, SLOTS, Engines
 from agentrt.lab.bench.memory_plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
 from agentrt.lab.bench.results import Figures, hardware, run_shown, show
+from agentrt.lab.bench.serving import ON_CPU, SLOTS, Engines
 from agentrt.lab.commands.options import (
     count_option,
     json_flag,
     model_option,
     note,
+    silence_vllm,
     split_commas,
 )
-from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.engine.engines import engine_options, model_in_words
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel

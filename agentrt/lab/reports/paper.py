@@ -29,9 +29,8 @@ from agentrt.lab.reports.equal_latency import (
 from agentrt.lab.reports.plots import draw_panels
 from agentrt.lab.reports.policies import about_engine, about_scales, about_seeds
 from agentrt.lab.reports.tables import Spread, digits, markdown
-from agentrt.lab.runs.grid import RunResult
+from agentrt.lab.runs.grid import RunResult, Setting
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting
 
 LEVELS = (2.0, 3.0, 5.0)
 """Multiples of the unloaded token latency."""

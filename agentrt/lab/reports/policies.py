@@ -24,9 +24,8 @@ from agentrt.lab.reports.compare import (
     values,
 )
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.grid import RunSpec
+from agentrt.lab.runs.grid import RunSpec, Source
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Source
 from agentrt.lab.workloads.replay import Scales
 from agentrt.scheduler.config import SchedulerConfig
 

@@ -10,9 +10,8 @@ import pytest
 
 from agentrt.lab.outcome import Outcome, summarize
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.grid import do, grid
+from agentrt.lab.runs.grid import Setting, Source, do, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure, bursts
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig

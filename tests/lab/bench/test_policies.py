@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.lab.backends.real import run_real
-from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import PrioritizedCall
 from agentrt.lab.outcome import Summary
-from agentrt.lab.program import LiveProgram
+from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.compare import Cell
 from agentrt.lab.reports.equal_latency import at_equal_latency, by_repeats, exactly, times
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.grid import grid, turns
+from agentrt.lab.runs.grid import Setting, Source, grid, turns
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport

@@ -12,8 +12,8 @@ from agentrt.lab.engine import schedulers
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
 from agentrt.lab.engine.probe import Probe, answer
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
+from agentrt.lab.program import Stock
 from agentrt.lab.runs.contenders import contender
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.generate import generate

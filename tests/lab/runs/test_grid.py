@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from agentrt.errors import ConfigError, InvariantError
-from agentrt.lab.engine.stock import Stock
+from agentrt.lab.commands.progress import run_all
 from agentrt.lab.outcome import Summary
+from agentrt.lab.program import Stock
 from agentrt.lab.reports.compare import Cell, as_dicts, cells
 from agentrt.lab.reports.equal_latency import MEAN, at_equal_latency, times
 from agentrt.lab.runs.contenders import Contender, contenders
-from agentrt.lab.runs.grid import RunSpec, arrivals, do, grid
+from agentrt.lab.runs.grid import RunSpec, Setting, Source, arrivals, do, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
-from agentrt.lab.runs.workers import run_all
 from agentrt.lab.workloads.arrivals import Pressure, share_in_time
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 

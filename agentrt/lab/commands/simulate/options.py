@@ -11,8 +11,7 @@ import click
 
 from agentrt.cli.options import together
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import Option, count_option, file, many
-from agentrt.lab.commands.outputs import silence_vllm
+from agentrt.lab.commands.options import Option, count_option, file, many, silence_vllm
 from agentrt.lab.runs.contenders import (
     BASELINE,
     DEFAULT_HINTS,
@@ -20,9 +19,8 @@ from agentrt.lab.runs.contenders import (
     check_in_steps,
     contenders,
 )
-from agentrt.lab.runs.grid import RunSpec, grid
+from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure, share_in_time
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.traces import KNOWN
