@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from agentrt.lab.engine.virtual import PrioritizedCall, StockPolicy, tokens
 from agentrt.lab.runs.machine import prompt_tokens
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.scheduler.records import ProgramRow
-
-if TYPE_CHECKING:
-    from agentrt.lab.program import LiveProgram
 
 Words = Callable[[str, int], list[int]]
 """The first so many token ids of the text that belongs to a name alone."""
