@@ -37,8 +37,14 @@ from agentrt.lab.engine.engines import engine_options, model_in_words
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import Ran
-from agentrt.lab.reports import before_after
-from agentrt.lab.reports.memory import Found, as_json, one_table, table
+from agentrt.lab.reports.memory import (
+    Found,
+    as_json,
+    beside_earlier,
+    one_table,
+    read_earlier,
+    table,
+)
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import STOCK, Contender, contender, how
 from agentrt.lab.runs.grid import turns
@@ -120,7 +126,7 @@ def memory(**options: Any) -> None:
     the same programs run in virtual time after it.
     """
     asked = plan(options)
-    earlier = None if options["against"] is None else before_after.read(options["against"])
+    earlier = None if options["against"] is None else read_earlier(options["against"])
     silence_vllm()
     engines = _engines(options)
     bench = _bench(options)
@@ -132,7 +138,7 @@ def memory(**options: Any) -> None:
         told = [_told(key, found, asked.seeds) for key, found in cells.items()]
         tables = _tables(cells, together=options["held_out"])
         if earlier is not None and told:
-            tables.append(before_after.compare(earlier, told))
+            tables.append(beside_earlier(earlier, told))
         show([*about, *tables] if tables else "", {"cells": told}, as_json=options["as_json"])
 
     run_shown(_cells(bench, engines, asked, measured, about), tell)

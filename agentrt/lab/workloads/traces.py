@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agentrt.errors import ConfigError
 from agentrt.files import is_database
-from agentrt.lab.workloads import bfcl, dagfile, journals, messages, sessions, texts, timed, weka
+from agentrt.lab.workloads import bfcl, dagfile, journals, messages, sessions, texts, timed
 from agentrt.lab.workloads.fields import Fields, Notes, read_objects
 from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import ProgramShape
@@ -69,7 +69,7 @@ def _readers(count: texts.Counter) -> Mapping[str, Reader]:
     return {
         "sessions": sessions.read,
         "dags": dagfile.read,
-        "weka": weka.read,
+        "weka": sessions.read_weka,
         "mooncake": timed.read,
         "timed": partial(timed.read, units=timed.TIMED),
         "swe": partial(messages.read, count=count, tools=True),

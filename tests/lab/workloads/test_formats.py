@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from agentrt.cli.app import call
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads import bfcl, messages, replay, timed, weka
+from agentrt.lab.workloads import bfcl, messages, replay, sessions, timed
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.lab.workloads.traces import KNOWN, named, read_programs
@@ -135,7 +135,7 @@ def test_sessions_of_weka_follow_the_rules_of_agentx(tmp_path: Path) -> None:
     assert [one.extends for one in program.calls] == [None, None, 1, 0, None]
     assert [one.gap_s for one in program.calls] == pytest.approx([0, 1, 3, 10, 10])
     assert [one.human for one in program.calls] == [False] * 4 + [True]
-    assert trace.notes == {weka.CUT: 2, replay.REWRITTEN: 1}
+    assert trace.notes == {sessions.CUT: 2, replay.REWRITTEN: 1}
 
 
 def test_a_folder_is_all_files_in_it(tmp_path: Path) -> None:
