@@ -14,7 +14,6 @@ from agentrt.lab.commands.progress import run_all
 from agentrt.lab.outcome import Summary
 from agentrt.lab.program import Stock
 from agentrt.lab.reports.compare import Cell, as_dicts, cells
-from agentrt.lab.reports.equal_latency import MEAN, at_equal_latency, times
 from agentrt.lab.runs.contenders import Contender, contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, arrivals, do, grid
 from agentrt.lab.runs.machine import Machine
@@ -44,19 +43,7 @@ def small(*names: str, loads: tuple[str, ...] = ("0.9",), seeds: int = 1) -> lis
     return grid(settings, contenders(names), range(seeds), Machine(batch=4))
 
 
-def cell(load: float, policy: str, *latencies: float) -> Cell:
-    """A cell with these token latencies, one per seed."""
-    summaries = {i: replace(SOME, token_latency_s=value) for i, value in enumerate(latencies)}
-    return Cell(Setting(REACT, Pressure("load", load), 10), policy, summaries=summaries)
-
-
 # -- pressure --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("text", "kind", "value"), [("0.9", "load", 0.9), ("b0.8", "bursts", 0.8)])
-def test_a_load_is_read_and_written(text: str, kind: str, value: float) -> None:
-    pressure = Pressure.parse(text)
-    assert (pressure.kind, pressure.value, str(pressure)) == (kind, value, text)
 
 
 @pytest.mark.parametrize("text", ["", "b", "x", "0", "-1", "nan", "inf", "0.9.1", "b2", "b0.1"])
@@ -243,24 +230,3 @@ def test_what_is_not_known_has_no_ratio_and_is_json() -> None:
         measured = as_dicts([cell], ["slowdown"])[0]
         assert set(measured["measures"]["slowdown"].values()) == {None}
         json.dumps(measured, allow_nan=False)
-
-
-def test_throughput_at_equal_latency_is_interpolated() -> None:
-    found = [
-        *(cell(load, "fcfs", y) for load, y in ((0.6, 0.1), (0.8, 0.2), (1.0, 0.4))),
-        *(cell(load, "atlas", y) for load, y in ((0.6, 0.1), (0.8, 0.1), (1.0, 0.3))),
-        *(cell(load, "srpt", 0.1) for load in (0.6, 0.8, 1.0)),
-        *(cell(load, "mlfq", 0.3) for load in (0.6, 0.8, 1.0)),
-    ]
-    carried = at_equal_latency(found, "fcfs", times(2), MEAN)
-    answers = {a.policy: a for a in carried}
-    assert {a.level_s for a in answers.values()} == {0.2}
-    assert answers["fcfs"].loads[0] == pytest.approx(0.8)
-    assert answers["atlas"].loads[0] == pytest.approx(0.9)
-    assert answers["atlas"].ratios[0] == pytest.approx(0.9 / 0.8)
-    assert (answers["srpt"].bound, answers["srpt"].loads[0]) == (">=", 1.0)
-    assert (answers["mlfq"].bound, answers["mlfq"].loads[0]) == ("<", 0.6)
-
-
-def test_throughput_needs_two_loads() -> None:
-    assert at_equal_latency([cell(0.9, "fcfs", 0.1)], "fcfs", times(2)) == []
