@@ -15,7 +15,6 @@ from agentrt.lab.backends.base import Backend
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.workloads.arrivals import refuse_twins
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
 from agentrt.scheduler.table import ProcessTable
@@ -53,7 +52,6 @@ class Driver:
         # (moment, kind, serial number, program, index of its call): the program may be new.
         self._coming: list[tuple[float, int, int, ProgramShape | LiveProgram, int]] = []
         self._serial = 0
-        refuse_twins(programs)
         for program in sorted(programs, key=lambda program: program.arrives_s):
             backend.expect(program)
             self._expect(backend.moments(program.arrives_s), program)

@@ -170,12 +170,9 @@ def summarize(
     counts: EngineCounts | None = None,
     busy_s: Sequence[float] = (),
 ) -> Summary:
-    """Sum a run up, with what its engines counted; ``busy_s`` is of each engine.
-
-    Raises `ValueError` when no program ended.
+    """Sum up a run in which programs ended, with what its engines counted; ``busy_s`` is of each
+    engine.
     """
-    if not outcomes:
-        raise ValueError("no program ended, so there is nothing to sum up")
     latencies = sorted(o.latency_s for o in outcomes)
     token_latencies = sorted(o.token_latency_s for o in outcomes)
     n = len(latencies)

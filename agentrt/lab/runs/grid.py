@@ -68,8 +68,7 @@ class Source:
 
     def trace(self) -> Trace:
         """What is in the file. Raises `ConfigError` for one that cannot be read."""
-        if self.path is None:
-            raise InvariantError(f"{self.name} is a generator, not a trace")
+        assert self.path is not None
         how = {"as_format": self.format, "tokenizer": self.tokenizer, "scales": self.scales}
         return _recorded(self.path, **how)
 

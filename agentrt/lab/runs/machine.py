@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentrt.errors import INSTALL_VLLM, ConfigError
 from agentrt.lab.engine.headless import BLOCK_SIZE
@@ -17,7 +17,7 @@ from agentrt.lab.workloads.arrivals import rate_for_load
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.router import DEFAULT_ROUTER, make_router
 
-DEPTHS = ("steps", "virtual")
+Depth = Literal["steps", "virtual"]
 """How deep an engine can be simulated. ``steps``: batch slots alone, all steps alike.
 ``virtual``: vLLM's own scheduler, with memory, prefix cache and prefill."""
 
@@ -35,7 +35,7 @@ class Machine:
 
     batch: int = 32
     step_s: float = 0.025
-    depth: str = "steps"
+    depth: Depth = "steps"
     kv_blocks: int = 8192
     max_num_batched_tokens: int = 2048
     step_model: Path | StepTimeModel | None = None
@@ -45,15 +45,7 @@ class Machine:
     in_flight: int = 1
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ConfigError(f"there is at least one replica, got {self.replicas}")
         make_router(self.router)
-        if self.batch < 1:
-            raise ConfigError(f"a batch holds at least one call, got {self.batch}")
-        if not 0 < self.step_s < float("inf"):
-            raise ConfigError(f"a step takes a positive number of seconds, got {self.step_s}")
-        if self.depth not in DEPTHS:
-            raise ConfigError(f"unknown depth {self.depth!r}; known: {', '.join(DEPTHS)}")
         if self.depth == "virtual":
             self.step_time()
             self.virtual_options()

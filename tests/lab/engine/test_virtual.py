@@ -170,8 +170,6 @@ def test_a_call_that_does_not_fit_is_named_with_the_way_out() -> None:
     big = ProgramShape("big", "t", (CallShape(10, 10), CallShape(1000, 500)))
     with pytest.raises(ConfigError, match=r"program big: call 1 has 1500 tokens .* by 0\.40"):
         run_virtual([big], SchedulerConfig(), engine=SMALL)
-    with pytest.raises(ConfigError, match="two programs have the id 'a'"):
-        run_virtual([chain("a", 1), chain("a", 1)], SchedulerConfig())
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ def test_twice_the_load_is_half_the_time() -> None:
 
 def test_other_ways_to_arrive() -> None:
     programs = REACT.programs(5, 1)
-    assert Pressure("recorded").arrange(programs, 2.0, 7) is programs
     assert {p.arrives_s for p in Pressure("at-once").arrange(programs, 2.0, 7)} == {0.0}
     many = REACT.programs(1500, 1)
     for some, period in ((programs, 5), (many, 1000)):
@@ -81,15 +80,6 @@ def test_all_policies_of_a_seed_see_the_same_programs() -> None:
     assert order == ["fcfs", "atlas", "atlas", "fcfs"]
     assert arrivals(first) == arrivals(second)
     assert arrivals(third) == arrivals(fourth) != arrivals(first)
-
-
-def test_an_unknown_workload_or_depth_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'tea'.*chat"):
-        Source("tea")
-    with pytest.raises(ConfigError, match="unknown depth 'deep'; known: steps, virtual"):
-        Machine(depth="deep")
-    with pytest.raises(ConfigError, match="at least one call"):
-        Machine(batch=0)
 
 
 def test_processes_change_nothing_but_the_time() -> None:
