@@ -142,7 +142,7 @@ class LiveProgram:
         return self.words(f"output of {self.call_id(index)}", self.shape.calls[index].output_tokens)
 
 
-# -- vLLM without us -------------------------------------------------------------------
+# -- vLLM without us, and what a clever client can tell it ---------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,11 @@ SLOTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Runs contenders on engines with these options, of a ``model`` in words."""
+    """Runs contenders on engines with these options, of a ``model`` in words.
+
+    Each has an engine of its own, with a KV cache of so many blocks as the virtual one has, and
+    begins with an empty prefix cache and nothing learned.
+    """
 
     base: EngineOptions
     model: str

@@ -1,4 +1,4 @@
-"""What options are made of: several values after one name, numbers, files, and progress notes."""
+"""What options are made of: several values after one name, numbers, files, notes; and outputs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def note(message: str) -> None:
     say(message)
 
 
-# -- where results go ------------------------------------------------------------------
+# -- where results go, checked before anything runs ------------------------------------------
 
 
 def check_plot(path: Path | None) -> None:

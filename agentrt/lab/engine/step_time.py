@@ -198,7 +198,7 @@ def _row(work: StepWork) -> tuple[float, float, float, float]:
     return (1, work.prefill_tokens, work.decode_calls, work.context_tokens)
 
 
-# -- from what is recorded of calls ----------------------------------------------------
+# -- from the accounts that a scheduler gave of calls --------------------------------------
 
 Account = Mapping[str, Any]
 """A `CallReport` as a journal has it: what is nothing is left out."""

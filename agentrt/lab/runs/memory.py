@@ -218,7 +218,7 @@ def _drawn(trace: Sequence[ProgramShape], count: int, tokens: int, seed: int) ->
     return Random(f"drawn/{seed}").sample(fits, count)
 
 
-# -- the working set -------------------------------------------------------------------
+# -- the working set: the most that programs use again, when nothing is ever evicted -----
 
 
 class _Watched(Virtual):

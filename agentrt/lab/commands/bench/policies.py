@@ -1,4 +1,6 @@
-"""``agentrt bench`` without a command: its options, its tables, and runs in virtual time."""
+"""``agentrt bench`` without a command: its options, what they ask for, its tables, and runs in
+virtual time.
+"""
 
 from __future__ import annotations
 
