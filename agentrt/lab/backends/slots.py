@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from agentrt.lab.program import LiveProgram
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.queues import LevelQueues, Room
 from agentrt.scheduler.records import QueuedCall
-
-if TYPE_CHECKING:
-    from agentrt.lab.backends.steps import Steps
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +31,22 @@ class Job:
         return self.settled_at + self.left
 
 
+class Clock(Protocol):
+    """Who keeps the time, and hears of ends: see `Steps`."""
+
+    at: int
+    now: float
+    step_s: float
+
+    def when(self, step: int, what: Callable[[], None]) -> None: ...
+
+    def touch(self, engine: Slots) -> None: ...
+
+    def served(self, engine: Slots) -> None: ...
+
+    def leave(self, engine: Slots, call: QueuedCall) -> None: ...
+
+
 class Slots:
     """``batch`` slots that give each running call one token a step.
 
@@ -41,7 +55,7 @@ class Slots:
     served, all together.
     """
 
-    def __init__(self, clock: Steps, config: SchedulerConfig, policy: Policy, batch: int) -> None:
+    def __init__(self, clock: Clock, config: SchedulerConfig, policy: Policy, batch: int) -> None:
         self.queues = LevelQueues(config, policy, slots=batch)
         self.running: list[QueuedCall] = []
         self.busy_steps = 0

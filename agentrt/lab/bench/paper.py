@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.bench.policies import source_of
+from agentrt.lab.commands.bench.asked import source_of
 from agentrt.lab.commands.options import (
     check_plot,
     count_option,

@@ -21,7 +21,7 @@ from agentrt.lab.bench.serving import (
     serve,
     warm_up,
 )
-from agentrt.lab.commands.bench.policies import Asked, Measured
+from agentrt.lab.commands.bench.asked import Asked, Measured
 from agentrt.lab.commands.progress import Meter, do_on_engines
 from agentrt.lab.engine.engines import LabEngine, engine_options, model_in_words, started
 from agentrt.lab.engine.virtual import VirtualOptions
