@@ -13,7 +13,7 @@ from agentrt.cli.signals import end_at_signals, leave
 BENCHMARKS = {
     "attack": ("benchmarks.attack.command:attack", "A tenant's short calls while another attacks."),
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
-    "figure": ("benchmarks.figure.command:figure", "The paper's toy figures in the simulator."),
+    "figure": ("benchmarks.figure:figure", "The paper's toy figures in the simulator."),
     "front": ("benchmarks.front.command:front", "CPU time of a served call, beside vLLM's own."),
     "generators": (
         "benchmarks.generators.command:generators",

@@ -1,4 +1,4 @@
-"""The paper's toy figures as decisions. Conventions: `benchmarks.figure.toys`."""
+"""The paper's toy figures as decisions. Conventions: `benchmarks.figure`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from benchmarks.__main__ import call
-from benchmarks.figure.toys import FIGURE_2, FIGURE_19, Toy
+from benchmarks.figure import FIGURE_2, FIGURE_19, Toy
 from tests.cli.conftest import check
 from tests.lab.toys import ToyCall, ToyProgram
 
