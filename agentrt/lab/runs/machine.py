@@ -13,7 +13,6 @@ from agentrt.errors import INSTALL_VLLM, ConfigError
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.workloads.arrivals import rate_for_load
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.router import DEFAULT_ROUTER, make_router
 
@@ -78,7 +77,8 @@ class Machine:
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
         """How many programs like these it can do per second: the rate that is a load of 1."""
         if self.depth == "steps":
-            return self.replicas * rate_for_load(programs, 1.0, self.batch, self.step_s)
+            tokens = sum(program.output_tokens for program in programs) / len(programs)
+            return self.replicas * (self.batch / self.step_s / tokens)
         return self.replicas * capacity_per_s(programs, self.batch, self.step_time())
 
     def to_dict(self) -> dict[str, Any]:

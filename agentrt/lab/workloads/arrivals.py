@@ -84,18 +84,6 @@ def _hour(due: float) -> float:
     return high
 
 
-def rate_for_load(
-    programs: Sequence[ProgramShape], load: float, batch: int, seconds_per_token: float
-) -> float:
-    """Programs per second whose output tokens are ``load`` times what an engine can make.
-
-    An engine makes ``batch / seconds_per_token`` tokens per second: ``batch`` calls, each
-    a token every ``seconds_per_token``. Prompts cost nothing here.
-    """
-    tokens = sum(program.output_tokens for program in programs) / len(programs)
-    return load * batch / seconds_per_token / tokens
-
-
 @dataclass(frozen=True, slots=True)
 class _Wave:
     """A rate that is ``high`` for the first ``share`` of each period, then ``low``."""
