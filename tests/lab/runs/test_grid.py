@@ -82,19 +82,15 @@ def test_all_policies_of_a_seed_see_the_same_programs() -> None:
     assert arrivals(third) == arrivals(fourth) != arrivals(first)
 
 
-def test_processes_change_nothing_but_the_time() -> None:
-    specs = small("fcfs", "atlas", loads=("0.9", "1.3"))
-    alone, together = (
-        {result.spec: result.summary for result in run_all(specs, jobs, do)} for jobs in (1, 2)
-    )
-    assert together == alone
-
-
-def test_who_stops_listening_stops_the_processes(tmp_path: Path) -> None:
-    results = run_all(small("fcfs", "atlas", loads=("0.8", "0.9", "1.0")), 2, do)
-    assert next(results).summary.programs == 20
-    results.close()
-    assert next(results, None) is None
+def test_processes_change_nothing_but_the_time_and_end_with_who_listens() -> None:
+    specs = small("fcfs", "atlas", loads=("0.8", "0.9", "1.3"))
+    alone = {result.spec: result.summary for result in run_all(specs, 1, do)}
+    together = run_all(specs, 2, do)
+    for _ in range(3):
+        result = next(together)
+        assert result.summary == alone.pop(result.spec)
+    together.close()
+    assert next(together, None) is None
 
 
 def test_an_error_in_a_process_is_raised_here() -> None:
