@@ -235,10 +235,6 @@ class Ran:
     def counts(self) -> EngineCounts:
         return self.engines[0] if len(self.engines) == 1 else sum_counts(self.engines)
 
-    @property
-    def preemptions(self) -> int:
-        return sum(outcome.preemptions for outcome in self.outcomes)
-
     def with_ideals(self, known: Ran) -> Ran:
         """With the times alone of another run of the same programs: no real engine knows them."""
         alone = {one.program_id: one.ideal_s for one in known.outcomes}
