@@ -70,7 +70,7 @@ def recorded(e: HeadlessEngine, path: Path, seed: int = 1) -> Path:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-@pytest.mark.parametrize("policy", ["fcfs", "mlfq", "plas", "atlas", "adaptive"])
+@pytest.mark.parametrize("policy", ["fcfs", "atlas", "adaptive"])
 def test_a_recorded_run_is_decided_the_same_again(
     tmp_path: Path, policy: str, in_flight: int
 ) -> None:
