@@ -13,7 +13,7 @@ from agentrt.cli.signals import end_at_signals, leave
 BENCHMARKS = {
     "attack": ("benchmarks.attack.command:attack", "A tenant's short calls while another attacks."),
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
-    "figure": ("benchmarks.figure.command:figure", "The paper's toy figures in the simulator."),
+    "figure": ("benchmarks.figure:figure", "The paper's toy figures in the simulator."),
     "front": ("benchmarks.front.command:front", "CPU time of a served call, beside vLLM's own."),
     "generators": (
         "benchmarks.generators.command:generators",
@@ -30,6 +30,10 @@ BENCHMARKS = {
     "mutation": ("benchmarks.mutation.command:mutation", "What the tests of pure rooms let pass."),
     "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on the disk alone."),
     "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, beside vLLM's own."),
+    "sensitivity": (
+        "benchmarks.sensitivity:sensitivity",
+        "Each constant of the scheduler, at half and at twice.",
+    ),
     "serve": ("benchmarks.serve:serve", "agentrt serve and vLLM's own server under load."),
     "submit": ("benchmarks.submit:submit", "Programs that clients send: starts, and neighbours."),
     "techniques": (

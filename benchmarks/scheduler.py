@@ -30,8 +30,8 @@ from agentrt.lab.commands.options import (
     many,
     note,
     seed_option,
+    silence_vllm,
 )
-from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler, stock_scheduler
 from agentrt.lab.runs.contenders import STOCK, Contender, contenders
 from agentrt.lab.runs.grid import turns

@@ -12,8 +12,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -21,7 +20,6 @@ from typing import Any
 import click
 import httpx
 
-from agentrt.cli.engine_log import EngineLog
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
@@ -31,7 +29,7 @@ from agentrt.lab.runs.grid import turns
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 from benchmarks.harness import WHOLE, percentile, ratios
-from benchmarks.servers import PARSER, AgentrtServer, Server, StockServer
+from benchmarks.servers import AgentrtServer, Server, both_servers
 
 CALLS = 3
 TOKENS = 8
@@ -110,9 +108,8 @@ async def _measure(bench: ServingBench, options: dict[str, Any]) -> None:
     config = SchedulerConfig(policy=options["policy"])
     engine = EngineOptions(options["model"], options["max_num_seqs"], config)
     prepare_environment(engine)
-    model = options["model"] or default_model(note)
-    with EngineLog(verbose=False) as log:
-        await bench.run(engine, model, log.collect, options["repeat"])
+    async with both_servers(engine, options["model"] or default_model(note)) as servers:
+        await bench.run(*servers, options["repeat"])
 
 
 @dataclass(slots=True)
@@ -169,35 +166,21 @@ class ServingBench:
         self._numbers = count(1)
         self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
 
-    async def run(
-        self,
-        options: EngineOptions,
-        model: str,
-        collecting: Callable[[], AbstractContextManager[None]],
-        repeats: int,
-    ) -> None:
-        """Start both servers, let them take turns, and stop them."""
-        async with (
-            AgentrtServer(options, model, PARSER) as ours,
-            StockServer(options, model, PARSER) as stock,
-        ):
-            self._progress("starting agentrt serve")
-            await ours.start()
-            self._progress("starting vLLM's own server")
-            await stock.start(collecting)
-            self._progress("warming up")
-            for clients in (1, self._clients):
-                for server in (ours, stock):
-                    await self.turn(server.base_url, clients, _WARM_UP_S)
+    async def run(self, stock: Server, ours: AgentrtServer, repeats: int) -> None:
+        """Let both servers take turns."""
+        self._progress("warming up")
+        for clients in (1, self._clients):
+            for server in (ours, stock):
+                await self.turn(server.base_url, clients, _WARM_UP_S)
+        await self._look(ours)
+        servers = dict(zip(SERVERS, (stock, ours), strict=True))
+        for repeat in range(repeats):
+            found = {}
+            for name in turns(SERVERS, repeat):
+                what = f"repeat {repeat + 1} of {repeats}: {name}"
+                found[name] = await self.once(servers[name], what)
+            self.keep(found)
             await self._look(ours)
-            servers = dict(zip(SERVERS, (stock, ours), strict=True))
-            for repeat in range(repeats):
-                found = {}
-                for name in turns(SERVERS, repeat):
-                    what = f"repeat {repeat + 1} of {repeats}: {name}"
-                    found[name] = await self.once(servers[name], what)
-                self.keep(found)
-                await self._look(ours)
 
     async def once(self, server: Server, what: str) -> dict[int | str, Figures]:
         """What each load comes to on a server, by its clients or by what is asked for."""

@@ -8,7 +8,9 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from asyncio import StreamReader, StreamWriter
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,8 +18,10 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from agentrt.cli.engine_log import EngineLog
 from agentrt.errors import EngineStartError
 from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.lab.commands.options import note
 from tests.doubles.ports import reserved_port
 
 _HOST = "127.0.0.1"
@@ -37,7 +41,7 @@ class Server:
     stop_s = 3.0
 
     def __init__(self) -> None:
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Process | None = None
         self.base_url = ""
 
     async def __aenter__(self) -> Self:
@@ -135,9 +139,7 @@ class AgentrtServer(Server):
 
     async def start(self) -> None:
         """Start it, and wait until it serves. Raises `EngineStartError` if it ends."""
-        self.process = await asyncio.create_subprocess_exec(
-            *self._command, stderr=asyncio.subprocess.PIPE
-        )
+        self.process = await asyncio.create_subprocess_exec(*self._command, stderr=PIPE)
         said = self.process.stderr
         assert said is not None
         async with asyncio.timeout(_START_S):
@@ -169,6 +171,39 @@ class AgentrtServer(Server):
 async def _drop(stream: asyncio.StreamReader) -> None:
     while await stream.readline():
         pass
+
+
+@contextlib.asynccontextmanager
+async def both_servers(
+    options: EngineOptions, model: str
+) -> AsyncIterator[tuple[StockServer, AgentrtServer]]:
+    """vLLM's own server and agentrt's with the same engine options, started."""
+    with EngineLog(verbose=False) as log:
+        async with (
+            AgentrtServer(options, model, PARSER) as ours,
+            StockServer(options, model, PARSER) as stock,
+        ):
+            note("starting agentrt serve")
+            await ours.start()
+            note("starting vLLM's own server")
+            await stock.start(log.collect)
+            yield stock, ours
+
+
+@contextlib.asynccontextmanager
+async def piped(
+    *command: str, env: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[Process, StreamWriter, StreamReader]]:
+    """A process with its input and its output; killed at the end, if it is still there."""
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=env)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield process, process.stdin, process.stdout
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def stock_flags(options: EngineOptions, model: str) -> list[str]:

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from agentrt.errors import InvariantError
 from agentrt.lab.backends.base import Backend
 from agentrt.lab.backends.gates import Gate
-from agentrt.lab.outcome import Outcome, Ran, served
+from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.workloads.arrivals import refuse_twins
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
 from agentrt.scheduler.table import ProcessTable
@@ -53,7 +52,6 @@ class Driver:
         # (moment, kind, serial number, program, index of its call): the program may be new.
         self._coming: list[tuple[float, int, int, ProgramShape | LiveProgram, int]] = []
         self._serial = 0
-        refuse_twins(programs)
         for program in sorted(programs, key=lambda program: program.arrives_s):
             backend.expect(program)
             self._expect(backend.moments(program.arrives_s), program)
@@ -167,7 +165,8 @@ class Driver:
         self._backend.program_ended(live)
         if self._gate:
             self._free(self._gate.ended(live.row.program_id))
-        self.outcomes.append(self._outcome(live, self._backend.seconds(at)))
+        ended_s, ideal_s = self._backend.seconds(at), self._backend.ideal_s(live.shape)
+        self.outcomes.append(Outcome.of(live.shape, live.arrived_s, ended_s, live.reports, ideal_s))
 
     def _tell(self, live: LiveProgram, index: int, what: tuple[str, str]) -> None:
         """Tell the engine that the tool or the human before a call begins, or is done."""
@@ -178,20 +177,3 @@ class Driver:
     def _tell_tail(self, live: LiveProgram, what: str) -> None:
         if live.shape.tail_tool:
             self._backend.boundary(live.row.program_id, what, live.shape.tail_tool)
-
-    def _outcome(self, live: LiveProgram, ended_s: float) -> Outcome:
-        program, row = live.shape, live.row
-        return Outcome(
-            program_id=program.program_id,
-            type=program.type,
-            arrived_s=live.arrived_s,
-            ended_s=ended_s,
-            ideal_s=self._backend.ideal_s(program),
-            output_tokens=program.output_tokens,
-            service_s=row.service_s,
-            waiting_s=row.waiting_s,
-            tool_s=sum(call.gap_s for call in program.calls) + program.tail_s,
-            preemptions=row.usage.preemptions,
-            steps=live.engine_steps,
-            calls=tuple(served(program, live.reports)),
-        )

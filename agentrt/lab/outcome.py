@@ -78,6 +78,33 @@ class Outcome:
     steps: int = 0
     calls: tuple[ServedCall, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        shape: ProgramShape,
+        arrived_s: float,
+        ended_s: float,
+        reports: Mapping[int, CallReport],
+        ideal_s: float = math.nan,
+    ) -> Outcome:
+        """Of a program's calls there are ``reports``, by their place in its shape."""
+        told = reports.values()
+        last = max((one.finished_step for one in told), default=0)
+        return cls(
+            program_id=shape.program_id,
+            type=shape.type,
+            arrived_s=arrived_s,
+            ended_s=ended_s,
+            ideal_s=ideal_s,
+            output_tokens=shape.output_tokens,
+            service_s=sum(one.service_s for one in told),
+            waiting_s=sum(one.waiting_s for one in told),
+            tool_s=sum(call.gap_s for call in shape.calls) + shape.tail_s,
+            preemptions=sum(one.preemptions for one in told),
+            steps=last - min((one.arrived_step for one in told), default=0),
+            calls=tuple(served(shape, reports)),
+        )
+
     @property
     def latency_s(self) -> float:
         return self.ended_s - self.arrived_s
@@ -143,12 +170,9 @@ def summarize(
     counts: EngineCounts | None = None,
     busy_s: Sequence[float] = (),
 ) -> Summary:
-    """Sum a run up, with what its engines counted; ``busy_s`` is of each engine.
-
-    Raises `ValueError` when no program ended.
+    """Sum up a run in which programs ended, with what its engines counted; ``busy_s`` is of each
+    engine.
     """
-    if not outcomes:
-        raise ValueError("no program ended, so there is nothing to sum up")
     latencies = sorted(o.latency_s for o in outcomes)
     token_latencies = sorted(o.token_latency_s for o in outcomes)
     n = len(latencies)
@@ -210,10 +234,6 @@ class Ran:
     @property
     def counts(self) -> EngineCounts:
         return self.engines[0] if len(self.engines) == 1 else sum_counts(self.engines)
-
-    @property
-    def preemptions(self) -> int:
-        return sum(outcome.preemptions for outcome in self.outcomes)
 
     def with_ideals(self, known: Ran) -> Ran:
         """With the times alone of another run of the same programs: no real engine knows them."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Literal
 
-from agentrt.lab.engine.virtual import PrioritizedCall, tokens
+from agentrt.lab.engine.virtual import PrioritizedCall, StockPolicy, tokens
 from agentrt.lab.runs.machine import prompt_tokens
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport, CallSpec, Identity
@@ -81,12 +82,6 @@ class LiveProgram:
         """What its calls that ended have generated: its attained service in tokens."""
         return sum(self.shape.calls[index].output_tokens for index in self.reports)
 
-    @property
-    def engine_steps(self) -> int:
-        """The engine's steps from its first call's arrival to its last call's end."""
-        reports = self.reports.values()
-        return max(r.finished_step for r in reports) - min(r.arrived_step for r in reports)
-
     def path_to(self, index: int) -> int:
         """Tokens generated on the longest path that leads to a call: Eq. 2 in tokens."""
         calls = self.shape.calls
@@ -145,3 +140,34 @@ class LiveProgram:
         if said is not None:
             return said
         return self.words(f"output of {self.call_id(index)}", self.shape.calls[index].output_tokens)
+
+
+# -- vLLM without us, and what a clever client can tell it ---------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """vLLM's own scheduler class, as it is.
+
+    With feed ``none`` it serves calls first come, first served. With the others it runs its
+    policy ``priority``, and each call's integer priority (lower goes first) is set when the
+    call is emitted: with ``service`` to the tokens that its program's finished calls have
+    generated, with ``path`` to those on the longest path that leads to the call. A client
+    can count both. Prompt tokens are not counted: a step computes many of them at once.
+    """
+
+    feed: Literal["none", "service", "path"] = "none"
+
+    @property
+    def scheduling(self) -> StockPolicy:
+        return "fcfs" if self.feed == "none" else "priority"
+
+    def priority(self, program: LiveProgram, index: int) -> int:
+        """What vLLM is told of a call that is emitted now."""
+        match self.feed:
+            case "service":
+                return program.served_tokens
+            case "path":
+                return program.path_to(index)
+            case _:
+                return 0

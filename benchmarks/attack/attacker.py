@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 import httpx
 
 from benchmarks.attack.attacks import ATTACKS
+from benchmarks.servers import piped
 
 _WAIT_S = 120.0
 _REST_S = 0.01
@@ -41,22 +42,12 @@ class Spec:
 
 async def attacked(spec: Spec, begun: asyncio.Event) -> Counter[int]:
     """Attack in a process of its own; ``begun`` is set when it begins."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__, json.dumps(asdict(spec))),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        await process.stdout.readline()
+    command = sys.executable, "-m", __name__, json.dumps(asdict(spec))
+    async with piped(*command) as (process, _, out):
+        await out.readline()
         begun.set()
         counts, _ = await process.communicate(b"\n")
         return Counter({int(code): count for code, count in json.loads(counts).items()})
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def _attack(spec: Spec) -> Counter[int]:

@@ -24,6 +24,7 @@ from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import WHOLE, ratios, run_with_table
 from benchmarks.serve import SERVERS, SINGLES, Turn, user
+from benchmarks.servers import piped
 
 CALLS = {"calls": 100, "streams": 24}
 """So many in a turn."""
@@ -67,16 +68,16 @@ class Used(NamedTuple):
 class Front:
     """A front end in a process of its own, and a client of it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, client: httpx.AsyncClient) -> None:
-        self._process, self._client = process, client
+    def __init__(
+        self, to: asyncio.StreamWriter, said: asyncio.StreamReader, client: httpx.AsyncClient
+    ) -> None:
+        self._to, self._said, self._client = to, said, client
         self._made = 0
 
     async def used(self, line: str = "used") -> Used:
         """What it has used so far."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{line}\n".encode())
-        return Used(*json.loads(await self._process.stdout.readline()))
+        self._to.write(f"{line}\n".encode())
+        return Used(*json.loads(await self._said.readline()))
 
     async def turn(self, asked: str) -> Figures:
         """Make a turn's calls; what each took of the processor, and of functions if counted."""
@@ -136,15 +137,9 @@ async def measure(measured: Results, repeats: int) -> None:
 @asynccontextmanager
 async def opened(name: str) -> AsyncIterator[Front]:
     """A front end that serves. Raises `EngineStartError` if it ends before."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.front.fronts", name),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
-    )
-    assert process.stdout is not None
-    try:
-        url = (await process.stdout.readline()).decode().strip()
+    command = sys.executable, "-m", "benchmarks.front.fronts", name
+    async with piped(*command, env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}) as (_, to, said):
+        url = (await said.readline()).decode().strip()
         if not url:
             raise EngineStartError(f"the front end of {name} ended before it served")
         limits = httpx.Limits(
@@ -153,8 +148,4 @@ async def opened(name: str) -> AsyncIterator[Front]:
         async with httpx.AsyncClient(
             base_url=f"{url}/v1", timeout=_CALL_S, limits=limits
         ) as client:
-            yield Front(process, client)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+            yield Front(to, said, client)

@@ -16,7 +16,6 @@ from typing import Any
 import click
 import httpx
 
-from agentrt.cli.engine_log import EngineLog
 from agentrt.errors import AgentrtError, UsageError
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
@@ -25,7 +24,7 @@ from agentrt.lab.commands.options import count_option, json_option, many, model_
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.generators.others import GENERATORS, TURNS, Generator, Target
 from benchmarks.harness import WHOLE, in_turns, ratios, run_with_table
-from benchmarks.servers import PARSER, AgentrtServer, Server, StockServer
+from benchmarks.servers import AgentrtServer, Server, both_servers
 from tests.clients.processes import run
 
 SIDES = ("stock", "agentrt")
@@ -77,16 +76,8 @@ async def _measure(bench: GeneratorBench, options: dict[str, Any]) -> None:
     engine = EngineOptions(options["model"], options["max_num_seqs"], policy)
     prepare_environment(engine)
     model = options["model"] or default_model(note)
-    with EngineLog(verbose=False) as log:
-        async with (
-            AgentrtServer(engine, model, PARSER) as ours,
-            StockServer(engine, model, PARSER) as stock,
-        ):
-            note("starting agentrt serve")
-            await ours.start()
-            note("starting vLLM's own server")
-            await stock.start(log.collect)
-            await bench.run(dict(zip(SIDES, (stock, ours), strict=True)), model, options["repeat"])
+    async with both_servers(engine, model) as servers:
+        await bench.run(dict(zip(SIDES, servers, strict=True)), model, options["repeat"])
 
 
 class GeneratorBench:

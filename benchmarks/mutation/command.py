@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
-from benchmarks.mutation.table import table
+MUTANTS = Path("mutants")
+SURVIVED, KILLED, UNTESTED, TIMED_OUT = 0, 1, 33, 36
+"""How a trial ends: the exit codes that mutmut keeps by mutant, None for one not tried."""
+_TIMED_OUT = (TIMED_OUT, 24, 152, 255, -24)
+_SURVIVORS = "Survivors (`.venv/bin/mutmut show NAME` shows one):"
 
 
 @click.command()
@@ -25,3 +32,33 @@ def mutation(patterns: tuple[str, ...]) -> int:
     if done.returncode == 0:
         click.echo(table())
     return done.returncode
+
+
+def table(folder: Path = MUTANTS) -> str:
+    """As Markdown, with the survivors' names below."""
+    rows: list[tuple[str, int, int, int]] = []
+    left: list[str] = []
+    for meta in sorted(folder.rglob("*.py.meta")):
+        exits = json.loads(meta.read_text(encoding="utf-8"))["exit_code_by_key"]
+        tried = {name: code for name, code in exits.items() if code is not None}
+        if not tried:
+            continue
+        missed = [name for name, code in tried.items() if code in (SURVIVED, UNTESTED)]
+        slow = sum(code in _TIMED_OUT for code in tried.values())
+        module = str(meta.relative_to(folder)).removesuffix(".meta")
+        rows.append((module, len(tried), slow, len(missed)))
+        left += missed
+    rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows), len(left)))
+    names = "\n".join(f"- {name}" for name in left or ["none"])
+    return f"{_as_markdown(rows)}\n\n{_SURVIVORS}\n\n{names}"
+
+
+def _as_markdown(rows: Sequence[tuple[str, int, int, int]]) -> str:
+    lines = [
+        "| module | mutants | of them ran out of time | survived | killed |",
+        "|--------|--------:|------------------------:|---------:|-------:|",
+    ]
+    for name, tried, slow, missed in rows:
+        killed = 100 * (tried - missed) / max(tried, 1)
+        lines.append(f"| {name} | {tried} | {slow} | {missed} | {killed:.0f}% |")
+    return "\n".join(lines)

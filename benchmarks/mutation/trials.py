@@ -4,7 +4,7 @@ mutmut makes the mutants. Its own run starts pytest anew for each and takes the 
 which is hours where this is minutes. Here children are forked from one process that has collected
 the tests: each swaps the code of one function and runs the tests that reach it until one fails,
 first those that killed the function's other mutants, then the quickest. The verdicts go where
-mutmut keeps its own: `mutmut show NAME` and `benchmarks.mutation.table` know them.
+mutmut keeps its own: `mutmut show NAME` and `benchmarks.mutation.command` know them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from _pytest.runner import runtestprotocol
 from mutmut.configuration import config
 from mutmut.mutation import trampoline
 
-from benchmarks.mutation.table import KILLED, MUTANTS, SURVIVED, TIMED_OUT, UNTESTED
+from benchmarks.mutation.command import KILLED, MUTANTS, SURVIVED, TIMED_OUT, UNTESTED
 
 CHILDREN = 2
 OUT_OF_TIME = {-signal.SIGXCPU, -signal.SIGALRM, -signal.SIGKILL}

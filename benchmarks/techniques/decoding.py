@@ -69,7 +69,7 @@ async def clients_watermark(thread: Thread) -> None:
 async def output_validation(thread: Thread) -> None:
     """The best of four answers, which is told what is wrong with it; twice."""
     for _ in range(2):
-        found = await thread.answers(4, 24)
+        found: Sequence[tuple[str, Thread]] = await thread.answers(4, 24)
         _, thread = max(found, key=lambda each: len(each[0]))
         await thread.fill("\nThat is wrong: there is no year in it. Again:")
     await thread.write(24)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any
 
 import httpx
 
@@ -21,49 +21,9 @@ GREEN = "GreenList"
 DELTA = 4.0
 
 
-class Thread(Protocol):
-    """Text before a model, and what a technique does with it."""
-
-    def fork(self) -> Self: ...
-
-    async def kept(self) -> Self:
-        """As `fork`, by a name under which it is kept beyond the program."""
-
-    async def fill(self, text: str) -> None: ...
-
-    async def push(self, ids: Sequence[int]) -> None:
-        """Append tokens."""
-
-    async def ids(self) -> Sequence[int]:
-        """All tokens."""
-
-    async def write(
-        self, tokens: int, *, temperature: float = 0.0, seed: int | None = None
-    ) -> str: ...
-
-    async def answers(self, count: int, tokens: int) -> list[tuple[str, Self]]:
-        """So many answers that are sampled, each with the thread that it ends."""
-
-    def pieces(self, tokens: int, grammar: str) -> AsyncGenerator[str, None]:
-        """What is written by a grammar, piece by piece; and it is appended."""
-
-    async def worth(self, text: str) -> float:
-        """The log probability of a text that would follow."""
-
-    async def likeliest(self, count: int) -> list[tuple[int, float]]:
-        """The next tokens that are likeliest, with their log probabilities."""
-
-    async def corrected(self, draft: Sequence[int]) -> list[int]:
-        """The likeliest token at each place of a draft, and after it."""
-
-    async def tool(self, function: Callable[[str], Awaitable[str]], what: str) -> str: ...
-
-    def drop(self) -> None: ...
-
-
 @dataclass(slots=True)
 class OurThread:
-    """A context of the runtime, with its program's."""
+    """Text before a model: a context of the runtime, with its program's."""
 
     ctx: Context
     context: TokenContext
@@ -72,6 +32,7 @@ class OurThread:
         return OurThread(self.ctx, self.context.fork())
 
     async def kept(self) -> OurThread:
+        """As `fork`, by a name under which it is kept beyond the program."""
         name = str(hash(self.context.token_ids))
         await self.context.save(name)
         return OurThread(self.ctx, await self.ctx.open(name))
@@ -80,6 +41,7 @@ class OurThread:
         await self.context.fill(text)
 
     async def push(self, ids: Sequence[int]) -> None:
+        """Append tokens."""
         await self.context.fill(ids)
 
     async def ids(self) -> Sequence[int]:
@@ -99,21 +61,26 @@ class OurThread:
         return (await made).text
 
     async def answers(self, count: int, tokens: int) -> list[tuple[str, OurThread]]:
+        """So many answers that are sampled, each with the thread that it ends."""
         branches = [self.fork() for _ in range(count)]
         writes = (one.write(tokens, temperature=1.0) for one in branches)
         return list(zip(await asyncio.gather(*writes), branches, strict=True))
 
     async def pieces(self, tokens: int, grammar: str) -> AsyncGenerator[str, None]:
+        """What is written by a grammar, piece by piece; and it is appended."""
         async for piece in self.context.generate(tokens, constrain=ebnf(grammar)):
             yield piece
 
     async def worth(self, text: str) -> float:
+        """The log probability of a text that would follow."""
         return (await self.context.score(text)).total
 
     async def likeliest(self, count: int) -> list[tuple[int, float]]:
+        """The next tokens that are likeliest, with their log probabilities."""
         return list(await self.context.next_tokens(count))
 
     async def corrected(self, draft: Sequence[int]) -> list[int]:
+        """The likeliest token at each place of a draft, and after it."""
         scores = await self.context.score(draft, top=1)
         return [score.top[0][0] for score in scores] + [scores.after[0][0]]
 
@@ -236,6 +203,10 @@ class HttpThread:
 
     def drop(self) -> None:
         """A server keeps nothing by name."""
+
+
+Thread = OurThread | HttpThread
+"""What a technique runs on; both sides have the same methods."""
 
 
 def _body(prompt: str | Sequence[int], tokens: int, more: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The paper's toy figures as decisions. Conventions: `benchmarks.figure.toys`."""
+"""The paper's toy figures as decisions. Conventions: `benchmarks.figure`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,9 @@ import pytest
 
 from agentrt.errors import ConfigError
 from benchmarks.__main__ import call
-from benchmarks.figure.toys import (
-    FIGURE_2,
-    FIGURE_9,
-    FIGURE_19,
-    Toy,
-    chain,
-    critical_path_order,
-    makespan,
-    search,
-    toy,
-)
+from benchmarks.figure import FIGURE_2, FIGURE_19, Toy
 from tests.cli.conftest import check
+from tests.lab.toys import ToyCall, ToyProgram
 
 
 @pytest.mark.parametrize(
@@ -62,25 +53,10 @@ def test_an_unknown_policy_is_refused() -> None:
         FIGURE_2.run("lifo")
 
 
-def test_figure_9() -> None:
-    found = search()
-    assert (found.best, found.worst) == (11, 14)
-    assert found.orders == 720
-    # No schedule at all is shorter than the critical path.
-    assert found.critical_first == FIGURE_9.ideal_s(1.0) == 11
-    assert critical_path_order(FIGURE_9) == (0, 3, 1, 2, 4, 5)
-
-
-def test_an_order_runs_its_first_ready_calls() -> None:
-    fork = toy("P", (1, ()), (2, (0,)), (1, (0,)))
-    assert makespan(fork, (2, 1, 0), 1) == 4
-    assert makespan(fork, (2, 1, 0), 2) == 3
-
-
 def test_plas_and_atlas_differ_where_calls_are_parallel() -> None:
     """A wide program is charged for its width by PLAS' sum, not by ATLAS' path."""
-    wide = toy("W", *((2, ()) for _ in range(4)), (4, (0, 1, 2, 3)))
-    other = chain("O", 3, 3, 3)
+    wide = ToyProgram("W", (*(ToyCall(2) for _ in range(4)), ToyCall(4, (0, 1, 2, 3))))
+    other = ToyProgram.chain("O", (3, 3, 3))
 
     def end_of_wide(policy: str) -> int:
         one = replace(FIGURE_19, programs=(wide, other), counted=("W",), other_quanta=(2,) * 4)
@@ -118,13 +94,6 @@ def test_toys_table_states_the_paper_beside_it(capsys: pytest.CaptureFixture[str
     assert any(line.startswith("waiting: latency minus") for line in lines)
 
 
-def test_the_best_and_the_worst_order_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told_json(capsys, "9", "--json")
-    assert (found["best"], found["worst"], found["critical_path_first"]) == (11, 14, 11)
-    assert found["convention"]["orders_tried"] == 720
-    assert "best makespan 11, worst 14" in told(capsys, "9")
-
-
 def test_figure_20_ends_with_the_optimum(capsys: pytest.CaptureFixture[str]) -> None:
     args = (20, "--workload", "react", "--load", "0.8,1.2", "--policy", "fcfs")
     size = ("--programs", 60, "--batch", 2, "--jobs", 1)
@@ -137,12 +106,11 @@ def test_figure_20_ends_with_the_optimum(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["3"], ["figure '3'", "2, 9, 19, 20"]),
-        ([], ["missing argument", "2|9|19|20"]),
+        (["3"], ["figure '3'", "2, 19, 20"]),
+        ([], ["missing argument", "2|19|20"]),
         (["2", "--policy", "lifo"], ["unknown policy 'lifo'", "plas"]),
-        (["9", "--policy", "plas"], ["figure 9", "leave --policy out"]),
         (["2", "--programs", "9"], ["--programs is for figure 20"]),
-        (["9", "--plot", "x.png"], ["--plot is for figure 20"]),
+        (["19", "--plot", "x.png"], ["--plot is for figure 20"]),
         (["20", "--plot", "x.txt"], ["--plot 'x.txt'", ".png"]),
         (["20", "--workload", "tea"], ["'tea'", "chat"]),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.mutation.table import KILLED, SURVIVED, TIMED_OUT, UNTESTED, table
+from benchmarks.mutation.command import KILLED, SURVIVED, TIMED_OUT, UNTESTED, table
 
 
 def write(folder: Path, module: str, *exits: int | None) -> None:

@@ -19,9 +19,8 @@ from agentrt.journal.store import SQLiteStore
 from agentrt.lab.bench import replays
 from agentrt.lab.bench.replays import RealReplay
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.grid import grid
+from agentrt.lab.runs.grid import Setting, Source, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.journals import Recording, read_recording
 from agentrt.runtime.durable import Durable

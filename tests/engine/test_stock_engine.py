@@ -16,8 +16,9 @@ from agentrt.lab.bench.policies import RealBench
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.settings import Source
+from agentrt.lab.runs.grid import Source
 from agentrt.lab.workloads.arrivals import Pressure
+from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import Cut
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler import SchedulerConfig
@@ -26,7 +27,7 @@ pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
 
 ENGINE = EngineOptions(shape_folder("tiny"), 2, flags=(*FLAGS, "--max-model-len", "512"))
-SOURCE = Source("lats", None, 0.2, 0.1, 0.0, Cut(calls=12))
+SOURCE = Source("lats", None, Scales(0.2, 0.1, 0.0), Cut(calls=12))
 RESTLESS = SchedulerConfig(
     policy="atlas", quanta=(0.001, 0.01), min_residency_steps=0, min_remaining_tokens=0
 )

@@ -8,9 +8,9 @@ from agentrt.lab.backends.steps import Steps
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
+from agentrt.lab.program import Stock
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler import SchedulerConfig
 

@@ -16,10 +16,9 @@ from agentrt.executors.base import Chunk, Notification, last_reply
 from agentrt.lab.backends.base import Backend, CallEnded
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.driver import Driver
-from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import EngineCounts, tokens
-from agentrt.lab.outcome import Outcome, Ran, served
-from agentrt.lab.program import LiveProgram
+from agentrt.lab.outcome import Outcome, Ran
+from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals
@@ -161,17 +160,8 @@ class Real(Backend):
             for index in live.reports:
                 live.reports[index] = CallReport(**seen["calls"][live.call_id(index)])
                 counts.add(live.reports[index])
-            reports = live.reports.values()
-            outcomes.append(
-                replace(
-                    outcome,
-                    service_s=sum(report.service_s for report in reports),
-                    waiting_s=sum(report.waiting_s for report in reports),
-                    preemptions=sum(report.preemptions for report in reports),
-                    steps=live.engine_steps,
-                    calls=tuple(served(live.shape, live.reports)),
-                )
-            )
+            times = outcome.arrived_s, outcome.ended_s
+            outcomes.append(Outcome.of(live.shape, *times, live.reports))
         return replace(ran, outcomes=outcomes, engines=[counts])
 
 

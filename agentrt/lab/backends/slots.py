@@ -32,51 +32,36 @@ class Job:
 
 
 class Clock(Protocol):
-    """Who keeps the time, and hears of ends. ``at`` is the step, ``now`` its second."""
+    """Who keeps the time, and hears of ends: see `Steps`."""
 
     at: int
     now: float
     step_s: float
 
-    def when(self, step: int, what: Callable[[], None]) -> None:
-        """Let something happen at a step."""
+    def when(self, step: int, what: Callable[[], None]) -> None: ...
 
-    def touch(self, engine: Slots) -> None:
-        """At this moment the engine has to choose who runs."""
+    def touch(self, engine: Slots) -> None: ...
 
-    def served(self, engine: Slots) -> None:
-        """At this moment service of the engine's calls is over."""
+    def served(self, engine: Slots) -> None: ...
 
-    def leave(self, engine: Slots, call: QueuedCall) -> None:
-        """A call has ended, and is in the queues no more."""
+    def leave(self, engine: Slots, call: QueuedCall) -> None: ...
 
 
 class Slots:
     """``batch`` slots that give each running call one token a step.
 
-    With ``strict`` the best calls run in each step, as Algorithm 1 has it (lines 32-39), and
-    preempted calls, the worst first, go to the tail of their level. Without it a running call
-    gives way to a strictly better level only, and keeps its place: what we do in a real
+    A running call gives way to a strictly better level only, and keeps its place, as in a real
     engine, where a preemption costs something. ``busy_steps`` are those that its slots have
     served, all together.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        config: SchedulerConfig,
-        policy: Policy,
-        batch: int,
-        *,
-        strict: bool = False,
-    ) -> None:
+    def __init__(self, clock: Clock, config: SchedulerConfig, policy: Policy, batch: int) -> None:
         self.queues = LevelQueues(config, policy, slots=batch)
         self.running: list[QueuedCall] = []
         self.busy_steps = 0
         self._batch = batch
         self._clock = clock
         self._preemption = config.preemption
-        self._strict = strict and policy.levelled
         self._over: list[QueuedCall] = []
         self._unsorted = False
         self._wakes: set[int] = set()
@@ -90,7 +75,7 @@ class Slots:
         if self._unsorted:
             self.running.sort(key=_key)
             self._unsorted = False
-        for call in self._outranked() if self._strict else self._victims():
+        for call in self._victims():
             self._stop(call)
         while len(self.running) < self._batch and self.queues.head() is not None:
             self._start(self.queues.take())
@@ -125,11 +110,6 @@ class Slots:
         free = self._batch - len(self.running)
         return list(self.queues.victims(self.running, free, 1, _ROOM))
 
-    def _outranked(self) -> list[QueuedCall]:
-        """Running calls that are not among the best, the worst first."""
-        best = sorted([*self.running, *self.queues.in_order()], key=_key)[: self._batch]
-        return [call for call in reversed(self.running) if call not in best]
-
     def _start(self, call: QueuedCall) -> None:
         self.queues.call_began(call, self._clock.now)
         self.running.append(call)
@@ -140,11 +120,9 @@ class Slots:
         self._watch(call)
 
     def _stop(self, call: QueuedCall) -> None:
-        if self._strict:
-            self._settle(call)
         self.running.remove(call)
         call.item.stamp += 1
-        self.queues.call_preempted(call, self._clock.now, to_tail=self._strict)
+        self.queues.call_preempted(call, self._clock.now)
         self.queues.put(call)
 
     # -- service -----------------------------------------------------------------------

@@ -31,7 +31,7 @@ from agentrt.scheduler.records import ProgramRow, QueuedCall
 class Steps(Backend):
     """``replicas`` engines of ``batch`` slots each, behind a router if there are several.
 
-    Moments are whole steps. For ``strict`` see `Slots`.
+    Moments are whole steps.
     """
 
     same_moment: ClassVar[bool] = True
@@ -44,20 +44,13 @@ class Steps(Backend):
         *,
         replicas: int = 1,
         router: str = "round-robin",
-        strict: bool = False,
     ) -> None:
         self.step_s = step_s
         self.at = 0
         self.now = 0.0
         self._laws = Laws(step_s)
         self.engines = [
-            Slots(
-                self,
-                config,
-                make_policy(config, self.remaining_s, self._laws),
-                batch,
-                strict=strict,
-            )
+            Slots(self, config, make_policy(config, self.remaining_s, self._laws), batch)
             for _ in range(replicas)
         ]
         self._replicas = _routed(config, router, replicas, batch, step_s) if replicas > 1 else None
@@ -159,17 +152,21 @@ class Steps(Backend):
     # -- what its engines ask for ------------------------------------------------------
 
     def when(self, step: int, what: Callable[[], None]) -> None:
+        """Let something happen at a step."""
         self._serial += 1
         heapq.heappush(self._due, (step, self._serial, what))
 
     def touch(self, engine: Slots) -> None:
+        """At this moment the engine has to choose who runs."""
         self._touched[engine] = None
 
     def served(self, engine: Slots) -> None:
+        """At this moment service of the engine's calls is over."""
         self._served[engine] = None
         self.touch(engine)
 
     def leave(self, engine: Slots, call: QueuedCall) -> None:
+        """A call has ended, and is in the queues no more."""
         job: Job = call.item
         self._ending = engine, call
         report = CallReport(

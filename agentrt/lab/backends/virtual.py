@@ -16,10 +16,9 @@ from typing import Any
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.base import Backend, CallEnded, Replicas
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import EngineCounts, VirtualEngine, VirtualOptions
 from agentrt.lab.oracles import KNOWING, Laws, make_policy
-from agentrt.lab.program import LiveProgram
+from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.runs.machine import cached_tokens, prompt_tokens
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import CallReport

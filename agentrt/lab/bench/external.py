@@ -19,8 +19,7 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import count_option, json_flag, many
-from agentrt.lab.commands.outputs import silence_vllm
+from agentrt.lab.commands.options import count_option, json_flag, many, silence_vllm
 from agentrt.lab.commands.progress import do_all
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
@@ -28,7 +27,7 @@ from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.reports.standard import Metrics, standard
 from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.lab.runs.contenders import CONTINUUM, DEFAULT, STOCK, contender
-from agentrt.lab.workloads.swe_smith import LONGEST, swe_smith
+from agentrt.lab.workloads.agents import LONGEST, swe_smith
 
 _KV_BYTES = 131_072
 """Of a token, of Llama-3.1-8B: keys and values of 8 heads of 128 in 32 layers, two bytes each."""

@@ -31,8 +31,7 @@ from agentrt.lab.bench.results import hardware, processor, run_shown
 from agentrt.lab.bench.serving import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.bench import FLAGS as AFTER
 from agentrt.lab.commands.calibrate import Calibration
-from agentrt.lab.commands.options import count_option, many, note, seed_option
-from agentrt.lab.commands.outputs import silence_vllm
+from agentrt.lab.commands.options import count_option, many, note, seed_option, silence_vllm
 from agentrt.lab.engine.engines import LabEngine, engine_options, started
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions

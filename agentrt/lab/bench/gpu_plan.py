@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -11,9 +10,9 @@ from statistics import fmean
 from agentrt.lab.reports.gpu import CAPPED, OFFLOAD, UNCAPPED, Cell
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, THUNDER
 from agentrt.lab.runs.grid import turns
+from agentrt.lab.workloads.agents import LONGEST, swe_smith
 from agentrt.lab.workloads.replay import Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
-from agentrt.lab.workloads.swe_smith import LONGEST, swe_smith
 
 ENGINES: Sequence[Sequence[str]] = ((STOCK, THUNDER), (DEFAULT,), (OFFLOAD,))
 """Contenders by the engine that they share, the baseline's first."""
@@ -49,7 +48,7 @@ class Size:
     def programs(self, seed: int) -> list[ProgramShape]:
         scales, cut = Scales(self.tokens, self.tokens, self.tools), Cut(self.turns, self.longest)
         some = swe_smith(self.per_s, seed)[: self.jobs]
-        return [cut.of(rescaled(one, scales, Counter())) for one in some]
+        return [cut.of(rescaled(one, scales)) for one in some]
 
     def flags(self, memory: str) -> list[str]:
         """VLLM's, for an engine of this size."""

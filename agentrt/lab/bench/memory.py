@@ -22,23 +22,29 @@ import click
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
-from agentrt.lab.bench.memory_engines import ON_CPU, SLOTS, Engines
 from agentrt.lab.bench.memory_plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
 from agentrt.lab.bench.results import Figures, hardware, run_shown, show
+from agentrt.lab.bench.serving import ON_CPU, SLOTS, Engines
 from agentrt.lab.commands.options import (
     count_option,
     json_flag,
     model_option,
     note,
+    silence_vllm,
     split_commas,
 )
-from agentrt.lab.commands.outputs import silence_vllm
 from agentrt.lab.engine.engines import engine_options, model_in_words
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import Ran
-from agentrt.lab.reports import before_after
-from agentrt.lab.reports.memory import Found, as_json, one_table, table
+from agentrt.lab.reports.memory import (
+    Found,
+    as_json,
+    beside_earlier,
+    one_table,
+    read_earlier,
+    table,
+)
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import STOCK, Contender, contender, how
 from agentrt.lab.runs.grid import turns
@@ -120,7 +126,7 @@ def memory(**options: Any) -> None:
     the same programs run in virtual time after it.
     """
     asked = plan(options)
-    earlier = None if options["against"] is None else before_after.read(options["against"])
+    earlier = None if options["against"] is None else read_earlier(options["against"])
     silence_vllm()
     engines = _engines(options)
     bench = _bench(options)
@@ -132,7 +138,7 @@ def memory(**options: Any) -> None:
         told = [_told(key, found, asked.seeds) for key, found in cells.items()]
         tables = _tables(cells, together=options["held_out"])
         if earlier is not None and told:
-            tables.append(before_after.compare(earlier, told))
+            tables.append(beside_earlier(earlier, told))
         show([*about, *tables] if tables else "", {"cells": told}, as_json=options["as_json"])
 
     run_shown(_cells(bench, engines, asked, measured, about), tell)

@@ -16,15 +16,20 @@ from click.core import ParameterSource
 
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import source_of
-from agentrt.lab.commands.options import count_option, file, json_flag, listed
-from agentrt.lab.commands.outputs import check_plot, silence_vllm
+from agentrt.lab.commands.options import (
+    check_plot,
+    count_option,
+    file,
+    json_flag,
+    listed,
+    silence_vllm,
+)
 from agentrt.lab.commands.progress import do_runs
 from agentrt.lab.reports.paper import Panel, as_values, draw, page
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import BASELINE, STOCK, check_in_steps, contenders
-from agentrt.lab.runs.grid import RunSpec, grid
+from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
 
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from agentrt.cli.faults import StoppedError
-from agentrt.cli.signals import Interrupts
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.bench.results import hardware
 from agentrt.lab.bench.serving import (
@@ -24,15 +22,13 @@ from agentrt.lab.bench.serving import (
     warm_up,
 )
 from agentrt.lab.commands.bench.asked import Asked, Measured
-from agentrt.lab.commands.options import note
-from agentrt.lab.commands.progress import Meter
+from agentrt.lab.commands.progress import Meter, do_on_engines
 from agentrt.lab.engine.engines import LabEngine, engine_options, model_in_words, started
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.reports.policies import about_workload, vllm_version
 from agentrt.lab.runs.contenders import Contender
-from agentrt.lab.runs.grid import RunResult, RunSpec, arrivals, turns
+from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, Source, arrivals, turns
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure, at_once
 from agentrt.lab.workloads.shape import Cut
 
@@ -125,13 +121,9 @@ def measure(asked: Asked) -> Measured:
     what = asked.source, asked.pressures, asked.programs, asked.everyone, asked.seeds
     runs = len(asked.everyone) * len(asked.pressures) * len(asked.seeds)
     bench = RealBench(base, *what, started, Meter(runs).now)
-    stop = None
-    try:
-        Interrupts(note).run(bench.run())
-    except StoppedError as error:
-        stop = StoppedError(error.code - 128, f"{error}: {len(bench.results)} runs were done")
-    if not bench.results:  # no engine came up in time, and there is nothing to print
-        return {}, "", [], stop
+    stop = do_on_engines(bench.run(), bench.results, runs)
+    if stop and not bench.results:  # no engine came up in time, and there is nothing to print
+        raise stop
     machine = hardware()
     return _about(asked, bench, machine), _head(asked, bench, machine), bench.results, stop
 

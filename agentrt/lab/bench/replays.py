@@ -14,7 +14,6 @@ from typing import Any
 
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.faults import StoppedError
-from agentrt.cli.signals import Interrupts
 from agentrt.errors import ConfigError
 from agentrt.executors.frontend import Frontend
 from agentrt.executors.vllm.frontend.models import open_frontend
@@ -22,7 +21,7 @@ from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.bench.results import hardware
 from agentrt.lab.bench.serving import Open, about_engine, by_engine, engine_for, serve, warm_up
 from agentrt.lab.commands.options import note
-from agentrt.lab.commands.progress import Meter
+from agentrt.lab.commands.progress import Meter, do_on_engines
 from agentrt.lab.engine.engines import LabEngine, engine_options, started
 from agentrt.lab.runs.contenders import Contender, check_on_one_engine
 from agentrt.lab.runs.grid import RunSpec
@@ -162,14 +161,10 @@ def measure(
     lasts_s = max(one.ended_s for one in recording.outcomes)
     note(f"{len(everyone)} runs, each of about {lasts_s:.0f} s")
     meter = Meter(len(everyone) * len(recording.programs), "programs")
-    replay, stop = RealReplay(recording, spec, everyone, base, started, meter.now), None
-    try:
-        Interrupts(note).run(replay.run())
-    except StoppedError as error:
-        text = f"{error}: {len(replay.results)} of {len(everyone)} runs were done"
-        stop = StoppedError(error.code - 128, text)
-        if not replay.results:
-            raise stop from error
+    replay = RealReplay(recording, spec, everyone, base, started, meter.now)
+    stop = do_on_engines(replay.run(), replay.results, len(everyone))
+    if stop and not replay.results:
+        raise stop
     flags, machine = options["engine_flags"], hardware()
     head = about_engine(base.model or "", flags, replay.sizes, machine)
     told = {"depth": "real", "model": base.model, "flags": list(flags), "hardware": machine}

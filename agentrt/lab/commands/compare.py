@@ -29,7 +29,7 @@ from agentrt.executors.base import Chunk, ForwardingExecutor
 from agentrt.executors.vllm import engine
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.interrupts.questions import Answerer
-from agentrt.lab.commands.outputs import silence_vllm, write
+from agentrt.lab.commands.options import silence_vllm, write
 from agentrt.lab.commands.progress import Meter
 from agentrt.lab.commands.replay import SIZES
 from agentrt.lab.reports.orders import drawing, told, values

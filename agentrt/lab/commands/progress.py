@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence, Sized
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
+from multiprocessing import connection
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from agentrt.cli.faults import StoppedError
-from agentrt.cli.signals import end_now, taken
+from agentrt.cli.signals import Interrupts, end_now, taken
 from agentrt.cli.streams import say
+from agentrt.errors import EngineError
+from agentrt.executors.vllm.processes import interrupts_blocked
 from agentrt.lab.reports.compare import Cell, cells
 from agentrt.lab.runs.grid import RunResult, RunSpec, do
-from agentrt.lab.runs.workers import Result, Spec, run_all
 
 _SAID_EVERY_S = 10.0
 
@@ -42,9 +48,25 @@ def do_all(
                 done.append(result)
                 meter.now(len(done))
     except StoppedError as stop:
-        text = f"{stop}: {len(done)} of {len(specs)} runs were done"
-        return done, StoppedError(stop.code - 128, text)
+        return done, _stopped(stop, len(done), len(specs))
     return done, None
+
+
+def do_on_engines(
+    work: Coroutine[Any, Any, object], results: Sized, runs: int
+) -> StoppedError | None:
+    """Do the ``work`` of so many runs on real engines. A signal ends it early: it is returned,
+    with how many ``results`` there are.
+    """
+    try:
+        Interrupts(say).run(work)
+    except StoppedError as stop:
+        return _stopped(stop, len(results), runs)
+    return None
+
+
+def _stopped(stop: StoppedError, done: int, runs: int) -> StoppedError:
+    return StoppedError(stop.code - 128, f"{stop}: {done} of {runs} runs were done")
 
 
 @contextmanager
@@ -90,3 +112,57 @@ class Meter:
         each = (now - self._began) / max(1, done)
         left = f", about {each * (self._runs - done):.0f} s left" if done else ""
         say(f"{done} of {self._runs} {self._of}{left}{': ' if what else ''}{what}")
+
+
+# -- in processes that never outlive their parent --------------------------------------
+
+Spec = TypeVar("Spec")
+Result = TypeVar("Result")
+
+
+def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> Generator[Result]:
+    """Do the runs with ``jobs`` processes; each result comes as its run ends.
+
+    Whoever stops listening (an error, Ctrl-C, ``close()``) ends the processes at once.
+    Raises `EngineError` when one of them dies of itself.
+    """
+    jobs = min(jobs, len(specs))
+    if jobs <= 1:
+        yield from map(do, specs)
+        return
+    with _pool(jobs) as pool:
+        with interrupts_blocked():  # processes start as the first task comes
+            pending = [pool.submit(do, spec) for spec in specs]
+        for future in as_completed(pending):
+            yield future.result()
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    # Not fork: whoever shows the progress has threads.
+    context = multiprocessing.get_context("spawn")
+    # The processes watch this pipe. It closes when we say so, and when we are killed.
+    watched, held_open = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(jobs, context, _become_worker, (watched,))
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise EngineError(
+            "a process of the simulation died (out of memory?); try fewer --jobs"
+        ) from error
+    except BaseException:
+        held_open.close()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        held_open.close()
+        watched.close()
+
+
+def _become_worker(parent: connection.Connection) -> None:
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: connection.Connection) -> None:
+    connection.wait([parent])
+    os._exit(1)

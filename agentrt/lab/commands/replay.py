@@ -14,20 +14,20 @@ from agentrt.errors import ConfigError
 from agentrt.files import is_database
 from agentrt.lab.commands.options import (
     ManyCommand,
+    check_plot,
     count_option,
     file,
     json_flag,
     many,
+    silence_vllm,
 )
-from agentrt.lab.commands.outputs import check_plot, silence_vllm
 from agentrt.lab.commands.progress import do_all
-from agentrt.lab.engine.accounts import step_time
+from agentrt.lab.engine.step_time import step_time
 from agentrt.lab.reports.policies import about_engine
 from agentrt.lab.reports.replay import draw_replay, replay_tables, replay_values
 from agentrt.lab.runs import replays
-from agentrt.lab.runs.grid import grid
+from agentrt.lab.runs.grid import Setting, Source, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.journals import Recording, read_recording
 

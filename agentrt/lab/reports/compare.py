@@ -1,9 +1,7 @@
-"""What runs come to, side by side: measures, their ratios to a baseline, tables, JSON and CSV."""
+"""What runs come to, side by side: measures, their ratios to a baseline, tables, JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +11,7 @@ from typing import Any
 
 from agentrt.lab.outcome import Summary
 from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
-from agentrt.lab.runs.grid import RunResult
-from agentrt.lab.runs.settings import Setting
+from agentrt.lab.runs.grid import RunResult, Setting
 
 _PLAIN = {
     "mean_s": ("mean", "mean latency, s"),
@@ -180,20 +177,6 @@ def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[
         }
         for cell in cells
     ]
-
-
-def as_csv(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> str:
-    """A line per cell and measure, with a head."""
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    names = ("workload", "arrivals", "policy", "programs", "seeds")
-    kinds = ("median", "min", "max", "ratio", "ratio_min", "ratio_max")
-    out.writerow([*names, "measure", *kinds])
-    for cell in as_dicts(cells, measures):
-        cell["seeds"] = len(cell["seeds"])
-        for measure, found in cell["measures"].items():
-            out.writerow([*(cell[n] for n in names), measure, *(found[k] for k in kinds)])
-    return text.getvalue()
 
 
 def by_seed(cell: Cell, measure: str) -> list[float | None]:

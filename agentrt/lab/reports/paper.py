@@ -29,9 +29,8 @@ from agentrt.lab.reports.equal_latency import (
 from agentrt.lab.reports.plots import draw_panels
 from agentrt.lab.reports.policies import about_engine, about_scales, about_seeds
 from agentrt.lab.reports.tables import Spread, digits, markdown
-from agentrt.lab.runs.grid import RunResult
+from agentrt.lab.runs.grid import RunResult, Setting
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting
 
 LEVELS = (2.0, 3.0, 5.0)
 """Multiples of the unloaded token latency."""
@@ -119,8 +118,8 @@ and most tokens are those of few large ones."""
 
 def page(panels: Sequence[Panel], machine: Machine, seeds: Sequence[int], command: str) -> str:
     """All tables, as Markdown."""
-    source = max((one.settings[0].source for one in panels), key=lambda one: one.gap_scale)
-    scaled = f"Scaled: {about_scales(source)} where tools are on."
+    scales = max((one.settings[0].source.scales for one in panels), key=lambda one: one.gap)
+    scaled = f"Scaled: {about_scales(scales)} where tools are on."
     about = f"{about_engine(machine)}\n{scaled} {about_seeds(seeds)}."
     parts = [_HEAD, f"`{command}`", about, _EQUAL, _equal(panels), _BY_LOAD]
     for panel in panels:

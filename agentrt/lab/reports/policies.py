@@ -24,9 +24,9 @@ from agentrt.lab.reports.compare import (
     values,
 )
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.grid import RunSpec
+from agentrt.lab.runs.grid import RunSpec, Source
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Source
+from agentrt.lab.workloads.replay import Scales
 from agentrt.scheduler.config import SchedulerConfig
 
 _COMPARED = ("mean_s", "p95_s", "p99_s", "slowdown", "token_latency_s")
@@ -74,12 +74,9 @@ def vllm_version() -> str:
     return "unknown"
 
 
-def about_scales(source: Source) -> str:
+def about_scales(scales: Scales) -> str:
     """What programs were multiplied by."""
-    return (
-        f"prompts x {source.context_scale:g}, outputs x {source.output_scale:g}, "
-        f"gaps x {source.gap_scale:g}"
-    )
+    return f"prompts x {scales.context:g}, outputs x {scales.output:g}, gaps x {scales.gap:g}"
 
 
 _VIRTUAL = """**Virtual time**: the real scheduler and KV-cache manager of vLLM {}, no model; the
@@ -123,7 +120,7 @@ def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
     room = "" if source.cut.tokens is None else f"; no call above {source.cut.tokens} tokens"
     return (
         f"Workload: {source.name}, {programs} programs a run; "
-        f"{about_scales(source)}{cut}{room}. {about_seeds(seeds)}; "
+        f"{about_scales(source.scales)}{cut}{room}. {about_seeds(seeds)}; "
         "ratios are to stock in the same repeat, and in all but throughput below 1 is better."
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,15 +13,14 @@ from agentrt.graph.export import to_json
 from agentrt.journal.wall import HUMAN, OWN, TOOL, Piece, engine_spans
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
-from agentrt.lab.engine.accounts import step_time
-from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.outcome import Outcome, served
+from agentrt.lab.engine.step_time import StepTimeModel, step_time
+from agentrt.lab.outcome import Outcome
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads import dagfile
 from agentrt.lab.workloads.fields import Fields, Notes
-from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.replay import UNSCALED
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
 from agentrt.request.spans import STARTING
@@ -53,18 +51,7 @@ class Course:
     @property
     def outcome(self) -> Outcome:
         reports = {index: report for index, (_, _, report) in self.calls.items()}
-        return Outcome(
-            self.shape.program_id,
-            self.shape.type,
-            self.began,
-            self.ended,
-            ideal_s=math.nan,
-            output_tokens=self.shape.output_tokens,
-            service_s=sum(one.service_s for one in reports.values()),
-            waiting_s=sum(one.waiting_s for one in reports.values()),
-            tool_s=sum(call.gap_s for call in self.shape.calls) + self.shape.tail_s,
-            calls=tuple(served(self.shape, reports)),
-        )
+        return Outcome.of(self.shape, self.began, self.ended, reports)
 
     def pieces(self) -> list[Piece]:
         """Its time along its critical path, each piece with its reason, as in `agentrt why`."""
@@ -153,7 +140,7 @@ def read(runs: Sequence[Run], tokens: Tokens) -> list[Course]:
     for run in runs:
         head = {"id": run.id, "type": run.type, "started_at": run.started_at}
         entries.append(Fields(run.id, to_json(run.dag) | {"program": head}))
-    shapes = {one.program_id: one for one in dagfile.read(entries, "", Scales(), Notes())}
+    shapes = {one.program_id: one for one in dagfile.read(entries, "", UNSCALED, Notes())}
     if silent := [run.id for run in runs if run.id not in shapes]:
         raise ConfigError(f"program {silent[0]} got nothing from its model: nothing to compare")
     return [_read(run, shapes[run.id], tokens, zero) for run in runs]

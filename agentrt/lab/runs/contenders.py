@@ -11,10 +11,10 @@ from agentrt.lab.backends.gates import Cap, Gate, ThunderAgent
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.oracles import KNOWING, check_policy, policy_names
 from agentrt.lab.outcome import Ran
+from agentrt.lab.program import Stock
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler.config import ADMISSIONS, RETENTIONS, SchedulerConfig
 
@@ -111,9 +111,12 @@ def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_H
     ``hints``. Raises `ConfigError` for a name that says nothing.
     """
     first, *more = name.split("+")
-    told, ample = (_taken(more, one) for one in (HINTED, AMPLE))
+    told, ample = (_taken(more, [one]) for one in (HINTED, AMPLE))
     found = Contender(
-        name, _STOCKS.get(first) or _OURS, hints if told else None, memory=_TIMES_AMPLE**ample
+        name,
+        _STOCKS.get(first) or _OURS,
+        hints if told else None,
+        memory=_TIMES_AMPLE if ample else 1,
     )
     kind, _, number = first.partition(":")
     if (kind == CAP and number.isdecimal() and int(number)) or first in (THUNDER, DECAY):
@@ -124,7 +127,7 @@ def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_H
         found = replace(found, scheduling=SchedulerConfig.of_policy())
     elif first in policy_names():
         check_policy(first)
-        retention, admission = _taken_of(more, RETENTIONS), _taken_of(more, ADMISSIONS)
+        retention, admission = _taken(more, RETENTIONS), _taken(more, ADMISSIONS)
         ours = replace(
             ours, policy=first, retention=retention or "lru", admission=admission or "off"
         )
@@ -167,15 +170,7 @@ def check_on_one_engine(everyone: Sequence[Contender]) -> None:
         raise ConfigError(f"{ample!r}: all share an engine here; see agentrt bench memory")
 
 
-def _taken(words: list[str], word: str) -> bool:
-    """Take a word out of those left, if it is there."""
-    if word not in words:
-        return False
-    words.remove(word)
-    return True
-
-
-def _taken_of(words: list[str], known: Sequence[str]) -> str | None:
+def _taken(words: list[str], known: Sequence[str]) -> str | None:
     """Take the first that is known out of those left."""
     found = next((word for word in words if word in known), None)
     if found is not None:

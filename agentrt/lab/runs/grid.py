@@ -1,16 +1,19 @@
 """Grids of simulated runs: every setting with every seed, by every contender.
 
 A run is described by plain values (`RunSpec`), so that it can be done in another process
-(`agentrt.lab.runs.workers`) and said in a report. All of one seed see the same programs at the
+(`agentrt.lab.commands.progress`) and said in a report. All of one seed see the same programs at the
 same times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
-from typing import TypeVar
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
 
 from agentrt.errors import InvariantError
 from agentrt.lab.backends.steps import Steps
@@ -18,8 +21,130 @@ from agentrt.lab.driver import drive
 from agentrt.lab.outcome import Ran, Summary
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting
-from agentrt.lab.workloads.shape import ProgramShape, with_hints
+from agentrt.lab.workloads.arrivals import Pressure
+from agentrt.lab.workloads.generate import WORKLOADS, generate
+from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
+from agentrt.lab.workloads.shape import WHOLE, Cut, ProgramShape, with_hints
+from agentrt.lab.workloads.traces import Trace, named, read_programs, stem
+
+DEFAULT_PROGRAMS = 1000
+"""How many programs a generator makes when nobody says."""
+_AXES = {"at-once": "programs at once", "rate": "arrivals, programs per second"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where programs come from: a generator's name, or a file with a trace.
+
+    Programs are scaled, then ``cut``. ``format`` and ``tokenizer`` are how a file is read: see
+    `read_programs`.
+    """
+
+    name: str
+    path: Path | None = None
+    scales: Scales = UNSCALED
+    cut: Cut = WHOLE
+    format: str = ""
+    tokenizer: str = ""
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            generate(self.name, 0, 0)  # refuses an unknown name
+
+    @classmethod
+    def named(cls, text: str, **how: Any) -> Source:
+        """A generator by its name, or ``FILE`` or ``FORMAT:FILE``. Raises `ConfigError`."""
+        found = named(text, WORKLOADS)
+        if found is None:
+            return cls(text, **how)
+        return cls(stem(found[1]), found[1], format=found[0], **how)
+
+    def programs(self, n: int | None, seed: int) -> Sequence[ProgramShape]:
+        """So many programs, which the seed decides: a generator makes them, a trace is drawn from.
+
+        Each program of a trace comes once before any comes again, under another id.
+        """
+        return _made(self, self.count(n), seed)
+
+    def trace(self) -> Trace:
+        """What is in the file. Raises `ConfigError` for one that cannot be read."""
+        assert self.path is not None
+        how = {"as_format": self.format, "tokenizer": self.tokenizer, "scales": self.scales}
+        return _recorded(self.path, **how)
+
+    def count(self, n: int | None) -> int:
+        if n is not None:
+            return n
+        return DEFAULT_PROGRAMS if self.path is None else len(self.trace().programs)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all policies of a comparison run under, but for the seed."""
+
+    source: Source
+    pressure: Pressure
+    programs: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells it from others of the same source: the load, or how many come at once."""
+        at_once = self.pressure.kind == "at-once"
+        return str(self.programs or "all") if at_once else str(self.pressure)
+
+    @property
+    def axis(self) -> str:
+        """What the label counts."""
+        return _AXES.get(self.pressure.kind, "load")
+
+    @property
+    def count(self) -> int:
+        if self.pressure.kind == "recorded":
+            return len(self.source.trace().programs[: self.programs])
+        return self.source.count(self.programs)
+
+    def arrivals(self, machine: Machine, seed: int) -> Sequence[ProgramShape]:
+        """The programs, each at its time; ``recorded`` ones come as they stand in the file."""
+        if self.pressure.kind == "recorded":
+            return self.source.trace().programs[: self.programs]
+        programs = self.source.programs(self.programs, seed)
+        return self.pressure.arrange(programs, machine.capacity_per_s(programs), seed)
+
+
+# The runs of one seed follow each other in a worker, and want the same programs.
+@lru_cache(maxsize=2)
+def _made(source: Source, n: int, seed: int) -> Sequence[ProgramShape]:
+    if source.path is None:
+        programs = generate(source.name, n, seed)
+        if source.scales != UNSCALED:
+            programs = [rescaled(program, source.scales) for program in programs]
+    else:
+        programs = _drawn(source.trace().programs, n, seed)
+    return [source.cut.of(program) for program in programs]
+
+
+_recorded = lru_cache(maxsize=4)(read_programs)
+
+
+def _drawn(programs: Sequence[ProgramShape], n: int, seed: int) -> list[ProgramShape]:
+    """``n`` of the programs, in rounds that each hold all of them in an order of its own."""
+    rng = Random(f"trace/{seed}")
+    drawn: list[ProgramShape] = []
+    while len(drawn) < n:
+        again = len(drawn) // len(programs)
+        one_round = rng.sample(programs, len(programs))
+        drawn += [_again(program, again) for program in one_round[: n - len(drawn)]]
+    return drawn
+
+
+def _again(program: ProgramShape, again: int) -> ProgramShape:
+    """The same program once more, as another one."""
+    if not again:
+        return program
+    return replace(program, program_id=f"{program.program_id}#{again}")
+
+
+# -- runs ------------------------------------------------------------------------------
 
 One = TypeVar("One")
 

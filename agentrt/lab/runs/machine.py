@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentrt.errors import INSTALL_VLLM, ConfigError
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.workloads.arrivals import rate_for_load
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.router import DEFAULT_ROUTER, make_router
 
-DEPTHS = ("steps", "virtual")
+Depth = Literal["steps", "virtual"]
 """How deep an engine can be simulated. ``steps``: batch slots alone, all steps alike.
 ``virtual``: vLLM's own scheduler, with memory, prefix cache and prefill."""
 
@@ -35,7 +34,7 @@ class Machine:
 
     batch: int = 32
     step_s: float = 0.025
-    depth: str = "steps"
+    depth: Depth = "steps"
     kv_blocks: int = 8192
     max_num_batched_tokens: int = 2048
     step_model: Path | StepTimeModel | None = None
@@ -45,15 +44,7 @@ class Machine:
     in_flight: int = 1
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ConfigError(f"there is at least one replica, got {self.replicas}")
         make_router(self.router)
-        if self.batch < 1:
-            raise ConfigError(f"a batch holds at least one call, got {self.batch}")
-        if not 0 < self.step_s < float("inf"):
-            raise ConfigError(f"a step takes a positive number of seconds, got {self.step_s}")
-        if self.depth not in DEPTHS:
-            raise ConfigError(f"unknown depth {self.depth!r}; known: {', '.join(DEPTHS)}")
         if self.depth == "virtual":
             self.step_time()
             self.virtual_options()
@@ -86,7 +77,8 @@ class Machine:
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
         """How many programs like these it can do per second: the rate that is a load of 1."""
         if self.depth == "steps":
-            return self.replicas * rate_for_load(programs, 1.0, self.batch, self.step_s)
+            tokens = sum(program.output_tokens for program in programs) / len(programs)
+            return self.replicas * (self.batch / self.step_s / tokens)
         return self.replicas * capacity_per_s(programs, self.batch, self.step_time())
 
     def to_dict(self) -> dict[str, Any]:

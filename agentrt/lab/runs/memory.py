@@ -5,26 +5,30 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from random import Random
 
 from agentrt.errors import ConfigError
+from agentrt.lab.backends.virtual import Virtual
+from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
+from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.contenders import CAP, Contender
-from agentrt.lab.runs.machine import capacity_per_s
-from agentrt.lab.runs.settings import Source
-from agentrt.lab.runs.working_set import with_ample_memory
+from agentrt.lab.runs.grid import Source
+from agentrt.lab.runs.machine import cached_tokens, capacity_per_s, prompt_tokens
 from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import daily, poisson
 from agentrt.lab.workloads.generate import WORKLOADS, generate
 from agentrt.lab.workloads.held_out import HELD_OUT
-from agentrt.lab.workloads.replay import Scales, rescaled, with_gaps
+from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
 from agentrt.lab.workloads.traces import Trace
+from agentrt.request import CallReport
 
 GPU = StepTimeModel()
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")
@@ -143,11 +147,11 @@ class Memory:
         scale = Scales(work.scale * self.scale, work.scale * self.scale)
         if work.source == RECORDED:
             drawn = _drawn(self.trace, count, self.longest(cell), seed)
-            made = [with_gaps(one, cell.tool_s) for one in drawn]
+            made = [rescaled(one, Scales(gap=cell.tool_s), exact=True) for one in drawn]
         else:
             made = generate(work.source, count, seed, known={**WORKLOADS, **HELD_OUT})
-            if scale != Scales():
-                made = [rescaled(one, scale, Counter()) for one in made]
+            if scale != UNSCALED:
+                made = [rescaled(one, scale) for one in made]
             made = with_tools(made, cell.tool_s, seed)
         made = [Cut(tokens=self.longest(cell)).of(one) for one in made]
         per_s = capacity_per_s(made, self.slots, self.step_time or work.step_time)
@@ -195,13 +199,8 @@ _RECORDED_TOOL_S = 9.0
 
 def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Trace:
     """The programs of a file that ``recorded`` draws from, their tokens times ``scale``."""
-    source = Source.named(
-        trace,
-        context_scale=scale,
-        output_scale=scale,
-        gap_scale=1 / _RECORDED_TOOL_S,
-        tokenizer=tokenizer,
-    )
+    scales = Scales(scale, scale, 1 / _RECORDED_TOOL_S)
+    source = Source.named(trace, scales=scales, tokenizer=tokenizer)
     if source.path is None:
         raise ConfigError(f"--trace {trace!r}: there is no such file")
     return source.trace()
@@ -217,3 +216,69 @@ def _drawn(trace: Sequence[ProgramShape], count: int, tokens: int, seed: int) ->
             f"{count} are asked for; give fewer --programs, or a smaller --trace-scale"
         )
     return Random(f"drawn/{seed}").sample(fits, count)
+
+
+# -- the working set: the most that programs use again, when nothing is ever evicted -----
+
+
+class _Watched(Virtual):
+    """Stock vLLM, with an eye on the tokens that will be used again, or are not done with."""
+
+    peak = held = programs = at_peak = 0
+
+    def program_started(self, live: LiveProgram) -> None:
+        super().program_started(live)
+        self.programs += 1
+        self._left.update(
+            Counter(
+                (live.row.program_id, call.extends)
+                for call in live.shape.calls
+                if call.extends is not None
+            )
+        )
+
+    def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
+        self.held += added_tokens(live.shape, index)
+        if self.held > self.peak:
+            self.peak, self.at_peak = self.held, self.programs
+        last: int | None = index
+        while last is not None and not self._left[live.row.program_id, last]:
+            self.held -= added_tokens(live.shape, last)
+            last = live.shape.calls[last].extends
+            if last is not None:
+                self._left[live.row.program_id, last] -= 1
+
+    def program_ended(self, live: LiveProgram) -> None:
+        super().program_ended(live)
+        self.programs -= 1
+
+    @cached_property
+    def _left(self) -> Counter[tuple[str, int]]:
+        """By call: how many that extend it are still to be done with."""
+        return Counter()
+
+
+def added_tokens(program: ProgramShape, index: int) -> int:
+    """What a call adds to what its program holds, shared prompts left out."""
+    call = program.calls[index]
+    return prompt_tokens(call) - cached_tokens(program, call) + call.output_tokens
+
+
+def context_tokens(program: ProgramShape) -> int:
+    """All that a program has computed at its end, each token once."""
+    return sum(added_tokens(program, index) for index in range(len(program.calls)))
+
+
+def with_ample_memory(
+    programs: Sequence[ProgramShape], options: VirtualOptions, step_time: StepTimeModel
+) -> tuple[int, int, Ran]:
+    """The most tokens at a time that are used again, of how many programs, and its run on stock."""
+    tokens = sum(map(context_tokens, programs)) + _shared(programs)
+    blocks = options.kv_blocks + tokens // options.block_size + sum(len(p.calls) for p in programs)
+    backend = _Watched(Stock(), replace(options, kv_blocks=blocks), step_time)
+    ran = drive(backend, programs)
+    return backend.peak + _shared(programs), backend.at_peak, ran
+
+
+def _shared(programs: Sequence[ProgramShape]) -> int:
+    return sum({program.type: program.system_tokens for program in programs}.values())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.lab.workloads.sizes import Gaps, ProgramBuilder, Sizes
 
@@ -102,3 +103,43 @@ def _sub_agent(builder: ProgramBuilder, rng: Random, gaps: Gaps, lead: int) -> i
             "sub", DEEP_THOUGHT, DEEP_RESULT, after=(last,), extends=last, gap_s=gaps.tool(rng)
         )
     return builder.call("report", DEEP_REPORT, 40, after=(last,), extends=last)
+
+
+# -- SWE-smith's sizes ----------------------------------------------------------------------
+
+JOBS, LONGEST = 100, 16_384
+_SYSTEM, _TOOL_S = 604, 1.0
+_TURNS = Sizes(mean=19.3, spread=0.2, low=5, high=40)
+_ISSUE = Sizes(mean=1498, spread=0.5, low=200, high=6000)
+_OUTPUT = Sizes(mean=85, spread=1.55, high=2000)
+_RESULT = Sizes(mean=580, spread=1.0, low=5, high=6000)
+
+
+def swe_smith(per_s: float, seed: int) -> list[ProgramShape]:
+    """Coding agents whose sizes are those that others published of SWE-smith's trajectories: `JOBS`
+    of them, which arrive as a Poisson process of ``per_s`` jobs a second.
+
+    Not the trajectories: 100 jobs with 17.9 turns each, of 6,945 prompt and 30 output tokens in the
+    median, after a system prompt of 604 and an issue of 1,498 tokens; no job goes beyond 16,384
+    tokens, and a tool takes a second (``matrix-100job`` of the survey that
+    `agentrt.lab.bench.external` names). The spreads are ours. So is the mean of the outputs, which
+    nobody published: it is the one that gives that survey's time where nothing waits, on its H200
+    with one job a second. Jobs beyond the limit are drawn again, so the means here are a little
+    above those that come out.
+    """
+    jobs = [_job(Random(f"swe-smith/{seed}/{i}"), f"job-{i}") for i in range(JOBS)]
+    return poisson(jobs, per_s, seed)
+
+
+def _job(rng: Random, name: str) -> ProgramShape:
+    """One that fits: a longer one is drawn again."""
+    while True:
+        builder = ProgramBuilder(rng, system_tokens=_SYSTEM, shared=0.0)
+        last = builder.call("turn", _OUTPUT, _ISSUE)
+        for _ in range(_TURNS.draw(rng) - 1):
+            last = builder.call(
+                "turn", _OUTPUT, _RESULT, after=(last,), extends=last, gap_s=_TOOL_S, tool="bash"
+            )
+        end = builder.calls[last]
+        if end.prompt_tokens + end.output_tokens <= LONGEST:
+            return builder.build(name, "swe_smith")

@@ -84,20 +84,6 @@ def _hour(due: float) -> float:
     return high
 
 
-def rate_for_load(
-    programs: Sequence[ProgramShape], load: float, batch: int, seconds_per_token: float
-) -> float:
-    """Programs per second whose output tokens are ``load`` times what an engine can make.
-
-    An engine makes ``batch / seconds_per_token`` tokens per second: ``batch`` calls, each
-    a token every ``seconds_per_token``. Prompts cost nothing here.
-    """
-    if not programs:
-        raise ConfigError("no programs, so no rate loads an engine with them")
-    tokens = sum(program.output_tokens for program in programs) / len(programs)
-    return load * batch / seconds_per_token / tokens
-
-
 @dataclass(frozen=True, slots=True)
 class _Wave:
     """A rate that is ``high`` for the first ``share`` of each period, then ``low``."""
@@ -136,18 +122,8 @@ def _unit_poisson(rng: Random) -> Iterator[float]:
 
 
 def _at(programs: Sequence[ProgramShape], times: Iterator[float]) -> list[ProgramShape]:
-    refuse_twins(programs)
     # zip() takes from the times last, and they never end.
     return [program.arriving(at_s) for program, at_s in zip(programs, times, strict=False)]
-
-
-def refuse_twins(programs: Sequence[ProgramShape]) -> None:
-    """Raise `ConfigError` where two programs have one id."""
-    seen: set[str] = set()
-    for program in programs:
-        if program.program_id in seen:
-            raise ConfigError(f"two programs have the id {program.program_id!r}")
-        seen.add(program.program_id)
 
 
 # -- how hard programs press on an engine ------------------------------------------------
@@ -213,8 +189,6 @@ class Pressure:
         self, programs: Sequence[ProgramShape], capacity_per_s: float, seed: int
     ) -> Sequence[ProgramShape]:
         """The programs, each at its time, for an engine that can do so many per second."""
-        if self.kind == "recorded":
-            return programs
         if self.kind == "at-once":
             return at_once(programs)
         rate = self.rate_per_s(capacity_per_s)

@@ -112,15 +112,17 @@ def _calls(
             used = (node.name or "") if node.kind == "tool" else tool
             seen[node.id] = _Seen(before, human or node.kind == "human", used)
             continue
-        call = replay.call(
-            _place(node),
-            report.prompt_tokens,
-            report.output_tokens,
-            after=before,
-            extends=_extended(report, before, reports),
-            gap_s=_gap(node, before, ends, began_s, notes),
-            human=human,
-            tool=tool,
+        call = replay.add(
+            CallShape(
+                report.output_tokens,
+                report.prompt_tokens,
+                after=before,
+                gap_s=_gap(node, before, ends, began_s, notes),
+                node=_place(node),
+                extends=_extended(report, before, reports),
+                human=human,
+                tool=tool,
+            )
         )
         seen[node.id] = _Seen((call,))
         ends.append(node.ended_at)

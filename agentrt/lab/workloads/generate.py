@@ -270,8 +270,6 @@ def generate(
         near = get_close_matches(name, known, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"no workload is named {name!r}: {meant}there are {', '.join(known)}")
-    if n < 0:
-        raise ConfigError(f"cannot make {n} programs: give a number from 0 up")
     return [_program(name, known[name], seed, index, gaps) for index in range(n)]
 
 

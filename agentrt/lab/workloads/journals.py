@@ -23,10 +23,10 @@ from agentrt.journal.past import PastNode
 from agentrt.journal.reading import History, ReadingStore, histories
 from agentrt.journal.schema import DONE
 from agentrt.journal.wall import engine_spans
-from agentrt.lab.outcome import Outcome, served
+from agentrt.lab.outcome import Outcome
 from agentrt.lab.workloads import dagfile
 from agentrt.lab.workloads.fields import Fields, Notes
-from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.lab.workloads.texts import Texts, prompt_text, said
 from agentrt.request import CallReport
@@ -35,7 +35,7 @@ _ALL = 10**9
 _KINDS = {"call": "call", "tool": "tool", "human": "human", "event": "event", "sleep": "event"}
 """Nodes that take time, and their kind in a DAG."""
 _COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
-_TOLD = (*_COUNTS, "spans")
+_TOLD = (*_COUNTS, "spans", "service_s", "waiting_s", "preemptions")
 
 NO_TEXT = "programs without texts, whose prompts are alike along their own calls alone"
 OPEN = "programs that had not ended, replayed as far as they had come"
@@ -91,7 +91,7 @@ def read_recording(path: Path) -> Recording:
     """All that a replay needs of a journal. Raises `JournalError`, and `ConfigError` for one
     without a program that made a call and ended.
     """
-    recording, notes = _recorded(path, Scales())
+    recording, notes = _recorded(path, UNSCALED)
     if not recording.outcomes:
         why = "; ".join(f"{what}: {count}" for what, count in notes.explained().items())
         raise ConfigError(
@@ -112,7 +112,7 @@ def _recorded(path: Path, scales: Scales) -> tuple[Recording, Notes]:
     kept = [one for one in read if one.row.id in shapes]
     for one in kept:
         shapes[one.row.id] = one.completed(shapes[one.row.id], scales.gap)
-    if scales == Scales():
+    if scales == UNSCALED:
         _add_ids(shapes, [call for one in kept for call in one.calls])
     ended = [one for one in kept if one.ended is not None]
     outcomes = [one.outcome(shapes[one.row.id]) for one in ended]
@@ -210,28 +210,13 @@ class _Program:
     def outcome(self, shape: ProgramShape) -> Outcome:
         """What came of it, and when: as its shape, in seconds after the first one."""
         assert self.ended is not None
-        service, waiting, preemptions = (
-            sum(call.account.get(name, 0) for call in self.calls)
-            for name in ("service_s", "waiting_s", "preemptions")
-        )
         reports = {at: _report(call) for at, call in enumerate(self.calls)}
-        return Outcome(
-            program_id=self.row.id,
-            type=self.row.type,
-            arrived_s=shape.arrives_s,
-            ended_s=shape.arrives_s + self.ended - self.began,
-            ideal_s=math.nan,
-            output_tokens=shape.output_tokens,
-            service_s=service,
-            waiting_s=waiting,
-            tool_s=sum(call.gap_s for call in shape.calls) + shape.tail_s,
-            preemptions=preemptions,
-            calls=tuple(served(shape, reports)),
-        )
+        ended_s = shape.arrives_s + self.ended - self.began
+        return Outcome.of(shape, shape.arrives_s, ended_s, reports)
 
 
 def _report(call: RecordedCall) -> CallReport:
-    """What times and hits take of its account. Raises `JournalError` for what cannot be read."""
+    """What an outcome takes of its account. Raises `JournalError` for what cannot be read."""
     report = CallReport(**{name: call.account[name] for name in _TOLD if name in call.account})
     engine_spans(report, f"a call of program {call.program}")
     return report

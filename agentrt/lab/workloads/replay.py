@@ -31,6 +31,9 @@ class Scales:
             raise ConfigError(f"gap_scale is a number from 0 up, not {self.gap}")
 
 
+UNSCALED = Scales()
+
+
 class Replay:
     """The calls of one program so far, scaled. Everything that had to change is counted.
 
@@ -43,29 +46,16 @@ class Replay:
         self._scales = scales
         self._notes = notes
 
-    def call(
-        self,
-        node: str,
-        prompt_tokens: int,
-        output_tokens: int,
-        *,
-        after: Sequence[int] = (),
-        extends: int | None = None,
-        gap_s: float = 0.0,
-        human: bool = False,
-        tool: str = "",
-    ) -> int:
-        gap_s *= self._scales.gap
+    def add(self, call: CallShape) -> int:
+        """A call as it was recorded. Returns its index."""
+        gap_s = call.gap_s * self._scales.gap
         self.calls.append(
-            CallShape(
-                output_tokens=self._output(output_tokens),
-                prompt_tokens=self._prompt(prompt_tokens, extends),
-                after=tuple(after),
+            replace(
+                call,
+                output_tokens=self._output(call.output_tokens),
+                prompt_tokens=self._prompt(call.prompt_tokens, call.extends),
                 gap_s=gap_s,
-                node=node,
-                extends=extends,
-                human=human and gap_s > 0,
-                tool=tool,
+                human=call.human and gap_s > 0,
             )
         )
         return len(self.calls) - 1
@@ -106,41 +96,25 @@ def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> Replay:
     for index, turn in enumerate(turns):
         extends = turn.prompt_tokens >= before
         notes.update([REWRITTEN] * (not extends))
-        replay.call(
-            "turn",
-            turn.prompt_tokens,
-            turn.output_tokens,
-            after=(index - 1,) if index else (),
-            extends=index - 1 if index and extends else None,
-            gap_s=turn.gap_s,
-            human=turn.human,
+        replay.add(
+            CallShape(
+                turn.output_tokens,
+                turn.prompt_tokens,
+                after=(index - 1,) if index else (),
+                gap_s=turn.gap_s,
+                node="turn",
+                extends=index - 1 if index and extends else None,
+                human=turn.human,
+            )
         )
         before = turn.prompt_tokens
     return replay
 
 
-def rescaled(program: ProgramShape, scales: Scales, notes: Counter[str]) -> ProgramShape:
+def rescaled(program: ProgramShape, scales: Scales, *, exact: bool = False) -> ProgramShape:
     """A program with its tokens and gaps multiplied, as those of a trace are."""
-    replay = Replay(scales, notes)
+    replay = Replay(scales, Counter(), exact=exact)
     for call in program.calls:
-        replay.call(
-            call.node,
-            call.prompt_tokens,
-            call.output_tokens,
-            after=call.after,
-            extends=call.extends,
-            gap_s=call.gap_s,
-            human=call.human,
-            tool=call.tool,
-        )
+        replay.add(call)
     system = replay.system_tokens(program.system_tokens)
     return replace(program, calls=tuple(replay.calls), system_tokens=system)
-
-
-def with_gaps(program: ProgramShape, scale: float) -> ProgramShape:
-    """A program with its gaps alone multiplied."""
-    calls = (
-        replace(call, gap_s=call.gap_s * scale, human=call.human and scale > 0)
-        for call in program.calls
-    )
-    return replace(program, calls=tuple(calls))

@@ -7,7 +7,12 @@ A session has ``id``, ``start`` (seconds after the first), ``tool_tokens``, ``sy
 entry with ``sub`` is a subagent with ``calls`` of its own; its ``t`` is when it **ended**,
 ``dur_ms`` after it began.
 
-Weka's files (`agentrt.lab.workloads.weka`) say the same in other words, and have blocks' hashes.
+Weka's files say the same in other words (``requests``, ``api_time``, ``think_time``, ``type``), and
+have blocks' hashes, ``hash_ids`` (callanjfox/kv-cache-tester, docs/trace_replay_tester.md;
+``aiperf``, dataset/loader/weka_trace_models.py). They are read by the rules of
+``aiperf``'s scenario ``inferencex-agentx-mvp``: prompts and outputs have the lengths that
+were recorded, sessions share no beginning, and nothing stands still for more than `IDLE_S`. AgentX
+cuts the time in which no session at all has a call; here each gap is cut.
 
 Calls make a chain. Subagents between two calls are parallel branches that begin with the end
 of the first and that the second waits for. A gap after ``end_turn`` is a human's.
@@ -17,14 +22,14 @@ A subagent that cannot be read is left out of its session; any other fault costs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
 from pydantic import AliasChoices, Field
 
 from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
 from agentrt.lab.workloads.replay import REWRITTEN, Replay, Scales
-from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _KEPT = 0.9
 """A prompt with this share of the previous prompt's blocks at its start extends it."""
@@ -36,6 +41,8 @@ UNREADABLE_SUBAGENT = "subagents that cannot be read, left out"
 NO_CALLS = "sessions or subagents without calls, left out"
 UNKNOWN_GAP = "gaps that the file does not know, taken as 0 s"
 UNKNOWN_STOP = "gaps after an unknown stop, taken as a tool's"
+IDLE_S = 10.0
+CUT = f"gaps of more than {IDLE_S:g} s, cut to that"
 DETACHED = "subagents that end after the next call began, so that nothing waits for them"
 
 
@@ -92,6 +99,22 @@ def read(
             program = _program(entry, type, replay, notes, shares=not exact)
             programs += [] if program is None else [program]
     return programs
+
+
+def read_weka(
+    entries: Sequence[Fields], type: str, scales: Scales, notes: Notes
+) -> list[ProgramShape]:
+    """One program per session of Weka's, all of this type."""
+    longest_s = IDLE_S * scales.gap
+
+    def cut(call: CallShape) -> CallShape:
+        notes.update([CUT] * (call.gap_s > longest_s))
+        return replace(call, gap_s=min(call.gap_s, longest_s))
+
+    return [
+        replace(one, calls=tuple(map(cut, one.calls)))
+        for one in read(entries, type, scales, notes, exact=True)
+    ]
 
 
 def _program(
@@ -161,14 +184,16 @@ class _Session:
         after: Sequence[int],
         gap_s: float,
     ) -> int:
-        return self.replay.call(
-            node,
-            call.prompt,
-            call.out,
-            after=after,
-            extends=previous if before is None or self._extends(call, before) else None,
-            gap_s=gap_s,
-            human=before is not None and before.stop == "end_turn",
+        return self.replay.add(
+            CallShape(
+                call.out,
+                call.prompt,
+                after=tuple(after),
+                gap_s=gap_s,
+                node=node,
+                extends=previous if before is None or self._extends(call, before) else None,
+                human=before is not None and before.stop == "end_turn",
+            )
         )
 
     def _extends(self, call: _Call, before: _Call) -> bool:

@@ -158,10 +158,6 @@ def with_hints(
     hints exact, 0 worthless. 0.5 stands for what a server can know: the
     prompt's length, a user's budget, an earlier run of the same thread.
     """
-    if not 0 <= correlation <= 1:
-        raise ConfigError(f"a hint's correlation with the truth is 0 to 1, not {correlation}")
-    if not programs:
-        return []
     logs = [math.log(program.output_tokens) for program in programs]
     mean, noise = fmean(logs), pstdev(logs) * math.sqrt(1 - correlation**2)
     return [

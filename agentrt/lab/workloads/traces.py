@@ -17,9 +17,9 @@ from pathlib import Path
 
 from agentrt.errors import ConfigError
 from agentrt.files import is_database
-from agentrt.lab.workloads import bfcl, dagfile, journals, messages, sessions, texts, timed, weka
+from agentrt.lab.workloads import bfcl, dagfile, journals, messages, sessions, texts, timed
 from agentrt.lab.workloads.fields import Fields, Notes, read_objects
-from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import ProgramShape
 
 Reader = Callable[[Sequence[Fields], str, Scales, Notes], list[ProgramShape]]
@@ -69,7 +69,7 @@ def _readers(count: texts.Counter) -> Mapping[str, Reader]:
     return {
         "sessions": sessions.read,
         "dags": dagfile.read,
-        "weka": weka.read,
+        "weka": sessions.read_weka,
         "mooncake": timed.read,
         "timed": partial(timed.read, units=timed.TIMED),
         "swe": partial(messages.read, count=count, tools=True),
@@ -114,18 +114,15 @@ def read_programs(
     *,
     as_format: str = "",
     tokenizer: str = "",
-    context_scale: float = 1.0,
-    output_scale: float = 1.0,
-    gap_scale: float = 1.0,
+    scales: Scales = UNSCALED,
 ) -> Trace:
     """The programs of a file or a folder, in its order, with their tokens and gaps multiplied.
 
     ``as_format`` is one of `FORMATS`; else the first entry says it. ``tokenizer`` is the model
     whose tokens texts are counted in.
-    A prompt is ``context_scale`` times what it was, an output ``output_scale`` times, but
-    at least a token. A prompt holds the earlier prompt and output that it begins with,
-    so contexts shrink in full only if outputs shrink with them; where a prompt had to stay
-    longer than the scale says, it is counted.
+    A prompt holds the earlier prompt and output that it begins with, so contexts shrink in full
+    only if outputs shrink with them; where a prompt had to stay longer than ``scales`` say, it is
+    counted. An output has at least a token.
     Programs arrive when they did, in seconds after the first, or at 0 where no format says it.
 
     What cannot be read is left out. The notes count it, and say where the first one is and what is
@@ -133,7 +130,6 @@ def read_programs(
 
     Raises `ConfigError`, which names file and line, where nothing is left.
     """
-    scales = Scales(context_scale, output_scale, gap_scale)
     source = Path(path)
     notes = Notes()
     programs: list[ProgramShape] = []

@@ -9,11 +9,8 @@ from random import Random
 import pytest
 
 from agentrt.lab.outcome import Outcome, summarize
-from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.grid import do, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
-from agentrt.lab.workloads.arrivals import Pressure, bursts
+from agentrt.lab.workloads.arrivals import bursts
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
 from tests.lab.drives import run_virtual, simulate
@@ -100,9 +97,3 @@ def _order(means: dict[str, float], pair: tuple[str, str]) -> tuple[str, str] | 
     """The pair with the faster policy first, None if they are tied."""
     fast, slow = sorted(pair, key=means.__getitem__)
     return (fast, slow) if means[fast] < (1 - TIED) * means[slow] else None
-
-
-def test_a_sweep_runs_at_the_virtual_depth() -> None:
-    setting = Setting(Source("chat"), Pressure("load", 0.9), 3)
-    (spec,) = grid([setting], contenders(["plas"]), [0], VIRTUAL)
-    assert do(spec).summary.programs == 3

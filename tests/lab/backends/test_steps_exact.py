@@ -50,15 +50,15 @@ def programs(draw: st.DrawFn) -> list[ToyProgram]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(programs(), CONFIGS, st.integers(1, 4), st.booleans())
+@given(programs(), CONFIGS, st.integers(1, 4))
 def test_every_program_ends_at_the_same_step(
-    some: Sequence[ToyProgram], config: SchedulerConfig, batch: int, strict: bool
+    some: Sequence[ToyProgram], config: SchedulerConfig, batch: int
 ) -> None:
-    stepwise = ToyEngine(config, batch, strict=strict).run(some)
-    backend = Steps(config, batch, 1.0, strict=strict)
+    stepwise = ToyEngine(config, batch, strict=False).run(some)
+    backend = Steps(config, batch, 1.0)
     jumping = drive(backend, [_shape(one) for one in some])
     assert {o.program_id: o.ended_s for o in jumping.outcomes} == stepwise.ends
-    assert jumping.preemptions == stepwise.preemptions
+    assert sum(one.preemptions for one in jumping.outcomes) == stepwise.preemptions
 
 
 def _shape(program: ToyProgram) -> ProgramShape:

@@ -11,8 +11,8 @@ import pytest
 from agentrt.cli.app import call
 from agentrt.lab.bench.external import FITTED, GPUS, Trial, cells, errors, run, table, verdict
 from agentrt.lab.engine.step_time import StepWork
-from agentrt.lab.workloads import swe_smith
-from agentrt.lab.workloads.swe_smith import LONGEST
+from agentrt.lab.workloads import agents
+from agentrt.lab.workloads.agents import LONGEST
 
 PREDICTED = {
     FITTED: [39.0],
@@ -23,7 +23,7 @@ PREDICTED = {
 
 
 def test_the_jobs_have_the_published_sizes() -> None:
-    jobs = [job for seed in range(5) for job in swe_smith.swe_smith(1.0, seed)]
+    jobs = [job for seed in range(5) for job in agents.swe_smith(1.0, seed)]
     turns = [turn for job in jobs for turn in job.calls]
     assert len(turns) / len(jobs) == pytest.approx(17.9, rel=0.02)
     assert median(turn.prompt_tokens for turn in turns) == pytest.approx(6945, rel=0.02)
@@ -32,7 +32,7 @@ def test_the_jobs_have_the_published_sizes() -> None:
     for job in jobs:
         assert [turn.gap_s for turn in job.calls] == [0.0] + [1.0] * (len(job.calls) - 1)
         assert all(after.extends == at for at, (_, after) in enumerate(pairwise(job.calls)))
-    arrivals = [job.arrives_s for job in swe_smith.swe_smith(3.0, 0)]
+    arrivals = [job.arrives_s for job in agents.swe_smith(3.0, 0)]
     assert fmean(b - a for a, b in pairwise(arrivals)) == pytest.approx(1 / 3, rel=0.2)
 
 
@@ -65,7 +65,7 @@ def test_a_cell_by_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With few jobs nothing waits: all who keep contexts say the same."""
-    monkeypatch.setattr(swe_smith, "JOBS", 3)
+    monkeypatch.setattr(agents, "JOBS", 3)
     assert call(["bench", "external", "--quick", "--jobs", "1", "--json"]) == 0
     *said, last = capsys.readouterr().out.splitlines()
     assert "H100" in said[2]
@@ -77,9 +77,9 @@ def test_a_cell_by_the_command(
 
 @pytest.mark.engine
 def test_the_seconds_are_those_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swe_smith, "JOBS", 1)
+    monkeypatch.setattr(agents, "JOBS", 1)
     trial, seconds, metrics = run(Trial("A100", 1.0, "stock", 0))
-    [job] = swe_smith.swe_smith(1.0, 0)
+    [job] = agents.swe_smith(1.0, 0)
     base_s = GPUS["A100"].step_time.base_s
     assert seconds > job.output_tokens * base_s
     assert metrics["mean_jct_s"] == pytest.approx(seconds + len(job.calls) - 1)

@@ -16,14 +16,21 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.backends.gates import Cap, ThunderAgent
 from agentrt.lab.backends.real import run_real
 from agentrt.lab.bench import serving
-from agentrt.lab.bench.memory_engines import Engines
+from agentrt.lab.bench.serving import Engines
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.program import Stock
 from agentrt.lab.reports.memory import HITS, RATIOS, as_json, table, with_best_caps
 from agentrt.lab.runs.contenders import contender
-from agentrt.lab.runs.memory import GPU, Cell, Load, Memory
-from agentrt.lab.runs.working_set import added_tokens, context_tokens, with_ample_memory
+from agentrt.lab.runs.memory import (
+    GPU,
+    Cell,
+    Load,
+    Memory,
+    added_tokens,
+    context_tokens,
+    with_ample_memory,
+)
 from agentrt.lab.workloads.agents import TOOLS, with_tools
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape

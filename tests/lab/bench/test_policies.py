@@ -15,16 +15,13 @@ from hypothesis import strategies as st
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.lab.backends.real import run_real
-from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import PrioritizedCall
 from agentrt.lab.outcome import Summary
-from agentrt.lab.program import LiveProgram
+from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.compare import Cell
 from agentrt.lab.reports.equal_latency import at_equal_latency, by_repeats, exactly, times
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.grid import grid, turns
-from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.runs.grid import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport
@@ -49,19 +46,6 @@ def test_a_name_says_who_schedules_with_what_else_on() -> None:
     for wrong in ("priority", "atlas+mru", "atlas+cost+lru", "stock+cost", "cap:0", "cap"):
         with pytest.raises(ConfigError, match=f"unknown policy '{re.escape(wrong)}'"):
             contenders([wrong])
-
-
-def test_all_see_the_same_programs_in_an_order_that_changes_with_the_repeat() -> None:
-    everyone = contenders(["stock", "mlfq", "atlas"])
-    loads = [Setting(REACT, Pressure("load", value), 3) for value in (0.5, 1.0)]
-    specs = grid(loads, everyone, (7, 8), Machine())
-    order = [(str(s.setting.pressure), s.seed, s.contender.name) for s in specs]
-    assert order[:6] == [
-        *(("0.5", 7, name) for name in ("stock", "mlfq", "atlas")),
-        *(("0.5", 8, name) for name in ("mlfq", "atlas", "stock")),
-    ]
-    assert len(set(order)) == len(order) == 12
-    assert [one.name for one in turns(everyone, 2)] == ["atlas", "stock", "mlfq"]
 
 
 # -- what stock is told ----------------------------------------------------------------

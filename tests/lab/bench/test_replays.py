@@ -15,8 +15,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.bench import replays
 from agentrt.lab.bench.replays import RealReplay, rendered
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.grid import grid
-from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.runs.grid import Setting, Source, grid
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.journals import Recording, read_recording
 from tests.lab.answering import WholeEngine

@@ -121,13 +121,6 @@ def test_an_engine_that_does_not_start_is_one_line(capsys: pytest.CaptureFixture
     assert "Traceback" not in error
 
 
-def test_help_says_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["calibrate", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert "Usage: agentrt calibrate [OPTIONS] [-- VLLM_FLAGS]" in out
-    assert "Exit codes: 0 done" in out
-
-
 @pytest.mark.parametrize("large", [False, True])
 def test_every_case_fits_the_engine_and_a_large_one_has_long_contexts(large: bool) -> None:
     for slots, longest in ((4, 512), (256, 32_768)):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from agentrt.cli.app import call
-from agentrt.lab.runs.workers import run_all
+from agentrt.lab.commands.progress import run_all
 from tests.cli.conftest import check
 from tests.cli.test_help import run
 

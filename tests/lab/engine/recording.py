@@ -7,30 +7,22 @@ model (`tests.lab.engine.replaying`).
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrt.errors import ConfigError
 from agentrt.executors.vllm._compat.core import ask_scheduler
-from agentrt.executors.vllm._compat.requests import Request
+from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, computed_before
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.engines import LabEngine
 from agentrt.scheduler.table import ProcessTable
-from tests.lab.engine.recorded import (
-    describe_request,
-    dimensions,
-    not_replayable,
-    sampled_tokens,
-)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-FORMAT = 2  # of 1, ends of programs came one by one, as the operation `end`
 Event = Mapping[str, Any]
 """One line of a recording: plain values, ``event`` is its kind.
 
@@ -55,7 +47,6 @@ class Recorder:
         self._preempted: list[str] = []
         self._open: dict[int, int] = {}
         self._inside = False
-        self.events = 0
         self.steps = 0
 
     def attach(self) -> None:
@@ -109,7 +100,6 @@ class Recorder:
         setattr(self._scheduler, name, noted)
 
     def _note(self, kind: str, values: Mapping[str, Any]) -> None:
-        self.events += 1
         self._sink({"event": kind, **values, "clock": list(self._readings)})
 
     def _read_clock(self) -> float:
@@ -126,14 +116,13 @@ class Recorder:
     def _start(self) -> dict[str, Any]:
         scheduler = self._scheduler
         return {
-            "format": FORMAT,
-            "engine": dimensions(scheduler),
+            "engine": _dimensions(scheduler),
             "settings": scheduler.config.to_dict(),
             "steps": scheduler.steps,
         }
 
     def _added(self, _: Any, request: Request) -> tuple[str, dict[str, Any]]:
-        return "add", describe_request(request)
+        return "add", _described(request)
 
     def _scheduled(self, output: SchedulerOutput, *_: Any, **__: Any) -> tuple[str, dict[str, Any]]:
         self._open[id(output)] = self.steps
@@ -153,7 +142,7 @@ class Recorder:
             return None
         return "update", {
             "step": step,
-            "sampled": sampled_tokens(result),
+            "sampled": _sampled_tokens(result),
             "finished": [
                 one.request_id
                 for engine in outputs.values()
@@ -179,54 +168,20 @@ class FileRecorder(Recorder):
     """A recorder into a JSONL file, from an engine without calls and with an empty cache."""
 
     def __init__(self, scheduler: ProgramScheduler, path: Path) -> None:
-        _begin_anew(scheduler)
-        try:
-            self._file = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{str(path)!r} cannot be written: {error.strerror}") from error
+        # A replay could not know of cached prefixes, programs, a policy's memory.
+        assert not scheduler.requests
+        assert scheduler.reset_prefix_cache()
+        scheduler.table = ProcessTable()
+        scheduler.use(scheduler.config)
+        self._file = path.open("w", encoding="utf-8")
         super().__init__(scheduler, self._write)
 
     def detach(self) -> None:
         super().detach()
-        with contextlib.suppress(OSError):
-            self._file.close()
+        self._file.close()
 
     def _write(self, event: Event) -> None:
-        # A full disk must not stop the engine: the recording ends there, and it shows.
-        # What a foreign client attached need not be JSON, and decides nothing.
-        with contextlib.suppress(OSError):
-            self._file.write(json.dumps(event, default=repr) + "\n")
-
-
-def _begin_anew(scheduler: ProgramScheduler) -> None:
-    """Forget what a replay could not know: cached prefixes, programs, a policy's memory."""
-    reason = not_replayable(scheduler)
-    if reason is not None:
-        raise ConfigError(f"this engine cannot be recorded: {reason}")
-    if scheduler.requests:
-        raise ConfigError(f"{len(scheduler.requests)} calls are unfinished; wait for them")
-    if not scheduler.reset_prefix_cache():
-        raise ConfigError("the prefix cache cannot be emptied; wait for the engine to settle")
-    scheduler.table = ProcessTable()
-    scheduler.use(scheduler.config)
-
-
-def record(scheduler: RecordedScheduler, path: str | None) -> dict[str, int]:
-    """Record into a file at ``path``, or with None stop. What was recorded before, counted.
-
-    Recording begins anew: the prefix cache is emptied and live programs are forgotten.
-    Raises `ConfigError` while calls are unfinished.
-    """
-    recorder, scheduler.recorder = scheduler.recorder, None
-    if recorder is not None:
-        recorder.detach()
-    if path is not None:
-        scheduler.recorder = FileRecorder(scheduler, Path(path))
-        scheduler.recorder.attach()
-    return {
-        "events": recorder.events if recorder else 0,
-        "steps": recorder.steps if recorder else 0,
-    }
+        self._file.write(json.dumps(event) + "\n")
 
 
 class RecordedScheduler(ProgramScheduler):
@@ -237,23 +192,20 @@ class RecordedScheduler(ProgramScheduler):
         self.recorder: Recorder | None = None
 
     def control(self, op: str, argument: Any = None) -> Any:
-        if op == "record":
-            return record(self, argument)
-        return super().control(op, argument)
+        if op != "record":
+            return super().control(op, argument)
+        if self.recorder is not None:
+            self.recorder.detach()
+        self.recorder = None if argument is None else FileRecorder(self, Path(argument))
+        if self.recorder is not None:
+            self.recorder.attach()
+        return None
 
 
 def read(path: Path) -> Iterator[Event]:
-    """The events of a recording. Raises `ConfigError` for a file that is none."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            events = (json.loads(line) for line in lines)
-            first: Event = next(events, {})
-            if first.get("event") != "start" or first.get("format") != FORMAT:
-                raise ConfigError(f"{str(path)!r} is no recording of format {FORMAT}")
-            yield first
-            yield from events
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{str(path)!r} is no recording: {error}") from error
+    """The events of a recording."""
+    with path.open(encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
 
 
 class RecordedEngine(LabEngine):
@@ -265,3 +217,48 @@ class RecordedEngine(LabEngine):
     async def record(self, path: Path | None) -> None:
         """Record the scheduler's events and decisions into a file, or with None stop."""
         await ask_scheduler(self._engine(), "record", None if path is None else str(path))
+
+
+# -- as plain values -------------------------------------------------------------------
+
+
+def _dimensions(scheduler: ProgramScheduler) -> dict[str, Any]:
+    """The engine's sizes and settings that its decisions depend on."""
+    config = scheduler.scheduler_config
+    settings = {f.name: getattr(config, f.name) for f in fields(config)}
+    return {
+        "blocks": scheduler.kv_cache_config.num_blocks,
+        "block_size": scheduler.block_size,
+        "max_model_len": scheduler.max_model_len,
+        "prefix_caching": scheduler.cache_config.enable_prefix_caching,
+        "scheduler": {
+            name: value
+            for name, value in settings.items()
+            if name != "scheduler_cls" and isinstance(value, bool | int | float | str | None)
+        },
+    }
+
+
+def _sampled_tokens(result: Any) -> dict[str, list[int]]:
+    """The tokens that a step's model output holds for each request."""
+    sampled = result.sampled_token_ids
+    return {
+        request_id: [int(token) for token in sampled[index]]
+        for request_id, index in result.req_id_to_index.items()
+        if sampled and len(sampled[index])
+    }
+
+
+def _described(request: Request) -> dict[str, Any]:
+    """All of a request that decides how it is scheduled."""
+    params: Any = request.sampling_params
+    eos = params.eos_token_id
+    return {
+        "id": request.request_id,
+        "prompt": list(request.prompt_token_ids or ()),
+        "max_tokens": request.max_tokens,
+        "stop": sorted({*(params.stop_token_ids or ()), *(() if eos is None else (eos,))}),
+        "extra": extra_args(request),
+        "session": request.session_id,
+        "salt": request.cache_salt,
+    }

@@ -12,8 +12,8 @@ from agentrt.lab.engine import schedulers
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
 from agentrt.lab.engine.probe import Probe, answer
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.engine.stock import Stock
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
+from agentrt.lab.program import Stock
 from agentrt.lab.runs.contenders import contender
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.generate import generate
@@ -102,3 +102,17 @@ def test_a_call_that_was_there_before_the_probe_is_not_counted() -> None:
     probe.attach()
     engine.run()
     assert probe.result()["calls"] == {}
+
+
+def test_samples_are_what_each_step_computed_and_took() -> None:
+    scheduler = make_scheduler(
+        stock_scheduler(), max_num_seqs=2, blocks=40, max_num_batched_tokens=48
+    )
+    e = HeadlessEngine(scheduler, step_s=lambda work: 1.0 + work.context_tokens / 1024)
+    probe = Probe(e.scheduler, lambda: e.now, keep_steps=True)
+    probe.attach()
+    e.add("r", list(range(60)), 3)
+    e.run()
+    found = probe.result()["samples"]
+    assert [one[:3] for one in found] == [(48, 0, 48), (12, 0, 60), (0, 1, 61), (0, 1, 62)]
+    assert [one[3] for one in found] == [1.0 + context / 1024 for _, _, context, _ in found]

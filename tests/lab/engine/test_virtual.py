@@ -6,16 +6,13 @@ import random
 from typing import Any
 
 import pytest
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from agentrt.errors import ConfigError
 from agentrt.lab.backends import virtual
-from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
 from agentrt.lab.outcome import Ran
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
-from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig
 from tests.lab.drives import run_virtual
 from tests.scheduler.integrity import check_queues
@@ -131,7 +128,7 @@ def test_policies_reorder() -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("policy", ["fcfs", "plas", "atlas"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_program_ends_and_nothing_is_left(
     seed: int, policy: str, in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,43 +166,10 @@ def test_the_same_run_comes_twice() -> None:
     assert first == second
 
 
-def test_fcfs_decides_exactly_as_stock_vllm() -> None:
-    """The same calls at the same moments: the same batches, preemptions for memory included."""
-    options = VirtualOptions(4, 30, 16, 128, 400, 1)
-    step_time = StepTimeModel(0.5, 1e-3, 0.1, 1e-5)
-    ours = VirtualEngine(SchedulerConfig(policy="fcfs"), options, step_time)
-    stock = HeadlessEngine(
-        make_scheduler(
-            AsyncScheduler,
-            max_num_seqs=4,
-            blocks=30,
-            max_model_len=400,
-            max_num_batched_tokens=128,
-        ),
-        step_s=step_time.seconds,
-    )
-    rng = random.Random(3)
-    for n in range(30):
-        prompt = rng.choices(range(50), k=rng.randint(1, 150))
-        call = Call(Identity(f"c{n}", f"p{n % 5}", "t"), CallSpec(max_tokens=rng.randint(1, 100)))
-        ours.submit(ours.prepare(call, prompt))
-        stock.add(f"c{n}", prompt, call.spec.max_tokens)
-        for _ in range(rng.randint(0, 5)):
-            ended = list(ours.step())
-            assert ended == stock.step().finished
-            assert ours.now == stock.now
-    while ours.busy:
-        assert list(ours.step()) == stock.step().finished
-        assert ours.now == stock.now
-    assert ours.counts.usage.preemptions > 0
-
-
 def test_a_call_that_does_not_fit_is_named_with_the_way_out() -> None:
     big = ProgramShape("big", "t", (CallShape(10, 10), CallShape(1000, 500)))
     with pytest.raises(ConfigError, match=r"program big: call 1 has 1500 tokens .* by 0\.40"):
         run_virtual([big], SchedulerConfig(), engine=SMALL)
-    with pytest.raises(ConfigError, match="two programs have the id 'a'"):
-        run_virtual([chain("a", 1), chain("a", 1)], SchedulerConfig())
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from agentrt.errors import ConfigError, InvariantError
-from agentrt.lab.engine.stock import Stock
+from agentrt.lab.commands.progress import run_all
 from agentrt.lab.outcome import Summary
+from agentrt.lab.program import Stock
 from agentrt.lab.reports.compare import Cell, as_dicts, cells
-from agentrt.lab.reports.equal_latency import MEAN, at_equal_latency, times
 from agentrt.lab.runs.contenders import Contender, contenders
-from agentrt.lab.runs.grid import RunSpec, arrivals, do, grid
+from agentrt.lab.runs.grid import RunSpec, Setting, Source, arrivals, do, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
-from agentrt.lab.runs.workers import run_all
-from agentrt.lab.workloads.arrivals import Pressure, share_in_time
+from agentrt.lab.workloads.arrivals import Pressure, bursts, share_in_time
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 REACT = Source("react")
@@ -45,19 +43,7 @@ def small(*names: str, loads: tuple[str, ...] = ("0.9",), seeds: int = 1) -> lis
     return grid(settings, contenders(names), range(seeds), Machine(batch=4))
 
 
-def cell(load: float, policy: str, *latencies: float) -> Cell:
-    """A cell with these token latencies, one per seed."""
-    summaries = {i: replace(SOME, token_latency_s=value) for i, value in enumerate(latencies)}
-    return Cell(Setting(REACT, Pressure("load", load), 10), policy, summaries=summaries)
-
-
 # -- pressure --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("text", "kind", "value"), [("0.9", "load", 0.9), ("b0.8", "bursts", 0.8)])
-def test_a_load_is_read_and_written(text: str, kind: str, value: float) -> None:
-    pressure = Pressure.parse(text)
-    assert (pressure.kind, pressure.value, str(pressure)) == (kind, value, text)
 
 
 @pytest.mark.parametrize("text", ["", "b", "x", "0", "-1", "nan", "inf", "0.9.1", "b2", "b0.1"])
@@ -77,23 +63,12 @@ def test_twice_the_load_is_half_the_time() -> None:
 
 def test_other_ways_to_arrive() -> None:
     programs = REACT.programs(5, 1)
-    assert Pressure("recorded").arrange(programs, 2.0, 7) is programs
     assert {p.arrives_s for p in Pressure("at-once").arrange(programs, 2.0, 7)} == {0.0}
-    assert len(Pressure("bursts", 0.8).arrange(programs, 2.0, 7)) == 5
+    many = REACT.programs(1500, 1)
+    for some, period in ((programs, 5), (many, 1000)):
+        burst = bursts(some, 0.8 * 2.0, 7, load=0.8, period_programs=period)
+        assert Pressure("bursts", 0.8).arrange(some, 2.0, 7) == burst
     assert Pressure.parse_rate("0.5").rate_per_s(9.0) == 0.5
-
-
-def test_a_burst_and_its_lull_bring_a_thousand_programs() -> None:
-    """Of a period, 7/18 is a burst of load 1.9, which brings 0.92 of its programs."""
-    programs = Source("react").programs(8000, 1)
-    pressure = Pressure("bursts", 0.8)
-    capacity = Machine(4).capacity_per_s(programs)
-    rate = pressure.rate_per_s(capacity)
-    times = [p.arrives_s * rate / 1000 for p in pressure.arrange(programs, capacity, 7)]
-    best = max(
-        sum((at - begin / 18) % 1 < 7 / 18 for at in times) / len(times) for begin in range(18)
-    )
-    assert best == pytest.approx(0.92, abs=0.06)
 
 
 # -- runs ------------------------------------------------------------------------------
@@ -107,28 +82,15 @@ def test_all_policies_of_a_seed_see_the_same_programs() -> None:
     assert arrivals(third) == arrivals(fourth) != arrivals(first)
 
 
-def test_an_unknown_workload_or_depth_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'tea'.*chat"):
-        Source("tea")
-    with pytest.raises(ConfigError, match="unknown depth 'deep'; known: steps, virtual"):
-        Machine(depth="deep")
-    with pytest.raises(ConfigError, match="at least one call"):
-        Machine(batch=0)
-
-
-def test_processes_change_nothing_but_the_time() -> None:
-    specs = small("fcfs", "atlas", loads=("0.9", "1.3"))
-    alone, together = (
-        {result.spec: result.summary for result in run_all(specs, jobs, do)} for jobs in (1, 2)
-    )
-    assert together == alone
-
-
-def test_who_stops_listening_stops_the_processes(tmp_path: Path) -> None:
-    results = run_all(small("fcfs", "atlas", loads=("0.8", "0.9", "1.0")), 2, do)
-    assert next(results).summary.programs == 20
-    results.close()
-    assert next(results, None) is None
+def test_processes_change_nothing_but_the_time_and_end_with_who_listens() -> None:
+    specs = small("fcfs", "atlas", loads=("0.8", "0.9", "1.3"))
+    alone = {result.spec: result.summary for result in run_all(specs, 1, do)}
+    together = run_all(specs, 2, do)
+    for _ in range(3):
+        result = next(together)
+        assert result.summary == alone.pop(result.spec)
+    together.close()
+    assert next(together, None) is None
 
 
 def test_an_error_in_a_process_is_raised_here() -> None:
@@ -204,17 +166,6 @@ def test_only_policies_with_hints_are_told_sizes() -> None:
     assert do(told).summary == do(plain).summary
 
 
-def test_hints_are_as_good_as_they_are_said_to_be() -> None:
-    settings = [Setting(REACT, Pressure.parse("0.9"), 20)]
-    machine = Machine(batch=4)
-    spec, other = (
-        grid(settings, contenders(["plas+hints"], hints=1.0), [seed], machine)[0] for seed in (0, 1)
-    )
-    for program in arrivals(spec):
-        assert program.hint_tokens == pytest.approx(program.output_tokens)
-    assert arrivals(spec) != arrivals(other)
-
-
 # -- comparison ------------------------------------------------------------------------
 
 
@@ -244,24 +195,3 @@ def test_what_is_not_known_has_no_ratio_and_is_json() -> None:
         measured = as_dicts([cell], ["slowdown"])[0]
         assert set(measured["measures"]["slowdown"].values()) == {None}
         json.dumps(measured, allow_nan=False)
-
-
-def test_throughput_at_equal_latency_is_interpolated() -> None:
-    found = [
-        *(cell(load, "fcfs", y) for load, y in ((0.6, 0.1), (0.8, 0.2), (1.0, 0.4))),
-        *(cell(load, "atlas", y) for load, y in ((0.6, 0.1), (0.8, 0.1), (1.0, 0.3))),
-        *(cell(load, "srpt", 0.1) for load in (0.6, 0.8, 1.0)),
-        *(cell(load, "mlfq", 0.3) for load in (0.6, 0.8, 1.0)),
-    ]
-    carried = at_equal_latency(found, "fcfs", times(2), MEAN)
-    answers = {a.policy: a for a in carried}
-    assert {a.level_s for a in answers.values()} == {0.2}
-    assert answers["fcfs"].loads[0] == pytest.approx(0.8)
-    assert answers["atlas"].loads[0] == pytest.approx(0.9)
-    assert answers["atlas"].ratios[0] == pytest.approx(0.9 / 0.8)
-    assert (answers["srpt"].bound, answers["srpt"].loads[0]) == (">=", 1.0)
-    assert (answers["mlfq"].bound, answers["mlfq"].loads[0]) == ("<", 0.6)
-
-
-def test_throughput_needs_two_loads() -> None:
-    assert at_equal_latency([cell(0.9, "fcfs", 0.1)], "fcfs", times(2)) == []

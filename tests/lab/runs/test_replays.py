@@ -18,9 +18,8 @@ from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.runs.grid import grid
+from agentrt.lab.runs.grid import Setting, Source, grid
 from agentrt.lab.runs.replays import Replayed, policies, replay, same_order
-from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.journals import Recording, read_recording
 from agentrt.request import CallReport

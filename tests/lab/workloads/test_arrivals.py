@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.errors import ConfigError
-from agentrt.lab.workloads.arrivals import at_once, bursts, poisson, rate_for_load
+from agentrt.lab.workloads.arrivals import at_once, bursts, poisson
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 
@@ -72,16 +71,3 @@ def test_arrivals_rise_and_lose_nobody(
         assert times == sorted(times)
         assert all(at_s >= 0 for at_s in times)
     assert poisson(some, rate, seed)[: n // 2] == poisson(some[: n // 2], rate, seed)
-
-
-def test_the_rate_for_a_load() -> None:
-    """32 calls at 50 tokens/s make 1,600 tokens/s: 8 programs/s of 100 tokens are half."""
-    assert rate_for_load(programs(3, 100), 0.5, 32, 0.02) == pytest.approx(8.0)
-
-
-def test_what_cannot_be_is_refused() -> None:
-    some = programs(2)
-    with pytest.raises(ConfigError, match="two programs have the id 'p0'"):
-        poisson([some[0], some[0]], 1.0, 1)
-    with pytest.raises(ConfigError, match="no programs"):
-        rate_for_load([], 0.5, 32, 0.02)

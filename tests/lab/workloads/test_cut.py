@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,9 +63,9 @@ def test_what_is_left_fits_and_keeps_its_order(seed: int, calls: int, tokens: in
 
 
 def test_scaling_keeps_edges_and_tools() -> None:
-    half = rescaled(CHAIN, Scales(0.5, 0.5, 0.5), Counter())
+    half = rescaled(CHAIN, Scales(0.5, 0.5, 0.5))
     assert [call.prompt_tokens for call in half.calls] == [50, 75, 150]
     assert [call.output_tokens for call in half.calls] == [5, 5, 5]
     assert (half.calls[1].gap_s, half.calls[1].tool) == (1.5, "shell")
     assert [call.after for call in half.calls] == [call.after for call in CHAIN.calls]
-    assert rescaled(CHAIN, Scales(), Counter()) == CHAIN
+    assert rescaled(CHAIN, Scales()) == CHAIN

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from agentrt.cli.app import call
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads import bfcl, messages, replay, timed, weka
+from agentrt.lab.workloads import bfcl, messages, replay, sessions, timed
+from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.lab.workloads.traces import KNOWN, named, read_programs
 
@@ -78,7 +79,7 @@ def test_requests_that_go_on_with_the_blocks_of_one_are_its_turns(tmp_path: Path
 
 
 def test_blocks_shrink_with_their_prompts(tmp_path: Path) -> None:
-    trace = read_programs(lines(tmp_path / "m.jsonl", *MOONCAKE), context_scale=0.25)
+    trace = read_programs(lines(tmp_path / "m.jsonl", *MOONCAKE), scales=Scales(0.25))
     one, other = trace.programs[0].calls
     assert (one.prompt_tokens, other.prompt_tokens) == (300, 450)
     assert ids(one)[:256] == ids(other)[:256]
@@ -134,14 +135,14 @@ def test_sessions_of_weka_follow_the_rules_of_agentx(tmp_path: Path) -> None:
     assert [one.extends for one in program.calls] == [None, None, 1, 0, None]
     assert [one.gap_s for one in program.calls] == pytest.approx([0, 1, 3, 10, 10])
     assert [one.human for one in program.calls] == [False] * 4 + [True]
-    assert trace.notes == {weka.CUT: 2, replay.REWRITTEN: 1}
+    assert trace.notes == {sessions.CUT: 2, replay.REWRITTEN: 1}
 
 
 def test_a_folder_is_all_files_in_it(tmp_path: Path) -> None:
     for index in range(3):
         lines(tmp_path / "w" / f"{index}.json", {**WEKA, "id": f"trace_{index}"})
     (tmp_path / "w" / "3.json").write_text('{"id": "trace_3", "req')
-    trace = read_programs(tmp_path / "w", gap_scale=0.5)
+    trace = read_programs(tmp_path / "w", scales=Scales(gap=0.5))
     assert [one.program_id for one in trace.programs] == ["trace_0", "trace_1", "trace_2"]
     assert {one.type for one in trace.programs} == {"w"}
     assert max(one.gap_s for one in trace.programs[0].calls) == 5

@@ -14,6 +14,7 @@ from agentrt.journal.schema import Change, EndRow, RecordedProgram, StartRow
 from agentrt.journal.store import SQLiteStore
 from agentrt.lab.workloads import journals
 from agentrt.lab.workloads.journals import read_recording
+from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.lab.workloads.traces import read_programs
 
@@ -89,7 +90,7 @@ def test_what_lies_between_calls_becomes_gaps(journal: Written) -> None:
     assert {one.node for one in program.calls} == {"step"}
     [outcome] = read_recording(journal.path).outcomes
     assert (outcome.latency_s, outcome.tool_s) == (20.0, 15.0)
-    [scaled] = read_programs(journal.path, gap_scale=0.5).programs
+    [scaled] = read_programs(journal.path, scales=Scales(gap=0.5)).programs
     assert ([one.gap_s for one in scaled.calls], scaled.tail_s) == ([0.5, 2.0], 5.0)
 
 

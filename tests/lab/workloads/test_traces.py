@@ -11,6 +11,7 @@ import pytest
 
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState, write
 from agentrt.lab.workloads import dagfile, replay, sessions
+from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.lab.workloads.traces import Trace, read_programs
 from agentrt.request import CallReport
@@ -68,7 +69,7 @@ class TestSessions:
 
     def test_scales_are_applied_and_reported(self, tmp_path: Path) -> None:
         path = lines(tmp_path / "a.jsonl", self.CHAIN)
-        trace = read_programs(path, context_scale=0.5, output_scale=0.5, gap_scale=0.1)
+        trace = read_programs(path, scales=Scales(0.5, 0.5, 0.1))
         program = only(trace)
         assert [c.prompt_tokens for c in program.calls] == [50, 75, 125]
         assert [c.output_tokens for c in program.calls] == [5, 10, 2]
@@ -77,13 +78,13 @@ class TestSessions:
         assert "contexts x 0.5, outputs x 0.5, gaps x 0.1" in trace.report()
 
     def test_a_prompt_keeps_room_for_the_output_it_holds(self, tmp_path: Path) -> None:
-        trace = read_programs(lines(tmp_path / "a.jsonl", self.CHAIN), context_scale=0.1)
+        trace = read_programs(lines(tmp_path / "a.jsonl", self.CHAIN), scales=Scales(0.1))
         assert [c.prompt_tokens for c in only(trace).calls] == [10, 20, 40]
         assert trace.notes == {replay.RAISED: 2}
         assert f"{replay.RAISED}: 2" in trace.report()
 
     def test_without_gaps_nothing_waits_outside(self, tmp_path: Path) -> None:
-        trace = read_programs(lines(tmp_path / "a.jsonl", self.CHAIN), gap_scale=0)
+        trace = read_programs(lines(tmp_path / "a.jsonl", self.CHAIN), scales=Scales(gap=0))
         assert not any(c.gap_s or c.human for c in only(trace).calls)
 
     def test_subagents_are_parallel_branches_that_the_next_call_joins(self, tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ class TestDags:
         path = tmp_path / "dags.json"
         dead = ExecutionDAG("p3", "trip")
         write([recorded("p1", at=100.0), recorded("p2", at=107.5), dead], path)
-        trace = read_programs(path, output_scale=0.1)
+        trace = read_programs(path, scales=Scales(output=0.1))
         assert [p.arrives_s for p in trace.programs] == [0.0, 7.5]
         assert [c.output_tokens for c in trace.programs[1].calls] == [2, 3, 1]
         assert trace.notes[dagfile.NO_CALLS] == 1

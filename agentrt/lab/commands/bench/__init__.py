@@ -34,10 +34,6 @@ BENCHMARKS = {
         "agentrt.lab.bench.paper:paper",
         "The paper's figures: load at equal latency, and more.",
     ),
-    "sensitivity": (
-        "agentrt.lab.bench.sensitivity:sensitivity",
-        "Each constant of the scheduler, at half and at twice.",
-    ),
 }
 FLAGS = "agentrt.lab.bench.flags"
 """Under this name the context keeps what follows ``--``."""

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrt.cli.values import check_output
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import listed
-from agentrt.lab.commands.outputs import check_plot
+from agentrt.lab.commands.options import check_plot, listed
 from agentrt.lab.runs.contenders import STOCK, Contender, check_on_one_engine, contenders
-from agentrt.lab.runs.grid import RunResult
-from agentrt.lab.runs.settings import Source
+from agentrt.lab.runs.grid import RunResult, Source
 from agentrt.lab.workloads.arrivals import Pressure
+from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import Cut
 
 if TYPE_CHECKING:
@@ -48,7 +46,6 @@ Measured = tuple[dict[str, Any], str, list[RunResult], "StoppedError | None"]
 def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
     """What the options ask for. Raises `ConfigError` before anything runs."""
     _check_kind(options)
-    check_output("--csv", options["csv"])
     check_plot(options["plot"])
     everyone = contenders([STOCK, *listed(options["policies"])])
     if not options["virtual"]:
@@ -109,5 +106,5 @@ def _source(options: Mapping[str, Any]) -> Source:
 
 def source_of(name: str, scale: float, gap_scale: float, tokenizer: str = "") -> Source:
     """The trace of a file, or a generator by its name or the paper's, with its tokens scaled."""
-    scales = {"context_scale": scale, "output_scale": scale, "gap_scale": gap_scale}
-    return Source.named(WORKLOADS.get(name, name), tokenizer=tokenizer, **scales)
+    scales = Scales(scale, scale, gap_scale)
+    return Source.named(WORKLOADS.get(name, name), scales=scales, tokenizer=tokenizer)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agentrt.cli.options import Options, together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import Asked, Measured, read
-from agentrt.lab.commands.outputs import silence_vllm, write
+from agentrt.lab.commands.options import silence_vllm
 from agentrt.lab.commands.progress import do_runs
-from agentrt.lab.reports.compare import ALL, as_csv, as_dicts, cells
+from agentrt.lab.reports.compare import ALL, as_dicts, cells
 from agentrt.lab.reports.equal_latency import (
     MEASURES,
     at_equal_latency,
@@ -30,10 +30,12 @@ from agentrt.lab.reports.policies import (
     where_it_went,
 )
 from agentrt.lab.runs.contenders import STOCK
-from agentrt.lab.runs.grid import RunResult, grid
+from agentrt.lab.runs.grid import RunResult, Setting, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting
 from agentrt.lab.workloads.traces import KNOWN
+
+if TYPE_CHECKING:
+    pass
 
 EPILOG = """\b
 Examples:
@@ -100,7 +102,6 @@ policies_options = together(
         "A model of this shape with made-up weights: llama-8b, small, tiny.",
     ),
     _output.flag("--json", "Print all of it as one JSON line, too.", "as_json"),
-    _output.file("--csv", "Write a line per rate, policy, measure.", dir_okay=True),
     _output.file("--plot", "Draw latency against rate.", dir_okay=True),
 )
 
@@ -133,7 +134,6 @@ def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[Run
     if asked.options["as_json"]:
         values = {"cells": as_dicts(found, ALL), "equal_latency": repeats_as_dicts(carried)}
         click.echo(json.dumps({**about, **values}))
-    write(asked.options["csv"], as_csv(found, ALL))
     if asked.options["plot"]:
         draw_curves(found, asked.options["plot"], tuple(MEASURES))
 

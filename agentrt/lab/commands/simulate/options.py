@@ -11,8 +11,7 @@ import click
 
 from agentrt.cli.options import together
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import Option, count_option, file, many
-from agentrt.lab.commands.outputs import silence_vllm
+from agentrt.lab.commands.options import Option, count_option, file, many, silence_vllm
 from agentrt.lab.runs.contenders import (
     BASELINE,
     DEFAULT_HINTS,
@@ -20,10 +19,10 @@ from agentrt.lab.runs.contenders import (
     check_in_steps,
     contenders,
 )
-from agentrt.lab.runs.grid import RunSpec, grid
+from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure, share_in_time
+from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.traces import KNOWN
 from agentrt.scheduler import SchedulerConfig
 
@@ -181,8 +180,8 @@ def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Sourc
 
     Traces are read at once and reported on stderr. Raises `ConfigError`.
     """
-    scales = {name: options[name] for name in ("context_scale", "output_scale", "gap_scale")}
-    sources = [Source.named(name, **scales) for name in names or ("mixed",)]
+    scales = Scales(options["context_scale"], options["output_scale"], options["gap_scale"])
+    sources = [Source.named(name, scales=scales) for name in names or ("mixed",)]
     stems = [source.name for source in sources]
     for source in sources:
         if source.path is not None:

@@ -9,8 +9,15 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import ManyCommand, count_option, counts, file, json_flag, many
-from agentrt.lab.commands.outputs import check_plot
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    check_plot,
+    count_option,
+    counts,
+    file,
+    json_flag,
+    many,
+)
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.options import (
     ABOUT_WORKLOAD,
@@ -35,8 +42,7 @@ from agentrt.lab.reports.policies import (
     values_table,
 )
 from agentrt.lab.runs.contenders import BASELINE
-from agentrt.lab.runs.grid import RunSpec
-from agentrt.lab.runs.settings import Setting, Source
+from agentrt.lab.runs.grid import RunSpec, Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
 
 _OF_RUN = """\b

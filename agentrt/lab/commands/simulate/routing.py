@@ -29,9 +29,8 @@ from agentrt.lab.reports.compare import SHORT, WORKLOAD, Cell, Column, as_dicts,
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits
 from agentrt.lab.runs.contenders import Contender, check_in_steps, contender
-from agentrt.lab.runs.grid import RunResult, RunSpec
+from agentrt.lab.runs.grid import RunResult, RunSpec, Setting
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.runs.settings import Setting
 from agentrt.router import make_router, router_names
 
 _EPILOG = """\b

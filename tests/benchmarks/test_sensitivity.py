@@ -1,4 +1,4 @@
-"""``agentrt bench sensitivity``: a constant that counts, one that does not, and bad values."""
+"""``benchmarks sensitivity``: a constant that counts, one that does not, and bad values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
-from agentrt.lab.bench import sensitivity
-from agentrt.lab.bench.sensitivity import Trial, run
-from agentrt.lab.runs.constants import Constant, constants
 from agentrt.lab.runs.memory import Cell
+from benchmarks import sensitivity
+from benchmarks.__main__ import call
+from benchmarks.sensitivity import Constant, Trial, constants, run
 from tests.cli.conftest import check
 
-SMALL = Trial(Cell("map_reduce_64", 0.25, 0.2), 5000, 2, None)
+SMALL = Trial(Cell("map_reduce_64", 0.25, 0.2), 5000, 2)
 
 
 @pytest.mark.engine
@@ -52,7 +51,7 @@ def test_a_table_of_half_and_twice(
 
     monkeypatch.setattr(sensitivity, "constants", lambda: few)
     monkeypatch.setattr(sensitivity, "run", made)
-    assert call(["bench", "sensitivity", "--jobs", "1", "--json"]) == 0
+    assert call(["sensitivity", "--jobs", "1", "--json"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     cells = {row[0]: row[1:] for line in lines[2:] for row in [_cells(line)]}
     assert cells["GAIN"][2:] == [
@@ -88,9 +87,8 @@ def test_a_value_that_makes_no_sense_is_told(capsys: pytest.CaptureFixture[str])
             ["--constant", "NO_SUCH"],
             ["no constant of the scheduler is named 'NO_SUCH'", "there are"],
         ),
-        (["--workload", "chart"], ["no workload is named 'chart'", "long_coding"]),
-        (["--workload", "recorded"], ["--workload recorded: say what was recorded", "--trace"]),
+        (["--workload", "chart"], ["no held-out workload is named 'chart'", "long_coding"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    check(capsys, call(["bench", "sensitivity", *args]), *words)
+    check(capsys, call(["sensitivity", *args]), *words)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from agentrt.lab.runs.constants import Constant, constants, replaced
+from benchmarks.sensitivity import Constant, constants, replaced
 
 RULES = """
 from __future__ import annotations
@@ -102,19 +102,21 @@ def test_whole_numbers_stay_whole(value: float, factor: float, changed: float) -
     assert (found, type(found)) == (changed, type(value))
 
 
-def test_the_schedulers_are_found_without_vllm() -> None:
-    found = constants()
-    assert {one.module.rpartition(".")[0] for one in found} >= {"agentrt.executors.vllm"}
-    assert any(one.module.startswith("agentrt.scheduler.") for one in found)
-    for one in found:
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
+OTHERS = ("agentrt.scheduler.policies.baselines",)
+"""Modules that the default does not run."""
+NOT_DECIDING = {"VERSION"}
+
+
+def test_each_constant_of_the_default_is_in_the_table_with_its_value() -> None:
+    rows = re.findall(r"^\| `([A-Z_]+)` (\S+) \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    stated = {name: float(value) for name, value in rows}
+    found = {
+        one.name: one
+        for one in constants()
+        if one.module not in OTHERS and one.name not in NOT_DECIDING
+    }
+    assert stated == {name: float(one.value) for name, one in found.items()}
+    assert len(found) <= 15
+    for one in found.values():
         assert getattr(import_module(one.module), one.name) == one.value
-    code = (
-        "import sys; from agentrt.lab.runs.constants import constants; assert constants(); "
-        "assert 'vllm' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_package_that_there_is_not() -> None:
-    with pytest.raises(ModuleNotFoundError, match="no package is named 'no_such_rules'"):
-        constants([("no_such_rules", "*.py")])
