@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
@@ -273,13 +273,14 @@ class Assistants(Routes):
             raise invalid(f"a tenant's name has at most {LONGEST_TENANT} characters")
         content: dict[str, Any] = {"description": None, "config": {}, "context": {}}
         content["metadata"] = {"created_by": "system"}
-        async with self._database.writing() as connection:
-            known = sa.select(assistants.c.assistant_id).where(assistants.c.tenant == tenant)
-            there = set((await connection.execute(known)).scalars())
-            for name in self._graphs.names():
-                if (key := default_assistant(name)) not in there:
-                    own = {"graph_id": name, "name": name, **content}
-                    await add_assistant(connection, tenant, key, own)
+        with suppress(IntegrityError):  # on PostgreSQL, where another request was faster
+            async with self._database.writing() as connection:
+                known = sa.select(assistants.c.assistant_id).where(assistants.c.tenant == tenant)
+                there = set((await connection.execute(known)).scalars())
+                for name in self._graphs.names():
+                    if (key := default_assistant(name)) not in there:
+                        own = {"graph_id": name, "name": name, **content}
+                        await add_assistant(connection, tenant, key, own)
         self._known_tenants.add(tenant)
 
 

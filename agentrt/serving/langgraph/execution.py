@@ -173,7 +173,7 @@ class Execution:
             return None
         native = self._state.graphs.is_native(self._record.graph_id)
         # Without input a graph resumes, but a program that needs none begins.
-        at_start = self._record.origin is None or self._record.origin["checkpoint_id"] is None
+        at_start = self._record.origin is None or self._record.origin.checkpoint_id is None
         if native and (kwargs.get("input") is not None or at_start):
             return native_input(kwargs.get("input"))
         return kwargs.get("input")
@@ -239,8 +239,7 @@ class Execution:
         record, storage = self._record, self._state.storage
         if record.origin is not None:
             await storage.revoked.revoke(record.run_id)
-            origin = recovery.Origin.of(record.origin)
-            await recovery.roll_back(storage.database, record.thread_id, origin)
+            await recovery.roll_back(storage.database, record.thread_id, record.origin)
         await self._state.runs.remove(record.run_id)
         state = await self._thread_state()
         await self._state.threads.update_state(record.thread_id, state)

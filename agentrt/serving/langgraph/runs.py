@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from agentrt.serving.langgraph._compat import Origin
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.quotas import Quotas
@@ -47,7 +48,7 @@ class RunRecord:
     start_at: float
     metadata: Fields
     kwargs: Fields
-    origin: Fields | None
+    origin: Origin | None
 
     def followed_by(self, kind: type[Body], **given: Any) -> Body:
         """A run as this one was: of its assistant, and with its config and its context."""
@@ -97,7 +98,8 @@ def record_of(row: sa.Row[Any]) -> RunRecord:
     """A row as the queue takes it."""
     one = {name: row._mapping[name] for name in RunRecord.__slots__}
     one["kwargs"] = json.loads(one["kwargs"])
-    one["origin"] = None if one["origin"] is None else json.loads(one["origin"])
+    if (stored := one["origin"]) is not None:
+        one["origin"] = Origin.model_validate_json(stored)
     return RunRecord(**one)
 
 
@@ -247,7 +249,8 @@ class Runs:
 
     async def began(self, record: RunRecord) -> None:
         """Store that the run is running, with the attempt and the origin of ``record``."""
-        origin = encode(record.origin).decode()
+        assert record.origin is not None
+        origin = record.origin.model_dump_json()
         await self._database.write(
             _changed(record.run_id, status="running", attempt=record.attempt, origin=origin)
         )

@@ -76,13 +76,6 @@ def told(event: Any) -> tuple[str, Any]:
 # -- the client ---------------------------------------------------------------------------
 
 
-async def test_the_client_starts_a_run_and_gets_its_output(client: LangGraphClient) -> None:
-    async with asyncio.timeout(TURN_S):
-        async with client.threads.stream(assistant_id="steps") as thread:
-            await thread.run.start(input=IN)
-            assert await thread.output == DONE
-
-
 @pytest.mark.parametrize("transport", ["sse", "websocket"])
 async def test_the_client_answers_an_interrupt(client: LangGraphClient, transport: Any) -> None:
     async with asyncio.timeout(TURN_S):
