@@ -8,7 +8,7 @@ import asyncio
 import math
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -83,17 +83,13 @@ class DiskRoom:
             f"{self._folder}, and {reserve >> 20} MiB are kept for runs that have begun"
         )
 
-    def guard(self) -> Callable[[Request], Awaitable[None]]:
+    async def guard(self, request: Request) -> None:
         """A dependency of routes, which raises 507 for what would take room that is not there."""
-
-        async def check(request: Request) -> None:
-            last = request.url.path.rpartition("/")[2]
-            if request.method in _WRITES and last not in (*_READING, *_ENDING):
-                why = self.shortage()
-                if why is not None:
-                    raise HTTPException(_FULL_STATUS, f"{why}; free some space, and try again")
-
-        return check
+        last = request.url.path.rpartition("/")[2]
+        if request.method in _WRITES and last not in (*_READING, *_ENDING):
+            why = self.shortage()
+            if why is not None:
+                raise HTTPException(_FULL_STATUS, f"{why}; free some space, and try again")
 
 
 # -- reads that take too long are broken off -----------------------------------------------

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest, tables_of_threads
 from agentrt.serving.langgraph.database import Database
-from agentrt.serving.langgraph.interrupts import Deadlines
+from agentrt.serving.langgraph.interrupts import Deadlines, deadline_of, interrupts_in
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, not_found, timestamp
 from agentrt.serving.langgraph.tables import (
@@ -58,13 +58,13 @@ class Threads:
         self,
         database: Database,
         quotas: Quotas,
-        asks: Callable[[], None] = lambda: None,
-        deadlines: Deadlines | None = None,
+        asks: Callable[[], None],
+        deadlines: Deadlines,
     ) -> None:
         self._database = database
         self._quotas = quotas
         self._asks = asks
-        self._deadlines = deadlines or Deadlines()
+        self._deadlines = deadlines
 
     async def get(self, tenant: str, key: UUID, only: Filter = None) -> sa.Row[Any]:
         """The thread, or 404."""
@@ -118,7 +118,8 @@ class Threads:
             await change_thread(connection, UUID(key), changed)
         if before or state.get("interrupts"):
             self._asks()
-            self._deadlines.note(state.get("interrupts"))
+            for one in interrupts_in(state.get("interrupts")):
+                self._deadlines.note(deadline_of(one))
 
     async def remove(self, keys: Sequence[str]) -> None:
         """Delete threads with all that is theirs."""
