@@ -18,13 +18,13 @@ from fastapi import HTTPException, Request
 from sqlalchemy.exc import OperationalError
 
 from agentrt.errors import AgentrtError
+from agentrt.serving.langgraph.responses import later
 
 RESERVE_BYTES = 64 * 2**20
 """What stays free on the database's disk, for the ends of the runs that have begun."""
 RESERVE_SHARE = 0.02
 """On a small disk, this part of it."""
 _AWAY_STATUS, _FULL_STATUS = 503, 507
-_RETRY_S = "5"
 _FULL = ("disk is full", "No space left", "disk I/O error")
 _READ_ONLY = "25006"
 """PostgreSQL's code for a write to a standby, or to a database that was set so."""
@@ -54,8 +54,7 @@ def refusal(error: Exception) -> HTTPException | None:
         return HTTPException(
             _FULL_STATUS, "the database's disk is full: free some space, and try again"
         )
-    retry = {"Retry-After": _RETRY_S}
-    return HTTPException(_AWAY_STATUS, f"the database does not answer: {first_line(error)}", retry)
+    return later(_AWAY_STATUS, f"the database does not answer: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:
@@ -160,4 +159,4 @@ def _is_late(error: OperationalError) -> bool:
 
 
 def _busy(why: str) -> HTTPException:
-    return HTTPException(503, f"{why}; try again later", {"Retry-After": _RETRY_S})
+    return later(_AWAY_STATUS, f"{why}; try again later")

@@ -18,7 +18,7 @@ from agentrt.serving.langgraph._compat import Origin
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.responses import conflict, encode, not_found, timestamp
+from agentrt.serving.langgraph.responses import conflict, encode, not_found, row_json
 from agentrt.serving.langgraph.run_bodies import RunBody
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, matching, runs
 from agentrt.serving.langgraph.threads import change_thread, find_thread, new_thread
@@ -84,13 +84,9 @@ class NewRun:
 
 def run_json(row: sa.Row[Any]) -> dict[str, Any]:
     """A run as clients see it."""
-    one = dict(row._mapping)
-    for key in _INTERNAL:
-        del one[key]
+    one = row_json(row, *_INTERNAL)
     one["kwargs"] = json.loads(one["kwargs"])
     one["langsmith_session_name"] = None  # clients look for the key; there is no LangSmith
-    for key in ("created_at", "updated_at"):
-        one[key] = timestamp(one[key])
     return one
 
 

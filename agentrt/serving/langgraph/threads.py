@@ -18,7 +18,7 @@ from agentrt.serving.langgraph._compat import keep_latest, tables_of_threads
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.interrupts import Deadlines, deadline_of, interrupts_in
 from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.responses import conflict, not_found, timestamp
+from agentrt.serving.langgraph.responses import conflict, not_found, row_json, timestamp
 from agentrt.serving.langgraph.tables import (
     ACTIVE,
     Filter,
@@ -32,7 +32,6 @@ from agentrt.serving.langgraph.tables import (
 )
 from agentrt.serving.lifetimes import Ttl
 
-_TIMES = ("created_at", "updated_at", "state_updated_at")
 _AT_ONCE = 1000
 """Threads that are deleted in one transaction, or swept one after the other."""
 _MINUTE_S = 60.0
@@ -40,11 +39,7 @@ _MINUTE_S = 60.0
 
 def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
     """A thread as clients see it."""
-    one = dict(row._mapping)
-    del one["tenant"], one["temporary"]
-    for key in _TIMES:
-        one[key] = timestamp(one[key])
-    return one
+    return row_json(row, "tenant", "temporary")
 
 
 class Threads:
@@ -188,7 +183,7 @@ async def add_thread(
         "values": None,
         "interrupts": {},
         "error": None,
-        **dict.fromkeys(_TIMES, time.time()),
+        **dict.fromkeys(("created_at", "updated_at", "state_updated_at"), time.time()),
     }
     await connection.execute(sa.insert(threads).values(row))
 
