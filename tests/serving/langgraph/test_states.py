@@ -69,6 +69,15 @@ async def test_another_threads_checkpoint_is_refused(client: LangGraphClient) ->
         await client.runs.create(mine, "steps", input=IN, config=config)
 
 
+async def test_a_strict_answer_to_nothing_fails_its_run(client: LangGraphClient) -> None:
+    thread, command = await a_thread(client), {"resume": {"0" * 32: "x"}}
+    await client.runs.wait(thread, "ask", input=IN)
+    result: Any = await client.runs.wait(
+        thread, "ask", command=command, strict_resume=True, raise_error=False
+    )
+    assert result["__error__"]["error"] == "UnknownInterruptError"
+
+
 async def test_a_question_of_the_past_is_asked_again(client: LangGraphClient) -> None:
     """As in LangGraph itself: from its checkpoint, with no input."""
     thread = await a_thread(client)

@@ -1,4 +1,4 @@
-"""What the corpus does not ask of assistants and of the store."""
+"""What the corpus does not ask of threads, assistants and the store."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ from uuid import uuid4
 import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError
+
+from tests.serving.langgraph.test_runs import DONE, IN
+
+
+async def test_threads_are_found_by_parts_of_their_metadata_and_values(
+    client: LangGraphClient,
+) -> None:
+    mark = str(uuid4())
+    for n in range(2):
+        made = await client.threads.create(metadata={"mark": mark, "tags": [n, "x"]})
+    await client.runs.wait(made["thread_id"], "steps", input=IN)
+    for asked in ({"metadata": {"mark": mark, "tags": [1]}}, {"values": DONE}):
+        about: Any = {"metadata": {"mark": mark}, **asked}
+        found = await client.threads.search(**about)
+        assert [one["thread_id"] for one in found] == [made["thread_id"]]
+        assert await client.threads.count(**about) == 1
 
 
 async def test_a_graphs_own_assistant_stays(client: LangGraphClient) -> None:
