@@ -70,7 +70,8 @@ async def test_another_threads_checkpoint_is_refused(client: LangGraphClient) ->
 
 
 async def test_a_strict_answer_to_nothing_fails_its_run(client: LangGraphClient) -> None:
-    thread, command = await a_thread(client), {"resume": {"0" * 32: "x"}}
+    thread = await a_thread(client)
+    command: Any = {"resume": {"0" * 32: "x"}}
     await client.runs.wait(thread, "ask", input=IN)
     result: Any = await client.runs.wait(
         thread, "ask", command=command, strict_resume=True, raise_error=False
