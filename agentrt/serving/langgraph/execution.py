@@ -91,17 +91,14 @@ class Execution:
 
     async def run(self) -> None:
         """From pending to its end. When cancelled, it stops as `LiveRun.action` says."""
-        async with self._opened:
-            await self._run()
-
-    async def _run(self) -> None:
-        error = await self._until_end() if self._live.action is None else None
         background = self._state.server.background
-        try:
-            await store_end(self._live, background, partial(self._end, error))
-        except Exception as fault:  # a bug, or a result that the database cannot hold
-            _log.exception("run %s: it has no end of its own", self._record.run_id)
-            await store_end(self._live, background, partial(self._fail, fault, {}))
+        async with self._opened:
+            error = await self._until_end() if self._live.action is None else None
+            try:
+                await store_end(self._live, background, partial(self._end, error))
+            except Exception as fault:  # a bug, or a result that the database cannot hold
+                _log.exception("run %s: it has no end of its own", self._record.run_id)
+                await store_end(self._live, background, partial(self._fail, fault, {}))
 
     async def _until_end(self) -> Exception | None:
         """Run, and return the error that it ended with."""

@@ -8,7 +8,7 @@ import asyncio
 import math
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -112,19 +112,18 @@ class TooSlowError(AgentrtError):
 @dataclass(slots=True)
 class Deadline:
     """When the reads of an SQLite connection are broken off: a progress handler that is called
-    every now and then, and a function's `check`. ``clock`` gives seconds.
+    every now and then, and a function's `check`.
     """
 
-    clock: Callable[[], float] = time.monotonic
     _at: float = math.inf
 
     def start(self, seconds: float) -> None:
         """A transaction begins, which may take so long."""
-        self._at = self.clock() + seconds
+        self._at = time.monotonic() + seconds
 
     def __call__(self) -> bool:
         """Whether the time is over, by which SQLite breaks off what it does."""
-        return self.clock() > self._at
+        return time.monotonic() > self._at
 
     def check(self) -> None:
         """Raise `TooSlowError` when the time is over."""
