@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import httpx
 import psycopg
 import pytest
 import pytest_asyncio
@@ -82,6 +84,14 @@ async def test_searches(client: LangGraphClient) -> None:
     assert [(one["metadata"] or {})["n"] for one in found] == [1]
     assert await client.threads.count(metadata={"mark": mark}) == 3
     assert await client.assistants.count(metadata={"created_by": "system"}) == len(all_graphs())
+
+
+async def test_a_tenants_first_requests_may_come_at_once(it: Serving) -> None:
+    """Each finds that the tenant has no assistants yet."""
+    said = {"x-agentrt-tenant": "new"}
+    async with httpx.AsyncClient(base_url=it.url, headers=said, timeout=60) as http:
+        answers = await asyncio.gather(*(http.get("/assistants/steps") for _ in range(8)))
+    assert {one.status_code for one in answers} == {200}
 
 
 async def test_store_and_resumable_streams(client: LangGraphClient) -> None:
