@@ -17,12 +17,26 @@ import stat
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from agentrt.errors import ConfigError
+
 MOST = 64 * 1024 * 1024
 """The bytes of a file (settings, keys, an input)."""
 WAIT_S = 10.0
 """How long a pipe may be silent."""
 _CHUNK = 1024 * 1024
 _DATABASE = b"SQLite format 3\0"
+
+
+def file_named(name: str, where: str) -> Path:
+    """The file of a database, which may be new. Raises `ConfigError` for what can be none, by
+    ``where`` it was named.
+    """
+    path = Path(name)
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{where}: there is no folder {str(path.parent)!r}; make it")
+    if path.is_dir():
+        raise ConfigError(f"{where}: that is a folder; name a file")
+    return path
 
 
 def check_plain(path: Path, most: float = math.inf) -> None:

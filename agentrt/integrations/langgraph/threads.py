@@ -18,7 +18,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, Interrupt
 
 from agentrt.errors import ConfigError
-from agentrt.files import check_plain
+from agentrt.files import check_plain, file_named
 from agentrt.integrations._compat.langgraph import (
     CHECKPOINT_COLUMNS,
     CHECKPOINT_TABLE,
@@ -49,14 +49,7 @@ def sqlite_file(text: str) -> Path | None:
     kind, _, name = text.partition(":")
     if kind != "sqlite" or name in ("", ":memory:"):
         raise ConfigError(f"--checkpointer {text!r}: there is memory, and sqlite:FILE")
-    path = Path(name)
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(
-            f"--checkpointer {text}: there is no folder {str(path.parent)!r}; make it"
-        )
-    if path.is_dir():
-        raise ConfigError(f"--checkpointer {text}: that is a folder; name a file")
-    return path
+    return file_named(name, f"--checkpointer {text}")
 
 
 @asynccontextmanager

@@ -7,17 +7,16 @@ the versions that this was tested with, and fails when something here is gone or
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, astuple, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel._messages import StreamMessagesHandler
 from langgraph_sdk import Auth
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.langgraph.database import Database
@@ -106,8 +105,7 @@ def writes_table(database: Database) -> sa.Table:
     return SQLITE_WRITES if database.address.file is not None else POSTGRES_WRITES
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """A row of that table. ``value`` is None where it cannot be overwritten."""
 
     checkpoint_ns: str
@@ -129,16 +127,20 @@ class Write:
         """Whether the task may write this again: LangGraph gives such rows negative numbers."""
         return self.idx < 0
 
-    def as_json(self) -> list[Any]:
-        """As the origin of a run is stored."""
-        *row, value = astuple(self)
-        return [*row, None if value is None else b64encode(value).decode()]
 
-    @classmethod
-    def from_json(cls, stored: list[Any]) -> Write:
-        """The inverse of `as_json`."""
-        write = cls(*stored)
-        return write if write.value is None else replace(write, value=b64decode(write.value))
+class Origin(BaseModel):
+    """Where a thread stood. ``rows`` is what was written to checkpoints from ``since`` on.
+
+    ``checkpoint_id`` is the graph's own last checkpoint, if it has one, and ``latest`` the last one
+    of all, or "".
+    """
+
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+    checkpoint_id: str | None
+    latest: str
+    since: str
+    rows: tuple[Write, ...]
 
 
 async def writes_since(
@@ -193,7 +195,7 @@ async def restore_writes(
             await connection.execute(sa.delete(table).where(table.c.thread_id == thread, *here))
     for row in then:
         if row.replaceable:
-            await connection.execute(sa.insert(table).values(thread_id=thread, **asdict(row)))
+            await connection.execute(sa.insert(table).values(thread_id=thread, **row._asdict()))
 
 
 def tables_of_threads(database: Database) -> list[sa.Table]:

@@ -6,14 +6,13 @@ Each graph has a default assistant, whose id anybody can compute from the graph'
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 import sqlalchemy as sa
 from fastapi import HTTPException, Response
-from langgraph_sdk.schema import AssistantSelectField
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -24,7 +23,7 @@ from agentrt.serving.langgraph.configs import caller_access, in_both
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.graphs import Graphs, schemas_of, subgraphs_of
 from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, timestamp
+from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, row_json
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.tables import (
     LONGEST_TENANT,
@@ -273,13 +272,14 @@ class Assistants(Routes):
             raise invalid(f"a tenant's name has at most {LONGEST_TENANT} characters")
         content: dict[str, Any] = {"description": None, "config": {}, "context": {}}
         content["metadata"] = {"created_by": "system"}
-        async with self._database.writing() as connection:
-            known = sa.select(assistants.c.assistant_id).where(assistants.c.tenant == tenant)
-            there = set((await connection.execute(known)).scalars())
-            for name in self._graphs.names():
-                if (key := default_assistant(name)) not in there:
-                    own = {"graph_id": name, "name": name, **content}
-                    await add_assistant(connection, tenant, key, own)
+        with suppress(IntegrityError):  # on PostgreSQL, where another request was faster
+            async with self._database.writing() as connection:
+                known = sa.select(assistants.c.assistant_id).where(assistants.c.tenant == tenant)
+                there = set((await connection.execute(known)).scalars())
+                for name in self._graphs.names():
+                    if (key := default_assistant(name)) not in there:
+                        own = {"graph_id": name, "name": name, **content}
+                        await add_assistant(connection, tenant, key, own)
         self._known_tenants.add(tenant)
 
 
@@ -291,13 +291,9 @@ def default_assistant(graph_id: str) -> str:
 # -- rows ----------------------------------------------------------------------------------
 
 
-def as_json(row: sa.Row[Any], select: list[AssistantSelectField] | None = None) -> dict[str, Any]:
+def as_json(row: sa.Row[Any], select: Sequence[str] | None = None) -> dict[str, Any]:
     """An assistant, or a version of one, as clients see it."""
-    one = dict(row._mapping)
-    del one["tenant"]
-    for key in ("created_at", "updated_at"):
-        if key in one:
-            one[key] = timestamp(one[key])
+    one = row_json(row, "tenant")
     return {key: one[key] for key in select} if select else one
 
 

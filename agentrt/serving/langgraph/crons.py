@@ -22,7 +22,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Body, Label, Object, SortedPage
-from agentrt.serving.langgraph.responses import JSON, encode, invalid, not_found, summary, timestamp
+from agentrt.serving.langgraph.responses import JSON, encode, invalid, not_found, row_json, summary
 from agentrt.serving.langgraph.routes import PathThread, Routes, route
 from agentrt.serving.langgraph.run_bodies import RunBody, RunTerms
 from agentrt.serving.langgraph.run_starts import StartRoutes
@@ -141,17 +141,13 @@ class CronSearch(CronCount, SortedPage):
 
 
 _CRON = "/runs/crons/{cron_id}"
-_TIMES = ("end_time", "next_run_date", "created_at", "updated_at")
 
 
 def cron_json(row: sa.Row[Any]) -> dict[str, Any]:
     """A cron as clients see it."""
-    one = dict(row._mapping)
-    del one["tenant"]
-    user = json.loads(one.pop("user"))
-    one["user_id"] = user.get("langgraph_auth_user_id", "")
-    one["payload"] = json.loads(one["payload"])
-    return one | {key: timestamp(one[key]) for key in _TIMES if one[key] is not None}
+    user = json.loads(row.user).get("langgraph_auth_user_id", "")
+    about = {"user_id": user, "payload": json.loads(row.payload)}
+    return row_json(row, "tenant", "user") | about
 
 
 class Crons(Routes):

@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from agentrt.errors import ConfigError
-from agentrt.files import lock_beside
+from agentrt.files import file_named, lock_beside
 from agentrt.serving.langgraph import tables
 from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_line, limited
 from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
@@ -61,13 +61,7 @@ class Address:
         kind, _, name = given.partition(":")
         if kind != "sqlite" or name in ("", ":memory:") or name.startswith("//"):
             raise ConfigError(f"--database {given!r}: {_FORMS}")
-        path = Path(name)
-        if not path.absolute().parent.is_dir():
-            raise ConfigError(
-                f"--database {given}: there is no folder {str(path.parent)!r}; make it"
-            )
-        if path.is_dir():
-            raise ConfigError(f"--database {given}: that is a folder; name a file")
+        path = file_named(name, f"--database {given}")
         return cls(path, f"sqlite+aiosqlite:///{path}")
 
     def __str__(self) -> str:

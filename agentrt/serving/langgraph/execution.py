@@ -91,17 +91,14 @@ class Execution:
 
     async def run(self) -> None:
         """From pending to its end. When cancelled, it stops as `LiveRun.action` says."""
-        async with self._opened:
-            await self._run()
-
-    async def _run(self) -> None:
-        error = await self._until_end() if self._live.action is None else None
         background = self._state.server.background
-        try:
-            await store_end(self._live, background, partial(self._end, error))
-        except Exception as fault:  # a bug, or a result that the database cannot hold
-            _log.exception("run %s: it has no end of its own", self._record.run_id)
-            await store_end(self._live, background, partial(self._fail, fault, {}))
+        async with self._opened:
+            error = await self._until_end() if self._live.action is None else None
+            try:
+                await store_end(self._live, background, partial(self._end, error))
+            except Exception as fault:  # a bug, or a result that the database cannot hold
+                _log.exception("run %s: it has no end of its own", self._record.run_id)
+                await store_end(self._live, background, partial(self._fail, fault, {}))
 
     async def _until_end(self) -> Exception | None:
         """Run, and return the error that it ended with."""
@@ -173,7 +170,7 @@ class Execution:
             return None
         native = self._state.graphs.is_native(self._record.graph_id)
         # Without input a graph resumes, but a program that needs none begins.
-        at_start = self._record.origin is None or self._record.origin["checkpoint_id"] is None
+        at_start = self._record.origin is None or self._record.origin.checkpoint_id is None
         if native and (kwargs.get("input") is not None or at_start):
             return native_input(kwargs.get("input"))
         return kwargs.get("input")
@@ -239,8 +236,7 @@ class Execution:
         record, storage = self._record, self._state.storage
         if record.origin is not None:
             await storage.revoked.revoke(record.run_id)
-            origin = recovery.Origin.of(record.origin)
-            await recovery.roll_back(storage.database, record.thread_id, origin)
+            await recovery.roll_back(storage.database, record.thread_id, record.origin)
         await self._state.runs.remove(record.run_id)
         state = await self._thread_state()
         await self._state.threads.update_state(record.thread_id, state)

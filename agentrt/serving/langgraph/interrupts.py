@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 INTERRUPT_ID = re.compile("[0-9a-f]{32}")
@@ -60,33 +60,27 @@ def deadline_of(interrupt: Mapping[str, Any]) -> float | None:
 class Deadlines:
     """The nearest deadline that is known. Each question that is stored is noted."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._nearest = math.inf
         self._nearer = asyncio.Event()
 
-    def note(self, interrupts: Mapping[str, Any] | None) -> None:
-        """A thread has these interrupts now."""
-        times = [deadline_of(one) for one in interrupts_in(interrupts)]
-        self.add(min((time for time in times if time is not None), default=math.inf))
-
-    def add(self, deadline: float) -> None:
+    def note(self, until: float | None) -> None:
         """A question may be answered until then (seconds since 1970)."""
-        if deadline < self._nearest:
-            self._nearest = deadline
+        if until is not None and until < self._nearest:
+            self._nearest = until
             self._nearer.set()
 
     def forget(self) -> None:
-        """From now on only what is added counts."""
+        """From now on only what is noted counts."""
         self._nearest = math.inf
+        self._nearer.clear()
 
-    async def passed(self, most_s: float) -> None:
-        """Wait for the nearest deadline, for ``most_s`` seconds at most."""
+    async def wait(self, most_s: float) -> None:
+        """Wait for the nearest deadline, until a nearer one is noted, or for ``most_s`` seconds:
+        the clock that deadlines are told by may be set meanwhile.
+        """
+        left = min(self._nearest - time.time(), most_s)
+        self._nearer.clear()
         with contextlib.suppress(TimeoutError):
-            # By the loop's clock, so that setting the other one costs no more than that.
-            async with asyncio.timeout(most_s):
-                while (left := self._nearest - self._clock()) > 0:
-                    self._nearer.clear()
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(min(left, most_s)):
-                            await self._nearer.wait()
+            async with asyncio.timeout(max(0.0, left)):
+                await self._nearer.wait()

@@ -8,7 +8,7 @@ import asyncio
 import math
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from fastapi import HTTPException, Request
 from sqlalchemy.exc import OperationalError
 
 from agentrt.errors import AgentrtError
+from agentrt.serving.langgraph.responses import later
 
 RESERVE_BYTES = 64 * 2**20
 """What stays free on the database's disk, for the ends of the runs that have begun."""
 RESERVE_SHARE = 0.02
 """On a small disk, this part of it."""
 _AWAY_STATUS, _FULL_STATUS = 503, 507
-_RETRY_S = "5"
 _FULL = ("disk is full", "No space left", "disk I/O error")
 _READ_ONLY = "25006"
 """PostgreSQL's code for a write to a standby, or to a database that was set so."""
@@ -54,8 +54,7 @@ def refusal(error: Exception) -> HTTPException | None:
         return HTTPException(
             _FULL_STATUS, "the database's disk is full: free some space, and try again"
         )
-    retry = {"Retry-After": _RETRY_S}
-    return HTTPException(_AWAY_STATUS, f"the database does not answer: {first_line(error)}", retry)
+    return later(_AWAY_STATUS, f"the database does not answer: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:
@@ -83,17 +82,13 @@ class DiskRoom:
             f"{self._folder}, and {reserve >> 20} MiB are kept for runs that have begun"
         )
 
-    def guard(self) -> Callable[[Request], Awaitable[None]]:
+    async def guard(self, request: Request) -> None:
         """A dependency of routes, which raises 507 for what would take room that is not there."""
-
-        async def check(request: Request) -> None:
-            last = request.url.path.rpartition("/")[2]
-            if request.method in _WRITES and last not in (*_READING, *_ENDING):
-                why = self.shortage()
-                if why is not None:
-                    raise HTTPException(_FULL_STATUS, f"{why}; free some space, and try again")
-
-        return check
+        last = request.url.path.rpartition("/")[2]
+        if request.method in _WRITES and last not in (*_READING, *_ENDING):
+            why = self.shortage()
+            if why is not None:
+                raise HTTPException(_FULL_STATUS, f"{why}; free some space, and try again")
 
 
 # -- reads that take too long are broken off -----------------------------------------------
@@ -117,19 +112,18 @@ class TooSlowError(AgentrtError):
 @dataclass(slots=True)
 class Deadline:
     """When the reads of an SQLite connection are broken off: a progress handler that is called
-    every now and then, and a function's `check`. ``clock`` gives seconds.
+    every now and then, and a function's `check`.
     """
 
-    clock: Callable[[], float] = time.monotonic
     _at: float = math.inf
 
     def start(self, seconds: float) -> None:
         """A transaction begins, which may take so long."""
-        self._at = self.clock() + seconds
+        self._at = time.monotonic() + seconds
 
     def __call__(self) -> bool:
         """Whether the time is over, by which SQLite breaks off what it does."""
-        return self.clock() > self._at
+        return time.monotonic() > self._at
 
     def check(self) -> None:
         """Raise `TooSlowError` when the time is over."""
@@ -164,4 +158,4 @@ def _is_late(error: OperationalError) -> bool:
 
 
 def _busy(why: str) -> HTTPException:
-    return HTTPException(503, f"{why}; try again later", {"Retry-After": _RETRY_S})
+    return later(_AWAY_STATUS, f"{why}; try again later")

@@ -100,8 +100,8 @@ class ThreadQuestions:
         deadlines.forget()
         timed = _INTERRUPTS.like('%"expires_at"%')
         for asked in await self._found([~threads.c.temporary, threads.c.status.in_(_RESTS), timed]):
-            if asked.state == "open" and asked.expires_at is not None:
-                deadlines.add(asked.expires_at)
+            if asked.state == "open":
+                deadlines.note(asked.expires_at)
             elif asked.state == "expired":
                 with suppress(HTTPException, BusyError, QuestionClosedError):
                     await self._resume(asked, EXPIRED, None)

@@ -17,7 +17,7 @@ subgraph, which adds checkpoints of its own meanwhile.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from agentrt.serving.langgraph._compat import (
     INTERRUPT,
     NULL_TASK,
     RESUME,
+    Origin,
     Task,
     Write,
     delete_after,
@@ -44,43 +45,22 @@ from agentrt.serving.langgraph.storage import Storage
 # -- origins ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a thread stood. Ids are "" where there is none.
-
-    ``checkpoint_id`` is the graph's own last checkpoint, and ``latest`` the last one of all.
-    ``writes`` is what was written to checkpoints from ``since`` on.
+async def origin_of(storage: Storage, record: RunRecord) -> Origin:
+    """Where the run's thread was at the run's first start, which is now if it never started. A run
+    writes to the end of its thread, and answers to the checkpoints at which it was asked to start:
+    anything else continues from a new one.
     """
-
-    checkpoint_id: str
-    latest: str
-    since: str
-    writes: tuple[Write, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """As a run's row has it."""
-        return {
-            "checkpoint_id": self.checkpoint_id or None,
-            "latest": self.latest,
-            "since": self.since,
-            "rows": [one.as_json() for one in self.writes],
-        }
-
-    @classmethod
-    def of(cls, noted: Mapping[str, Any]) -> Origin:
-        """From a run's row."""
-        writes = tuple(Write.from_json(one) for one in noted["rows"])
-        return cls(noted["checkpoint_id"] or "", noted["latest"], noted["since"], writes)
-
-
-async def current_origin(database: Database, thread: str, also: Collection[str]) -> Origin:
-    """Where ``thread`` is now. A run may write to its end, and to the checkpoints ``also``."""
+    if record.origin is not None:
+        return record.origin
+    database, thread = storage.database, record.thread_id
+    command = record.kwargs.get("command") or {}
+    also = _start_checkpoints(record.kwargs) if command.get("resume") is not None else set()
     async with database.reading() as connection:
         own = await last_checkpoint(connection, thread, own=True)
         latest = await last_checkpoint(connection, thread)
         since = min([own, *also])
-        writes = await writes_since(connection, database, thread, since)
-    return Origin(own, latest, since, tuple(writes))
+        rows = await writes_since(connection, database, thread, since)
+    return Origin(checkpoint_id=own or None, latest=latest, since=since, rows=tuple(rows))
 
 
 async def roll_back(database: Database, thread: str, origin: Origin) -> None:
@@ -88,20 +68,20 @@ async def roll_back(database: Database, thread: str, origin: Origin) -> None:
     async with database.writing() as connection:
         await delete_after(connection, database, thread, origin.latest)
         now = await writes_since(connection, database, thread, origin.since)
-        await restore_writes(connection, database, thread, now, origin.writes)
+        await restore_writes(connection, database, thread, now, origin.rows)
 
 
 async def _roll_back_command(
     database: Database, thread: str, origin: Origin, *, without_answers: bool
 ) -> None:
     """Undo what was written for a run's command, and drop answers that were there before."""
-    task = ("", origin.checkpoint_id, NULL_TASK)
+    task = ("", origin.checkpoint_id or "", NULL_TASK)
     async with database.writing() as connection:
         rows = await writes_since(connection, database, thread, origin.since)
         now = [row for row in rows if row.task == task]
         then = [
             row
-            for row in origin.writes
+            for row in origin.rows
             if row.task == task and not (without_answers and row.channel == RESUME)
         ]
         await restore_writes(connection, database, thread, now, then)
@@ -120,25 +100,14 @@ class Entry:
     command: Mapping[str, Any] | None
 
 
-async def origin_of(storage: Storage, record: RunRecord) -> Mapping[str, Any]:
-    """Where the run's thread was at the run's first start, which is now if it never started."""
-    if record.origin is not None:
-        return record.origin
-    command = record.kwargs.get("command") or {}
-    # Only answers are written to past checkpoints; anything else continues from a new one.
-    also = _start_checkpoints(record.kwargs) if command.get("resume") is not None else set()
-    return (await current_origin(storage.database, record.thread_id, also)).as_json()
-
-
 async def entry(storage: Storage, record: RunRecord) -> Entry:
     """How a run starts now. It may have been started before."""
-    as_asked = Entry(False, record.kwargs.get("command"))
-    if record.origin is None:
+    as_asked, origin = Entry(False, record.kwargs.get("command")), record.origin
+    if origin is None:
         return as_asked
-    origin = Origin.of(record.origin)
     async with storage.database.reading() as connection:
         tip = await last_checkpoint(connection, record.thread_id, own=True)
-    if tip != origin.checkpoint_id:
+    if tip != (origin.checkpoint_id or ""):
         return Entry(True, None)
     if _starts_over(record.kwargs, tip):
         await roll_back(storage.database, record.thread_id, origin)
@@ -203,7 +172,7 @@ async def _progress_since(storage: Storage, thread: str, origin: Origin) -> _Pro
     async with storage.database.reading() as connection:
         now = await writes_since(connection, storage.database, thread, origin.since)
         added = await namespaces_since(connection, thread, origin.latest)
-    rows = origin.writes
+    rows = origin.rows
     before, after = _answers(storage, rows), _answers(storage, now)
     more = {task for task, count in after.items() if count > before[task]}
     done = {row.task for row in now if not row.replaceable}

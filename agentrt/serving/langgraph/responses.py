@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+import sqlalchemy as sa
 from fastapi import HTTPException, Response
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -14,6 +15,9 @@ _MAX_DEPTH = 64
 _INTEGERS = range(-(2**63), 2**64)
 _MAX_ERRORS = 5
 """How many faults of a body are named."""
+_RETRY_S = "5"
+_TIMES = {"created_at", "updated_at", "state_updated_at", "end_time", "next_run_date"}
+"""Columns of times, in seconds since 1970."""
 
 # -- responses ----------------------------------------------------------------------------
 
@@ -59,6 +63,20 @@ def conflict(detail: str) -> HTTPException:
 def invalid(detail: str) -> HTTPException:
     """The request is well-formed, but cannot be carried out."""
     return HTTPException(422, detail)
+
+
+def later(status: int, detail: str) -> HTTPException:
+    """It cannot be done now; a client may ask again in a while."""
+    return HTTPException(status, detail, {"Retry-After": _RETRY_S})
+
+
+def row_json(row: sa.Row[Any], *hidden: str) -> dict[str, Any]:
+    """A row as clients see it: without its ``hidden`` columns, and its times as texts."""
+    return {
+        name: timestamp(value) if name in _TIMES and value is not None else value
+        for name, value in row._mapping.items()
+        if name not in hidden
+    }
 
 
 # -- JSON ---------------------------------------------------------------------------------

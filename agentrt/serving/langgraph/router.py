@@ -75,7 +75,7 @@ def _routes(
     public.add_api_route("/info", info)
     guarded = APIRouter(
         route_class=Route,
-        dependencies=[Depends(authenticate(auth)), Depends(room.guard())],
+        dependencies=[Depends(authenticate(auth)), Depends(room.guard)],
         tags=["langgraph"],
     )
     states = StateRoutes(state, queue)

@@ -14,11 +14,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context, copy_context
 
-from fastapi import HTTPException
-
 from agentrt import tracking
 from agentrt.serving.langgraph.execution import Execution
 from agentrt.serving.langgraph.outages import READER
+from agentrt.serving.langgraph.responses import later
 from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.stream_responses import OnLeave
 from agentrt.serving.langgraph.streams import Action, EventLog, LiveRun
@@ -29,7 +28,6 @@ MAX_RUNS = 10_000
 """How many runs may wait or run in one server; more are refused with 429."""
 MAX_RUNNING = 512
 """How many run at once. The engine decides whose call waits; this bounds memory."""
-_RETRY_S = 5
 _FULL_RETRY_S = 1.0
 _MAX_UNREAD = 256
 """How many runs of a thread may begin while a listener reads one; it misses further ones."""
@@ -57,11 +55,7 @@ class RunQueue:
         ``most``.
         """
         if len(self._live) + self._entering.total() + runs > MAX_RUNS:
-            raise HTTPException(
-                429,
-                f"{MAX_RUNS} runs wait or run already; try again later",
-                {"Retry-After": str(_RETRY_S)},
-            )
+            raise later(429, f"{MAX_RUNS} runs wait or run already; try again later")
         if self._count(tenant) + runs > most:
             raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", _FULL_RETRY_S)
         entering = Counter({tenant: runs})

@@ -15,7 +15,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
-from agentrt.serving.langgraph.responses import JSON, encode, invalid
+from agentrt.serving.langgraph.responses import JSON, encode, invalid, later
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
 from agentrt.serving.langgraph.run_queue import RunQueue
@@ -33,7 +33,6 @@ from agentrt.serving.langgraph.tenant_state import TenantState
 
 _RUNS = "/threads/{thread_id}/runs"
 _RUN = f"{_RUNS}/{{run_id}}"
-_RETRY_S = "5"
 
 
 def _given(modes: Any) -> Any:
@@ -148,11 +147,10 @@ class RunRoutes(Routes):
         """
         row = await self._row(caller, thread_id, run_id, "update")
         live = self._queue.get(str(run_id))
-        if live is not None:
-            if self._queue.cancel(live, action) or wait:
-                await live.ended()
-        else:
+        if live is None:
             raise HTTPException(404, f"run {run_id} has ended; there is nothing to cancel")
+        if self._queue.cancel(live, action) or wait:
+            await live.ended()
         if not wait:
             return Response(status_code=202)
         return JSON({}, headers=headers_of(row, "join"))
@@ -223,8 +221,7 @@ class RunRoutes(Routes):
 def _check_ended(row: Row[Any]) -> None:
     """A run that has not ended has no result, though it does not run here now."""
     if row.status in ACTIVE:
-        retry = {"Retry-After": _RETRY_S}
-        raise HTTPException(503, f"run {row.run_id} has not ended, and does not run now", retry)
+        raise later(503, f"run {row.run_id} has not ended, and does not run now")
 
 
 def _lifecycle(live: LiveRun, status: str) -> ServerSentEvent:

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
-from fastapi import Body, HTTPException
+from fastapi import Body
 from fastapi.responses import StreamingResponse
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.configs import caller_access, merged
-from agentrt.serving.langgraph.responses import JSON, invalid
+from agentrt.serving.langgraph.responses import JSON, invalid, later
 from agentrt.serving.langgraph.routes import PathThread, Routes, route
 from agentrt.serving.langgraph.run_bodies import BatchRunBody, RunBody
 from agentrt.serving.langgraph.run_queue import RunQueue
@@ -118,7 +118,7 @@ class StartRoutes(Routes):
     ) -> Mapping[str, Any]:
         """The assistant of a run, after checking the run's body."""
         if self._state.server.draining:
-            raise HTTPException(503, "the server ends; it takes no new runs", {"Retry-After": "5"})
+            raise later(503, "the server ends; it takes no new runs")
         assistant = await self._state.assistants.find(caller.tenant, body.assistant_id)
         _check_thread(body, thread)
         _check_command(body, thread)

@@ -14,10 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from agentrt.serving.langgraph._compat import Origin
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.responses import conflict, encode, not_found, timestamp
+from agentrt.serving.langgraph.responses import conflict, encode, not_found, row_json
 from agentrt.serving.langgraph.run_bodies import RunBody
 from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, matching, runs
 from agentrt.serving.langgraph.threads import change_thread, find_thread, new_thread
@@ -47,7 +48,7 @@ class RunRecord:
     start_at: float
     metadata: Fields
     kwargs: Fields
-    origin: Fields | None
+    origin: Origin | None
 
     def followed_by(self, kind: type[Body], **given: Any) -> Body:
         """A run as this one was: of its assistant, and with its config and its context."""
@@ -83,13 +84,9 @@ class NewRun:
 
 def run_json(row: sa.Row[Any]) -> dict[str, Any]:
     """A run as clients see it."""
-    one = dict(row._mapping)
-    for key in _INTERNAL:
-        del one[key]
+    one = row_json(row, *_INTERNAL)
     one["kwargs"] = json.loads(one["kwargs"])
     one["langsmith_session_name"] = None  # clients look for the key; there is no LangSmith
-    for key in ("created_at", "updated_at"):
-        one[key] = timestamp(one[key])
     return one
 
 
@@ -97,7 +94,8 @@ def record_of(row: sa.Row[Any]) -> RunRecord:
     """A row as the queue takes it."""
     one = {name: row._mapping[name] for name in RunRecord.__slots__}
     one["kwargs"] = json.loads(one["kwargs"])
-    one["origin"] = None if one["origin"] is None else json.loads(one["origin"])
+    if (stored := one["origin"]) is not None:
+        one["origin"] = Origin.model_validate_json(stored)
     return RunRecord(**one)
 
 
@@ -247,7 +245,8 @@ class Runs:
 
     async def began(self, record: RunRecord) -> None:
         """Store that the run is running, with the attempt and the origin of ``record``."""
-        origin = encode(record.origin).decode()
+        assert record.origin is not None
+        origin = record.origin.model_dump_json()
         await self._database.write(
             _changed(record.run_id, status="running", attempt=record.attempt, origin=origin)
         )

@@ -121,7 +121,7 @@ async def sweeping(
 
     async def expire_in_time() -> None:
         await expire()
-        await state.deadlines.passed(_SWEEP_S)
+        await state.deadlines.wait(_SWEEP_S)
 
     doing = state.server.background.doing
     async with (

@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest, tables_of_threads
 from agentrt.serving.langgraph.database import Database
-from agentrt.serving.langgraph.interrupts import Deadlines
+from agentrt.serving.langgraph.interrupts import Deadlines, deadline_of, interrupts_in
 from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.responses import conflict, not_found, timestamp
+from agentrt.serving.langgraph.responses import conflict, not_found, row_json, timestamp
 from agentrt.serving.langgraph.tables import (
     ACTIVE,
     Filter,
@@ -32,7 +32,6 @@ from agentrt.serving.langgraph.tables import (
 )
 from agentrt.serving.lifetimes import Ttl
 
-_TIMES = ("created_at", "updated_at", "state_updated_at")
 _AT_ONCE = 1000
 """Threads that are deleted in one transaction, or swept one after the other."""
 _MINUTE_S = 60.0
@@ -40,11 +39,7 @@ _MINUTE_S = 60.0
 
 def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
     """A thread as clients see it."""
-    one = dict(row._mapping)
-    del one["tenant"], one["temporary"]
-    for key in _TIMES:
-        one[key] = timestamp(one[key])
-    return one
+    return row_json(row, "tenant", "temporary")
 
 
 class Threads:
@@ -58,13 +53,13 @@ class Threads:
         self,
         database: Database,
         quotas: Quotas,
-        asks: Callable[[], None] = lambda: None,
-        deadlines: Deadlines | None = None,
+        asks: Callable[[], None],
+        deadlines: Deadlines,
     ) -> None:
         self._database = database
         self._quotas = quotas
         self._asks = asks
-        self._deadlines = deadlines or Deadlines()
+        self._deadlines = deadlines
 
     async def get(self, tenant: str, key: UUID, only: Filter = None) -> sa.Row[Any]:
         """The thread, or 404."""
@@ -118,7 +113,8 @@ class Threads:
             await change_thread(connection, UUID(key), changed)
         if before or state.get("interrupts"):
             self._asks()
-            self._deadlines.note(state.get("interrupts"))
+            for one in interrupts_in(state.get("interrupts")):
+                self._deadlines.note(deadline_of(one))
 
     async def remove(self, keys: Sequence[str]) -> None:
         """Delete threads with all that is theirs."""
@@ -187,7 +183,7 @@ async def add_thread(
         "values": None,
         "interrupts": {},
         "error": None,
-        **dict.fromkeys(_TIMES, time.time()),
+        **dict.fromkeys(("created_at", "updated_at", "state_updated_at"), time.time()),
     }
     await connection.execute(sa.insert(threads).values(row))
 

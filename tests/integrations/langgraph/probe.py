@@ -14,6 +14,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.graph import START, StateGraph
 from pydantic import Field
 
 from agentrt.graph import Node
@@ -127,6 +128,11 @@ class State(TypedDict, total=False):
 
     seen: Annotated[list[str], operator.add]
     count: int
+
+
+def lone(node: Any, called: str = "node", **compiled: Any) -> Any:
+    """A graph of one node."""
+    return StateGraph(State).add_node(called, node).add_edge(START, called).compile(**compiled)
 
 
 def calls(model: Probe, *names: str) -> Any:

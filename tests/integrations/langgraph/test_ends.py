@@ -21,7 +21,7 @@ from agentrt.integrations.langgraph.threads import standing_of
 from agentrt.runtime.run import Run, RunState
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
-from tests.integrations.langgraph.probe import Probe, State, calls, edges
+from tests.integrations.langgraph.probe import Probe, State, calls, edges, lone
 
 
 def one_node(node: Any, name: str) -> Any:
@@ -111,10 +111,7 @@ async def test_a_worker_that_graphs_share_outlives_the_first() -> None:
 
 
 async def test_a_tool_may_run_a_graph_named_like_its_node(model: Probe, runs: list[Run]) -> None:
-    inner = StateGraph(State)
-    inner.add_node("p", calls(model, "p"))
-    inner.add_edge(START, "p")
-    compiled = inner.compile(name="research")
+    compiled = lone(calls(model, "p"), "p", name="research")
 
     @tool
     async def look() -> str:
@@ -127,10 +124,7 @@ async def test_a_tool_may_run_a_graph_named_like_its_node(model: Probe, runs: li
         await look.ainvoke({})
         return {}
 
-    builder = StateGraph(State)
-    builder.add_node("research", research)
-    builder.add_edge(START, "research")
-    await builder.compile().ainvoke({})
+    await lone(research, "research").ainvoke({})
     assert edges(runs[0]) == {"look": set(), "p": set(), "after": {"p"}}
     assert [n.kind for n in runs[0].dag.nodes() if n.name == "look"] == [NodeKind.TOOL]
 

@@ -15,7 +15,7 @@ from langgraph.types import Command, interrupt
 
 from agentrt.graph import NodeKind, NodeState
 from agentrt.runtime.run import Run, RunState
-from tests.integrations.langgraph.probe import Probe, State, calls, edges
+from tests.integrations.langgraph.probe import Probe, State, calls, edges, lone
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -74,11 +74,8 @@ async def test_a_graph_that_raises_has_failed(model: Probe, runs: list[Run]) -> 
         await model.ainvoke("x")
         raise KeyError("mine")
 
-    graph = StateGraph(State)
-    graph.add_node("broken", broken)
-    graph.add_edge(START, "broken")
     with pytest.raises(KeyError):
-        await graph.compile().ainvoke({})
+        await lone(broken, "broken").ainvoke({})
     assert runs[0].state is RunState.FAILED
     assert isinstance(runs[0].error, KeyError)
 
@@ -97,10 +94,7 @@ async def test_a_graph_that_is_cancelled_leaves_nothing(model: Probe, runs: list
         await hang.ainvoke({})
         return {}
 
-    graph = StateGraph(State)
-    graph.add_node("node", node)
-    graph.add_edge(START, "node")
-    running = asyncio.create_task(graph.compile().ainvoke({}))
+    running = asyncio.create_task(lone(node).ainvoke({}))
     await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -116,10 +110,7 @@ async def test_lost_callbacks_do_not_lose_the_place(model: Probe, runs: list[Run
         await model.ainvoke("two")
         return {}
 
-    graph = StateGraph(State)
-    graph.add_node("node", node)
-    graph.add_edge(START, "node")
-    await graph.compile().ainvoke({})
+    await lone(node).ainvoke({})
     assert edges(runs[0]) == {"one": set(), "two": {"one"}}
 
 
@@ -130,10 +121,7 @@ def test_a_call_in_a_bare_thread_is_lost_and_known_to_be(model: Probe, runs: lis
             pool.submit(model.invoke, "told", config).result()
         return {}
 
-    graph = StateGraph(State)
-    graph.add_node("node", node)
-    graph.add_edge(START, "node")
-    graph.compile().invoke({})
+    lone(node).invoke({})
     assert model.lost == ["bare"]
     assert edges(runs[0]) == {"told": set()}
 
@@ -141,30 +129,21 @@ def test_a_call_in_a_bare_thread_is_lost_and_known_to_be(model: Probe, runs: lis
 async def test_tenant_session_and_size_hint_come_from_the_config(
     model: Probe, runs: list[Run]
 ) -> None:
-    graph = StateGraph(State)
-    graph.add_node("node", calls(model, "x"))
-    graph.add_edge(START, "node")
     metadata = {"agentrt_tenant": "ann", "agentrt_size_hint": 900}
     config: Any = {"configurable": {"thread_id": "t7"}, "metadata": metadata}
-    await graph.compile().ainvoke({}, config)
+    await lone(calls(model, "x")).ainvoke({}, config)
     row = runs[0].row
     assert (row.tenant, row.session, row.size_hint) == ("ann", "t7", 900)
 
 
 async def test_concurrent_graphs_are_programs_of_their_own(model: Probe, runs: list[Run]) -> None:
-    graph = StateGraph(State)
-    graph.add_node("node", calls(model, "a", "b"))
-    graph.add_edge(START, "node")
-    compiled = graph.compile()
+    compiled = lone(calls(model, "a", "b"))
     await asyncio.gather(*(compiled.ainvoke({}) for _ in range(20)))
     assert [edges(run) for run in runs] == [{"a": set(), "b": {"a"}}] * 20
 
 
 async def test_streams_and_chains_are_programs_too(model: Probe, runs: list[Run]) -> None:
-    graph = StateGraph(State)
-    graph.add_node("node", calls(model, "a", "b"))
-    graph.add_edge(START, "node")
-    async for _ in graph.compile().astream({}, stream_mode=["messages", "updates"]):
+    async for _ in lone(calls(model, "a", "b")).astream({}, stream_mode=["messages", "updates"]):
         pass
     await (RunnableLambda(lambda text: text) | model).ainvoke("in a chain")
     assert edges(runs[0]) == {"a": set(), "b": {"a"}}

@@ -15,7 +15,7 @@ from langgraph.types import RetryPolicy, Send
 
 from agentrt.graph import NodeKind, NodeState
 from agentrt.runtime.run import Run, RunState
-from tests.integrations.langgraph.probe import Probe, State, calls, edges
+from tests.integrations.langgraph.probe import Probe, State, calls, edges, lone
 
 
 class Item(TypedDict):
@@ -90,10 +90,7 @@ async def test_gather_inside_a_node_keeps_its_branches_apart(model: Probe, runs:
         await model.ainvoke("end")
         return {}
 
-    graph = StateGraph(State)
-    graph.add_node("node", node)
-    graph.add_edge(START, "node")
-    await graph.compile().ainvoke({})
+    await lone(node).ainvoke({})
     assert edges(runs[0]) == {
         "x1": set(),
         "x2": {"x1"},
@@ -122,10 +119,7 @@ async def test_subgraphs_nest(model: Probe, runs: list[Run], sync: bool) -> None
     inner.add_edge(START, "p")
     inner.add_edge(START, "q")
     inner.add_edge("p", "r")
-    child = StateGraph(State)
-    child.add_node("s", speak("s"))
-    child.add_edge(START, "s")
-    compiled = child.compile(name="child")
+    compiled = lone(speak("s"), "s", name="child")
 
     async def calling(state: State) -> State:
         await model.ainvoke("before")
@@ -181,10 +175,7 @@ def test_parallel_branches_of_a_sync_chain_stay_apart(model: Probe, runs: list[R
         model.invoke("end")
         return {}
 
-    graph = StateGraph(State)
-    graph.add_node("node", node)
-    graph.add_edge(START, "node")
-    graph.compile().invoke({})
+    lone(node).invoke({})
     found = edges(runs[0])
     assert found["end"] == {"a2", "b2", "c2"}
     assert {name: found[f"{name}2"] for name in "abc"} == {n: {f"{n}1"} for n in "abc"}
@@ -204,10 +195,7 @@ async def test_tools_are_interrupts_and_may_call_the_model(model: Probe, runs: l
         await model.ainvoke("last")
         return {}
 
-    graph = StateGraph(State)
-    graph.add_node("node", node)
-    graph.add_edge(START, "node")
-    await graph.compile().ainvoke({})
+    await lone(node).ainvoke({})
     nodes = runs[0].dag.nodes()
     by_name = {node.name: node for node in nodes if node.kind is NodeKind.CALL}
     tools = [node for node in nodes if node.kind is NodeKind.TOOL]

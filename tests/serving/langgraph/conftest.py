@@ -1,4 +1,4 @@
-"""A server for the tests of a module, and clients of it."""
+"""A server for all tests that need none of their own, and clients of it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def url() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server of all graphs, with a database of its own."""
+    """A server of all graphs. All tests share it: what one needs to itself, it makes."""
     folder: Path = tmp_path_factory.mktemp("server")
     things = {**all_graphs(), "poem": poem, "approval": approval}
     with serving(things, folder / "agentrt.db") as it:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import aiosqlite
 import pytest
 from langgraph._internal import _constants
 from langgraph.checkpoint.base import WRITES_IDX_MAP
-from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph_sdk import Auth
 from packaging.specifiers import SpecifierSet
 
 from agentrt.serving.langgraph import _compat
@@ -59,30 +56,6 @@ def test_what_tasks_may_write_again_has_negative_numbers() -> None:
     assert all(number < 0 for number in WRITES_IDX_MAP.values())
 
 
-def test_the_sdks_hooks_are_found_where_it_keeps_them() -> None:
-    """The most specific one of those that ``auth.on`` registers."""
-    auth = Auth()
-
-    @auth.authenticate
-    async def who() -> str:
-        return "ann"
-
-    def named(name: str) -> Any:
-        async def hook(ctx: Any, value: Any) -> None: ...
-
-        hook.__name__ = name
-        return hook
-
-    auth.on(named("any"))
-    auth.on.threads(named("threads"))
-    auth.on.threads.create(named("create"))
-    assert _compat.authenticate_hook(auth) is who
-    asked = [("threads", "create"), ("threads", "read"), ("store", "put")]
-    found = [_compat.authorize_hook(auth, *one).__name__ for one in asked]
-    assert found == ["create", "threads", "any"]
-    assert _compat.authorize_hook(Auth(), "threads", "create") is None
-
-
 async def test_sqlites_tables_have_the_columns_that_we_use(tmp_path: Path) -> None:
     async with aiosqlite.connect(tmp_path / "a.db") as connection:
         await AsyncSqliteSaver(connection).setup()
@@ -90,11 +63,3 @@ async def test_sqlites_tables_have_the_columns_that_we_use(tmp_path: Path) -> No
             rows = await connection.execute_fetchall(f"PRAGMA table_info({table.name})")
             missing = {column.name for column in table.c} - {row[1] for row in rows}
             assert not missing, f"langgraph-checkpoint-sqlite: {table.name} has no {missing}"
-
-
-def test_postgres_tables_have_the_columns_that_we_use() -> None:
-    """As its migrations say; `test_postgres` works on the tables themselves."""
-    migrations = "\n".join(AsyncPostgresSaver.MIGRATIONS)
-    for table in (_compat.checkpoints, _compat.POSTGRES_WRITES):
-        for column in (table.name, *(column.name for column in table.c)):
-            assert column in migrations, f"langgraph-checkpoint-postgres has no {column} any more"

@@ -54,11 +54,6 @@ def test_a_schedule_is_of_its_time_zone_also_when_clocks_change() -> None:
     assert next_time("30 2 * * *", "Europe/Berlin", late) == at("2027-03-29T02:30", "Europe/Berlin")
 
 
-def test_no_time_is_after_the_end() -> None:
-    assert next_time("0 * * * *", None, NOON, NOON + HOUR) == NOON + HOUR
-    assert next_time("0 * * * *", None, NOON, NOON + HOUR - 1) is None
-
-
 # -- by the clock -------------------------------------------------------------------------
 
 

@@ -39,26 +39,18 @@ async def test_listeners_hear_all_in_order(database: Database) -> None:
     assert await numbers(log) == [1, 2, 3, 4, 5]
 
 
-async def test_what_is_held_is_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MAX_EVENTS", 3)
+@pytest.mark.parametrize(("bound", "most"), [("MAX_EVENTS", 3), ("MAX_BYTES", 130)])
+async def test_what_is_held_is_bounded(
+    database: Database, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    monkeypatch.setattr(streams, bound, most)
     log = EventLog("r", database, resumable=False)
-    for n in range(10):
-        await log.put([("values", str(n).encode())])
+    for _ in range(10):
+        await log.put([("values", b"x" * 40)])
     log.close()
     assert await numbers(log, 7) == [8, 9, 10]
     with pytest.raises(FellBehindError, match="events 7 to 7"):
         await numbers(log, 6)
-
-
-async def test_what_is_held_is_bounded_in_bytes(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "MAX_BYTES", 100)
-    log = EventLog("r", database, resumable=False)
-    for _ in range(4):
-        await log.put([("values", b"x" * 40)])
-    log.close()
-    assert await numbers(log, 2) == [3, 4]
 
 
 async def test_a_resumable_log_reads_on_from_the_database(

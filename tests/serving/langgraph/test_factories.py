@@ -47,27 +47,18 @@ async def steps(client: LangGraphClient, assistant: str, **asked: Any) -> str:
 
 @pytest.mark.parametrize("name", FORMS)
 async def test_a_graph_is_made_for_each_run(client: LangGraphClient, name: str) -> None:
-    """With what the run gives, as configurable or as context, or what its assistant gives."""
+    """With what the run gives, as configurable or as context."""
     assert await steps(client, name, config=ANN) == "made for Ann"
     assert await steps(client, name, context={"who": "Bob"}) == "made for Bob"
     assert await steps(client, name) == "made for nobody"
+
+
+@pytest.mark.parametrize("name", ["plain", "with_runtime"])
+async def test_a_graph_is_made_for_its_assistant(client: LangGraphClient, name: str) -> None:
     for given in ({"config": {"configurable": {"who": "Eve"}}}, {"context": {"who": "Eve"}}):
         assistant = (await client.assistants.create(name, **given))["assistant_id"]
         assert await steps(client, assistant) == "made for Eve"
         assert await steps(client, assistant, config=ANN) == "made for Ann"
-
-
-async def test_a_stream_and_a_background_run_have_graphs_of_their_own(
-    client: LangGraphClient,
-) -> None:
-    thread = await a_thread(client)
-    run = await client.runs.create(thread, "plain", input=IN, config=ANN)
-    assert await client.runs.join(thread, run["run_id"]) == {"steps": ["in", "made for Ann"]}
-    streamed = client.runs.stream(
-        None, "plain", input=IN, context={"who": "Bob"}, stream_mode="updates"
-    )
-    updates = [part.data async for part in streamed if part.event == "updates"]
-    assert updates == [{"Bob": {"steps": ["made for Bob"]}}]
 
 
 async def test_a_threads_state_is_read_with_the_graph_of_its_last_run(

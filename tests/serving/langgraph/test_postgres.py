@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -29,12 +28,9 @@ from agentrt.serving.langgraph.threads import sweep
 from agentrt.serving.lifetimes import Ttl
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
-from tests.serving.langgraph.graphs import GATES, all_graphs
-from tests.serving.langgraph.processes import Process
+from tests.serving.langgraph.graphs import all_graphs
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_postgres_away import another, tried
-from tests.serving.langgraph.test_restart import started, starts_of
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread, at_a_gate, given
+from tests.serving.langgraph.test_runs import DONE, IN, a_thread
 from tests.serving.langgraph.test_sweep import a_run, end
 
 
@@ -80,17 +76,6 @@ async def _values_of(url: str, thread: str) -> int:
     return int(row[0])
 
 
-async def test_questions_and_rollback(client: LangGraphClient) -> None:
-    thread, gate = await a_thread(client), str(uuid4())
-    await client.runs.wait(thread, "ask", input=IN)
-    done = await client.runs.wait(thread, "ask", command={"resume": "x"})
-    assert done == {"steps": ["in", "first", "answered x", "last"]}
-    run = await client.runs.create(thread, "gate", input=given(gate=gate, steps=["2"]))
-    await GATES.reached(gate)
-    await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
-    assert (await client.threads.get_state(thread))["values"]["steps"] == done["steps"]  # type: ignore[call-overload]
-
-
 async def test_searches(client: LangGraphClient) -> None:
     mark = str(uuid4())
     for n in range(3):
@@ -99,6 +84,14 @@ async def test_searches(client: LangGraphClient) -> None:
     assert [(one["metadata"] or {})["n"] for one in found] == [1]
     assert await client.threads.count(metadata={"mark": mark}) == 3
     assert await client.assistants.count(metadata={"created_by": "system"}) == len(all_graphs())
+
+
+async def test_a_tenants_first_requests_may_come_at_once(it: Serving) -> None:
+    """Each finds that the tenant has no assistants yet."""
+    said = {"x-agentrt-tenant": "new"}
+    async with httpx.AsyncClient(base_url=it.url, headers=said, timeout=60) as http:
+        answers = await asyncio.gather(*(http.get("/assistants/steps") for _ in range(8)))
+    assert {one.status_code for one in answers} == {200}
 
 
 async def test_store_and_resumable_streams(client: LangGraphClient) -> None:
@@ -116,22 +109,6 @@ async def test_store_and_resumable_streams(client: LangGraphClient) -> None:
     run = parts[0].data["run_id"]
     joined = client.runs.join_stream(thread, run, last_event_id="2")
     assert [part async for part in joined] == parts[2:]
-
-
-async def test_what_a_database_refuses_is_no_error(client: LangGraphClient) -> None:
-    """A NUL that a model says cannot be kept as it is; it does not take the run with it."""
-    thread = await a_thread(client)
-    with pytest.raises(Exception, match="NUL"):
-        await client.threads.update(thread, metadata={"a": "\0"})
-
-
-def test_a_second_server_is_refused(url: str, it: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.2)
-    with (
-        pytest.raises(ConfigError, match="another server uses it"),
-        serving(all_graphs(), url),
-    ):
-        pass
 
 
 async def test_what_a_server_does_by_itself(url: str) -> None:
@@ -159,31 +136,6 @@ async def test_what_a_server_does_by_itself(url: str) -> None:
         await state.clear_away(time.time())
 
 
-async def test_a_server_that_is_killed_loses_nothing(url: str, tmp_path: Path) -> None:
-    """It has a database of its own in the cluster, beside that of the server above."""
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        await connection.execute("CREATE DATABASE killed")
-    process = Process(url.replace("/postgres", "/killed"), tmp_path)
-    try:
-        await process.start()
-        async with get_client(url=process.url) as client:
-            threads = [await a_thread(client) for _ in range(4)]
-            runs: list[Any] = [
-                await client.runs.create(key, "held", input={"go": "1"}) for key in threads
-            ]
-            for run in runs:
-                await started(tmp_path, run, "hold")
-            process.kill()
-            (tmp_path / "1").touch()
-            await process.start()
-            for run in runs:
-                result = await client.runs.join(run["thread_id"], run["run_id"])
-                assert result["steps"] == ["before", "hold", "after"]
-                assert starts_of(tmp_path, run)["before"] == 1
-    finally:
-        process.kill()
-
-
 def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"--database postgresql://x@127\.0\.0\.1:1/y"),
@@ -207,44 +159,3 @@ async def test_a_clients_statement_is_broken_off_in_time(
         assert refused.value.status_code == 503
         async with slow.reading() as reads:  # the server's own take what they take
             await reads.execute(sa.text("SELECT pg_sleep(0.1)"))
-
-
-async def test_connections_that_break_cost_no_run_its_end(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when PostgreSQL starts again. 1. The run that was under way ends, one way or the other.
-    2. The next one is as ever. 3. The database is still this server's. 4. It closes in order.
-    """
-    monkeypatch.setattr(tenant_state, "KEEP_LOCK_S", 0.05)
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as admin:
-        await admin.execute("CREATE DATABASE breaks")
-        own = url.rpartition("/")[0] + "/breaks"
-        with serving(all_graphs(), own) as it:
-            async with get_client(url=it.url) as client:
-                thread, run, gate = await at_a_gate(client)
-                await admin.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE datname = 'breaks'"
-                )
-                GATES.open(gate)
-                assert it.server is not None
-                failing = it.server.background.failing
-                async with (
-                    httpx.AsyncClient(base_url=it.url, timeout=60) as http,
-                    asyncio.timeout(60),
-                ):
-                    at = f"/threads/{thread}/runs/{run}"
-                    while (answer := await http.get(f"{at}/join")).status_code != 200:
-                        assert answer.status_code == 503
-                    while it.call(failing):
-                        await asyncio.sleep(0.01)
-                ended = await tried(partial(client.runs.get, thread, run))
-                assert ended["status"] in ("success", "error")
-                kept = await tried(partial(client.threads.get, thread))
-                assert kept["status"] in ("idle", "error")
-                assert await tried(partial(another, client)) == DONE
-                monkeypatch.setattr(database, "LOCK_WAIT_S", 0.1)
-                with pytest.raises(ConfigError, match="another server uses it"):
-                    async with database.open_database(Address.parse(own)):
-                        pass
-        assert it.error is None

@@ -18,7 +18,9 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import APIStatusError, InternalServerError
 
-from agentrt.serving.langgraph import execution, outages, storage
+from agentrt.errors import ConfigError
+from agentrt.serving.langgraph import database, execution, outages, storage, tenant_state
+from agentrt.serving.langgraph.database import Address, open_database
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.postgres import Proxy
 from tests.serving.langgraph.serve import Serving, serving
@@ -106,8 +108,12 @@ async def refused(it: Serving, *asked: tuple[str, str]) -> None:
 async def test_a_connection_that_is_cut_under_load(
     admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it is away, whoever asks is told so; what was under way ends once it is back."""
+    """While it is away, whoever asks is told so; what was under way ends once it is back, and the
+    database is this server's again.
+    """
     monkeypatch.setattr(execution, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(tenant_state, "KEEP_LOCK_S", 0.05)
+    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.1)
     async with behind(url_of(admin)) as (it, client, proxy):
         begun = [await at_a_gate(client) for _ in range(4)]
         await proxy.cut()
@@ -116,6 +122,18 @@ async def test_a_connection_that_is_cut_under_load(
         await refused(it, ("GET", f"/threads/{begun[0][0]}"), ("POST", "/threads"))
         await proxy.open()
         await all_is_well(it, client, begun)
+        async with asyncio.timeout(WAIT_S):
+            while not await is_taken(url_of(admin)):
+                await asyncio.sleep(0.1)
+
+
+async def is_taken(url: str) -> bool:
+    """Whether a server uses a database."""
+    try:
+        async with open_database(Address.parse(url)):
+            return False
+    except ConfigError as error:
+        return "another server uses it" in str(error)
 
 
 async def test_a_database_that_is_silent(

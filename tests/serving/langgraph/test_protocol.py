@@ -76,13 +76,6 @@ def told(event: Any) -> tuple[str, Any]:
 # -- the client ---------------------------------------------------------------------------
 
 
-async def test_the_client_starts_a_run_and_gets_its_output(client: LangGraphClient) -> None:
-    async with asyncio.timeout(TURN_S):
-        async with client.threads.stream(assistant_id="steps") as thread:
-            await thread.run.start(input=IN)
-            assert await thread.output == DONE
-
-
 @pytest.mark.parametrize("transport", ["sse", "websocket"])
 async def test_the_client_answers_an_interrupt(client: LangGraphClient, transport: Any) -> None:
     async with asyncio.timeout(TURN_S):
@@ -190,6 +183,9 @@ async def test_runs_without_events_are_not_looked_into(
 
 
 async def test_a_question_is_an_event_and_its_answer_a_command(http: httpx.AsyncClient) -> None:
+    """A client that comes back gets the question again, and sees that it is older than its answer,
+    which all clients of the thread hear of.
+    """
     thread = str(uuid4())
     await start(http, thread, "ask")
     events = await until(http, thread, "interrupted")
@@ -198,28 +194,15 @@ async def test_a_question_is_an_event_and_its_answer_a_command(http: httpx.Async
     assert data["payload"] == {"question": "which way?"}
     given = {"namespace": [], "interrupt_id": data["interrupt_id"], "response": "left"}
     done = await command(http, thread, "input.respond", **given)
-    assert done["type"] == "success"
-    events = await until(http, thread, "completed", since=events[-1]["seq"], channels=VALUES)
-    assert told(events[-2])[1]["steps"] == ["in", "first", "answered left", "last"]
-    again = await command(http, thread, "input.respond", **given)
-    assert (again["type"], again["error"]) == ("error", "no_such_interrupt")
-
-
-async def test_what_a_command_answers_tells_old_events_from_new(http: httpx.AsyncClient) -> None:
-    """A client that comes back gets the question again, and sees that it is older than its answer,
-    which all clients of the thread hear of.
-    """
-    thread = str(uuid4())
-    await start(http, thread, "ask", {"steps": ["in"]})
-    before = await until(http, thread, "interrupted")
-    (question,) = (one for one in before if one["method"] == "input.requested")
-    key = told(question)[1]["interrupt_id"]
-    done = await command(http, thread, "input.respond", interrupt_id=key, response="left")
     through = done["meta"]["applied_through_seq"]
     whole = await until(http, thread, "interrupted", "completed")
-    assert [one for one in whole if one["seq"] <= through] == before
-    new = whole[len(before)]
-    assert (new["method"], told(new)[1]) == ("input.answered", {"interrupt_ids": [key]})
+    assert [one for one in whole if one["seq"] <= through] == events
+    answered = {"interrupt_ids": [data["interrupt_id"]]}
+    assert told(whole[len(events)]) == ("input.answered", answered)
+    values = [told(one)[1] for one in whole if one["method"] == "values"]
+    assert values[-1] == {"steps": ["in", "first", "answered left", "last"]}
+    again = await command(http, thread, "input.respond", **given)
+    assert (again["type"], again["error"]) == ("error", "no_such_interrupt")
 
 
 async def test_checkpoints_say_where_to_go_back_to(http: httpx.AsyncClient) -> None:

@@ -9,7 +9,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError, UnprocessableEntityError
 
 from tests.serving.langgraph.graphs import GATES
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread, at_a_gate
+from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 
 async def a_done_thread(client: LangGraphClient) -> str:
@@ -37,16 +37,6 @@ async def test_a_state_is_not_changed_under_a_run(client: LangGraphClient) -> No
         await client.threads.copy(thread)
     GATES.open(gate)
     await client.runs.join(thread, run)
-
-
-async def test_parts_of_a_state(client: LangGraphClient) -> None:
-    thread = await a_done_thread(client)
-    chosen: Any = await client.threads.get_state(thread, select=["next", "values.steps"])
-    assert chosen == {"next": [], "values": DONE}
-    history: Any = await client.threads.get_history(thread, select=["checkpoint"], limit=1)
-    assert [list(one) for one in history] == [["checkpoint"]]
-    with pytest.raises(UnprocessableEntityError, match="select"):
-        await client.threads.get_state(thread, select=["everything"])
 
 
 @pytest.mark.parametrize("node", ["first", "nobody"])
@@ -79,22 +69,13 @@ async def test_another_threads_checkpoint_is_refused(client: LangGraphClient) ->
         await client.runs.create(mine, "steps", input=IN, config=config)
 
 
-async def test_a_breakpoint_that_is_no_node_is_refused(client: LangGraphClient) -> None:
-    with pytest.raises(UnprocessableEntityError, match="interrupt_before: no node 'lost'"):
-        await client.runs.create(None, "steps", input=IN, interrupt_before=["lost"])
-
-
 async def test_a_strict_answer_to_nothing_fails_its_run(client: LangGraphClient) -> None:
     thread = await a_thread(client)
+    command: Any = {"resume": {"0" * 32: "x"}}
     await client.runs.wait(thread, "ask", input=IN)
-    result = await client.runs.wait(
-        thread,
-        "ask",
-        command={"resume": {"0" * 32: "x"}},
-        strict_resume=True,
-        raise_error=False,
+    result: Any = await client.runs.wait(
+        thread, "ask", command=command, strict_resume=True, raise_error=False
     )
-    assert isinstance(result, dict)
     assert result["__error__"]["error"] == "UnknownInterruptError"
 
 

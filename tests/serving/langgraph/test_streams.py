@@ -53,16 +53,17 @@ async def test_checkpoints_say_where_they_are(client: LangGraphClient, mode: Any
     assert whole["metadata"]["thread_id"] == thread
 
 
-@pytest.mark.parametrize("modes", ["events", ["updates", "events"], '["updates", "events"]'])
-async def test_modes_that_a_run_was_not_started_with_are_left_out(
+@pytest.mark.parametrize("modes", ["events", '["updates", "events"]'])
+async def test_joining_a_stream_shows_what_is_to_come_of_its_modes(
     client: LangGraphClient, modes: Any
 ) -> None:
-    """Of those that are joined. A list comes as the JavaScript client sends it, too."""
+    """Those that a run was not started with are left out. A list is as JavaScript sends it."""
     thread, run, gate = await at_a_gate(client, stream_mode=["updates", "values"])
     joining = asyncio.create_task(_all(client.runs.join_stream(thread, run, stream_mode=modes)))
     await _following(client, thread, run)
     GATES.open(gate)
-    assert {part.event for part in await joining} == ({"updates"} if "updates" in modes else set())
+    updates = [{"wait": {"steps": ["waited"]}}, {"after": {"steps": ["after"]}}]
+    assert [part.data for part in await joining] == (updates if "updates" in modes else [])
 
 
 async def test_a_whole_message(client: LangGraphClient) -> None:
@@ -72,18 +73,6 @@ async def test_a_whole_message(client: LangGraphClient) -> None:
 
 
 # -- joining ------------------------------------------------------------------------------
-
-
-async def test_joining_a_stream_shows_what_is_to_come(client: LangGraphClient) -> None:
-    thread, run, gate = await at_a_gate(client, stream_mode=["values", "updates"])
-    reading = asyncio.create_task(_all(client.runs.join_stream(thread, run, stream_mode="updates")))
-    await _following(client, thread, run)
-    GATES.open(gate)
-    parts = await reading
-    assert [part.data for part in parts] == [
-        {"wait": {"steps": ["waited"]}},
-        {"after": {"steps": ["after"]}},
-    ]
 
 
 async def _all(stream: Any) -> list[StreamPart]:
@@ -110,19 +99,14 @@ async def test_a_resumable_stream_is_replayed_from_an_id(client: LangGraphClient
     assert await _all(client.runs.join_stream(thread, run)) == []
 
 
-@pytest.mark.parametrize("bad", ["x", "1.5", "9" * 30])
-async def test_a_bad_id_is_refused(client: LangGraphClient, bad: str) -> None:
-    thread = await a_thread(client)
-    run = await client.runs.create(thread, "steps", input=IN, stream_resumable=True)
-    with pytest.raises(UnprocessableEntityError, match="Last-Event-ID"):
-        await _all(client.runs.join_stream(thread, run["run_id"], last_event_id=bad))
-
-
-async def test_a_stream_without_ids_is_not_replayed(client: LangGraphClient) -> None:
+@pytest.mark.parametrize(
+    ("bad", "why"), [("1.5", "number of an event"), ("9" * 30, "number"), ("1", "stream_resumable")]
+)
+async def test_a_bad_id_is_refused(client: LangGraphClient, bad: str, why: str) -> None:
     thread = await a_thread(client)
     run = await client.runs.create(thread, "steps", input=IN)
-    with pytest.raises(UnprocessableEntityError, match="stream_resumable"):
-        await _all(client.runs.join_stream(thread, run["run_id"], last_event_id="1"))
+    with pytest.raises(UnprocessableEntityError, match=f"Last-Event-ID.*{why}"):
+        await _all(client.runs.join_stream(thread, run["run_id"], last_event_id=bad))
 
 
 async def test_a_threads_stream_has_all_its_runs(client: LangGraphClient) -> None:
@@ -151,11 +135,11 @@ async def test_a_threads_stream_has_all_its_runs(client: LangGraphClient) -> Non
 # -- going away ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["stream", "wait"])
 @pytest.mark.parametrize("on_disconnect", ["cancel", "continue"])
-async def test_a_client_that_goes_away(
-    client: LangGraphClient, it: Serving, way: str, on_disconnect: str
+async def test_a_client_that_waits_and_goes_away(
+    client: LangGraphClient, it: Serving, on_disconnect: str
 ) -> None:
+    """The corpus leaves streams."""
     thread, gate = await a_thread(client), str(uuid4())
     body = {
         "assistant_id": "gate",
@@ -163,7 +147,7 @@ async def test_a_client_that_goes_away(
         "on_disconnect": on_disconnect,
     }
     async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
-        asking = asyncio.create_task(http.post(f"/threads/{thread}/runs/{way}", json=body))
+        asking = asyncio.create_task(http.post(f"/threads/{thread}/runs/wait", json=body))
         await GATES.reached(gate)
         asking.cancel()
         await asyncio.wait([asking])
