@@ -12,7 +12,6 @@ import pytest
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import (
-    ToolArgumentsError,
     ToolLostError,
     ToolUnavailableError,
     UnknownToolError,
@@ -131,18 +130,6 @@ async def test_a_server_that_wants_other_credentials() -> None:
         with pytest.raises(ToolUnavailableError, match="answered 401: check its 'headers'"):
             await transport.tools()
         await transport.close()
-
-
-async def test_wrong_arguments_never_reach_the_server(http_url: str) -> None:
-    @program
-    async def wrong(ctx: Context) -> None:
-        with pytest.raises(ToolArgumentsError, match="tool add: wrong arguments"):
-            await ctx.tool("add", a="one", b=2)
-
-    async with runtime(McpTransport(http(http_url), lambda line: None)) as running:
-        run = running.start(wrong)
-        await run.wait()
-    assert [node.state for node in run.dag.nodes()] == [NodeState.FAILED]
 
 
 async def test_where_nobody_can_be_asked_the_server_hears_that_it_was_cancelled(
