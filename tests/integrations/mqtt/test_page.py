@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,18 +15,13 @@ from agentrt.integrations.mqtt import Broker, read_broker
 from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.processes import ROOT, workers
 from tests.integrations.mqtt.side import calling, until
-
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "mqtt.md").read_text("utf-8")
-
-
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+from tests.pages import blocks
 
 
 @pytest.fixture
 def drill(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The worker of the page, in a process of its own."""
-    [source] = blocks("python")
+    [source] = blocks("mqtt.md")
     assert len(source.splitlines()) < 60
     file = tmp_path / "drill.py"
     file.write_text(source)
@@ -72,7 +66,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mosquitt
     passwords.touch(0o600)
     for user in ("agent", "worker", "stranger"):
         run("mosquitto_passwd", "-b", passwords, user, f"{user}s own")
-    [settings], [rules] = blocks("conf"), blocks("acl")
+    [settings], [rules] = blocks("mqtt.md", "conf"), blocks("mqtt.md", "acl")
     (folder / "acl").write_text(rules)
     lines = settings.replace("/etc/mosquitto", str(folder)).splitlines()[1:]
     broker = Mosquitto(folder, ("user root", *lines))
