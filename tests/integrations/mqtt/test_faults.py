@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,6 @@ from tests.integrations.mqtt.side import Census, Stranger, census, retained, str
 MANY = ("--concurrency", "200")
 CALLER, WORKER, SHARED = 2, 8, 5
 """Subscriptions of a caller and of a worker with five tools."""
-
-
-@pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Mosquitto]:
-    """A broker for one test, which may end it."""
-    mosquitto = Mosquitto(tmp_path)
-    mosquitto.start()
-    yield mosquitto
-    mosquitto.stop()
 
 
 @asynccontextmanager
