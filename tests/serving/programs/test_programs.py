@@ -90,14 +90,6 @@ async def test_session_headers_of_agent_clients_name_programs() -> None:
         assert found == [2, 1] * len(SESSION_HEADERS)
 
 
-async def test_a_subagent_is_part_of_its_parents_program() -> None:
-    async with open_server() as local:
-        await local.chat("hello", headers={"x-dynamo-session-id": "a"})
-        said = {"x-dynamo-session-id": "b", "x-dynamo-parent-session-id": "a"}
-        await local.chat("hello", headers=said)
-        assert [row.finished_calls for row in local.runtime.table] == [2]
-
-
 async def test_a_header_that_cannot_be_is_named() -> None:
     body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
     async with open_server() as local:

@@ -110,15 +110,6 @@ async def test_a_run_that_waits_says_so_and_goes_on_when_it_is_answered() -> Non
         assert await listed(local) == []
 
 
-async def test_the_body_may_be_the_answer_itself() -> None:
-    async with serving() as local:
-        run = await start(local, "greeter")
-        [question] = await listed(local)
-        assert (await answered(local, question, "Ann")).status_code == 200
-        await local.until(lambda: run["id"] not in local.runtime.runs)
-        assert (await run_of(local, run))["result"] == "Ann"
-
-
 async def test_questions_are_found_by_program_and_the_latest_come_first() -> None:
     async with serving() as local:
         runs = [await start(local, "greeter") for _ in range(3)]
