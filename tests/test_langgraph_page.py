@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import runpy
 import shlex
 from pathlib import Path
@@ -14,17 +13,13 @@ import pytest
 from agentrt.cli.app import call
 from agentrt.executors.vllm.options import EngineOptions
 from tests.doubles.scripted import ScriptedExecutor
-
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "langgraph.md").read_text("utf-8")
+from tests.pages import blocks
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-
-
-GRAPH, CONFIG, _ = blocks("python")
+GRAPH, CONFIG, _ = blocks("langgraph.md")
+LINES = "".join(blocks("langgraph.md", "sh")).splitlines()
 
 
 @pytest.fixture
@@ -44,12 +39,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("folder")
 def test_the_commands_end_as_they_say(capsys: pytest.CaptureFixture[str]) -> None:
     """In their order, as they go on with each other's thread."""
-    lines = "".join(blocks("sh")).splitlines()
     codes = []
-    for line in lines:
+    for line in LINES:
         codes.append(call(shlex.split(line, comments=True)[1:]))
         assert "Traceback" not in capsys.readouterr().err
-    assert codes == [3 if "# exit code 3" in line else 0 for line in lines]
+    assert codes == [3 if "# exit code 3" in line else 0 for line in LINES]
     assert codes.count(3) == 2
 
 
@@ -57,7 +51,7 @@ def test_the_commands_end_as_they_say(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_session_goes_on_with_the_threads_messages(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for line in "".join(blocks("sh")).splitlines()[2:]:
+    for line in LINES[2:]:
         call([*shlex.split(line, comments=True)[1:], "--json"])
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     said = [one["content"] for one in last["results"][-1]["messages"]]

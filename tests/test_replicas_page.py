@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ from agentrt.cli.run import run
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.options import EngineOptions
 from tests.doubles.scripted import ScriptedExecutor
+from tests.pages import blocks, text_of
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "replicas.md").read_text("utf-8")
-COMMANDS = re.findall(r"^    agentrt run (.+)$", PAGE, re.MULTILINE)
+COMMANDS = re.findall(r"^    agentrt run (.+)$", text_of("replicas.md"), re.MULTILINE)
 
 
 def parsed(line: str) -> dict[str, Any]:
@@ -46,7 +45,7 @@ async def test_the_code_renews_replicas(monkeypatch: pytest.MonkeyPatch) -> None
         return ScriptedExecutor()
 
     monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", engine)
-    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    [code] = blocks("replicas.md")
     names: dict[str, Any] = {}
     exec(code, names)  # the page's own code
     replicas: ReplicaSet = names["replicas"]

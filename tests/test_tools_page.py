@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from agentrt import Runtime, errors
-from agentrt.cli.load import load_program
 from agentrt.graph import Progress
-from agentrt.program import Program
 from tests.doubles.scripted import ScriptedExecutor
-
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "tools.md").read_text("utf-8")
+from tests.pages import blocks, saved, text_of
 
 
 async def test_the_pages_program_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = re.search(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    file = tmp_path / "lab_of_the_page.py"
-    file.write_text(found[1], encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)  # undone afterwards, with what load_program adds
-    lab = load_program(str(file))
-    assert isinstance(lab, Program)
+    monkeypatch.syspath_prepend(tmp_path)  # undone afterwards, with what loading adds
+    lab = saved(blocks("tools.md")[0], tmp_path / "lab_of_the_page.py")
     async with Runtime(ScriptedExecutor()) as runtime:
         run = runtime.start(lab)
         assert await run.wait() == 6.0
@@ -35,4 +26,4 @@ async def test_the_pages_program_measures(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("error", [e.__name__ for e in errors.ToolError.__subclasses__()])
 def test_each_error_of_a_tool_is_on_the_page(error: str) -> None:
-    assert f"| `{error}` |" in PAGE or error == "QuestionClosedError"
+    assert f"| `{error}` |" in text_of("tools.md") or error == "QuestionClosedError"

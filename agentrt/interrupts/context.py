@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, get_args
-from weakref import WeakKeyDictionary
 
 from agentrt.graph import Progress
 
@@ -26,21 +25,8 @@ class ToolContext(Protocol):
         """
 
 
-_FOUND: WeakKeyDictionary[Callable[..., Any], str | None] = WeakKeyDictionary()
-
-
 def context_parameter(function: Callable[..., Any]) -> str | None:
     """The parameter that takes the `ToolContext`. Models do not see it."""
-    try:
-        return _FOUND[function]
-    except KeyError:
-        found = _FOUND[function] = _find(function)
-        return found
-    except TypeError:  # it cannot be a key
-        return _find(function)
-
-
-def _find(function: Callable[..., Any]) -> str | None:
     hints = getattr(function, "__annotations__", None)
     if hints is None:
         hints = getattr(type(function).__call__, "__annotations__", {})

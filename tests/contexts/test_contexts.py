@@ -81,21 +81,6 @@ async def test_what_is_generated_is_filled_as_the_very_tokens(
     assert len(second) > len(first)
 
 
-async def test_a_fork_goes_its_own_way(shared: Runtime, engine: ScriptedEngine) -> None:
-    async def body(ctx: Context) -> None:
-        trunk = await ctx.context("One, two,")
-        branch = trunk.fork()
-        assert branch.token_ids is trunk.token_ids
-        await branch.fill(" three")
-        assert await branch.text() == "One, two, three"
-        assert await trunk.text() == "One, two,"
-        branch.truncate(len(trunk))
-        assert branch.token_ids == trunk.token_ids
-
-    await run(shared, body)
-    assert engine.calls == []
-
-
 async def test_a_broken_generation_leaves_the_tokens_that_were_read(
     shared: Runtime, engine: ScriptedEngine
 ) -> None:

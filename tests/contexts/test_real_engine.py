@@ -173,12 +173,9 @@ async def test_branches_that_start_together_share_what_came_before(
     await run(token_runtime, body)
 
 
-@pytest.mark.parametrize("retention", ["lru", "cost"])
-async def test_a_thousand_forks_leave_no_block_behind(
-    token_runtime: Runtime, retention: str
-) -> None:
+async def test_a_thousand_forks_leave_no_block_behind(token_runtime: Runtime) -> None:
     """Half of them are dropped with what they have generated, half are cut off while they do."""
-    await fresh(token_runtime, "atlas", retention=retention)
+    await fresh(token_runtime, "atlas", retention="cost")
     engine = engine_of(token_runtime)
     free = (await engine.snapshot())["free_blocks"]
 

@@ -126,17 +126,6 @@ def test_ends_that_are_no_faults() -> None:
     assert langgraph.was_drained(GraphDrained("stop")), changed("GraphDrained", *LANGGRAPH)
 
 
-def test_a_node_without_an_idle_timeout_has_no_heartbeat() -> None:
-    beats: list[object] = []
-
-    def node(state: State) -> State:
-        beats.append(langgraph.node_heartbeat())
-        return state
-
-    graph_of(node).invoke({"text": ""})
-    assert beats == [None], changed("Runtime.heartbeat has an effect of its own", *LANGGRAPH)
-
-
 def test_the_columns_of_checkpoints(tmp_path: Path) -> None:
     with SqliteSaver.from_conn_string(str(tmp_path / "t.db")) as saver:
         saver.setup()

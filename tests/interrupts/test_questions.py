@@ -75,18 +75,6 @@ async def test_the_first_of_two_answers_counts(asked: Asked) -> None:
     assert not asked.questions.open
 
 
-async def test_a_model_and_choices_come_back_as_such(asked: Asked) -> None:
-    run = asked.start(schema=Order)
-    asked.questions.answer((await asked.one()).id, {"drink": "tea", "cups": 2})
-    assert await run.wait() == Order(drink="tea", cups=2)
-    run = asked.start(choices=["left", "right"])
-    question = await asked.one()
-    with pytest.raises(ToolArgumentsError, match="'up' is not one of"):
-        asked.questions.answer(question.id, "up")
-    asked.questions.answer(question.id, "right")
-    assert await run.wait() == "right"
-
-
 async def test_past_its_timeout_a_question_is_expired(asked: Asked) -> None:
     run = asked.start(timeout=SOON)
     with pytest.raises(InterruptExpiredError, match=r"nobody answered within 1e-06 s: 'Which\?'"):

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from agentrt.errors import ToolArgumentsError, ToolUnavailableError, UnknownToolError
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
-from agentrt.interrupts.schema import mistake_in
 from agentrt.interrupts.toolbox import Toolbox
 from agentrt.request import ToolSpec
 
@@ -55,6 +54,8 @@ async def test_what_is_asked_for_by_name_must_be_there() -> None:
         await TOOLBOX.tools("mqtt", "gone")
     with pytest.raises(UnknownToolError, match="no transport of tools is named 'mcp:c'"):
         await TOOLBOX.tools("mcp:c")
+    with pytest.raises(ToolUnavailableError, match=r"no tool is named 'drill' .*; gone is away"):
+        await TOOLBOX.find("drill")
 
 
 async def test_where_no_tools_come_from_the_error_says_what_to_give() -> None:
@@ -75,10 +76,3 @@ def test_a_tool_elsewhere_takes_what_json_can_carry() -> None:
     for wrong in (object(), b"\xff"):
         with pytest.raises(ToolArgumentsError, match="drill: wrong arguments: JSON cannot carry"):
             tool.checked({"holes": wrong})
-
-
-def test_a_schema_from_elsewhere_makes_us_fetch_nothing() -> None:
-    tool = Tool("x", spec=ToolSpec("x", "", {"$ref": "http://127.0.0.1:1/schema.json"}))
-    with pytest.raises(ToolArgumentsError, match="refers to what is not in it"):
-        tool.checked({})
-    assert mistake_in(1, {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}) is None

@@ -35,7 +35,7 @@ from tests.serving.langgraph.graphs import all_graphs
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.tenants.plain_keys import PlainKeys
 
-EXAMPLES = max(5, int(os.environ.get("AGENTRT_EXAMPLES", "100")) // 40)
+EXAMPLES = max(3, int(os.environ.get("AGENTRT_EXAMPLES", "100")) // 40)
 REQUESTS = 30
 TENANTS = ("ann", "eve")
 REFUSED = (400, 404, 409, 422, 429, 503, 507)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -19,8 +18,8 @@ from agentrt.serving.programs import client_programs, conversation
 from agentrt.serving.server import Bounds
 from agentrt.serving.tenants import fair
 from agentrt.serving.tenants.limits import NAMES, Limits
+from tests.pages import text_of
 
-DOCS = Path(__file__).parents[2] / "docs"
 UNITS = {"KiB": 1024, "MiB": 1024**2, "hours": 3600, "seven eighths": 7 / 8, "one": 1}
 _NUMBER = r"seven eighths|\bone\b|\d[\d,.]*\b"
 
@@ -71,7 +70,7 @@ TENANTS = {
 
 def table(page: str, head: str) -> list[list[str]]:
     """The rows of a page's table that begins so."""
-    rows = (DOCS / page).read_text("utf-8").split(f"\n{head}")[1].split("\n\n")[0].splitlines()
+    rows = text_of(page).split(f"\n{head}")[1].split("\n\n")[0].splitlines()
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[2:]]
 
 

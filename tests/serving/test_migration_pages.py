@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from agentrt.cli.app import call
+from tests.pages import blocks, text_of
 from tests.serving.local import open_server
 
 pytestmark = pytest.mark.engine
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 GRAPH = """
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -56,14 +56,13 @@ def test_a_file_of_aegras_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {key for key, is_served in told.items() if is_served == "yes"} == {
         *("graphs.agent", "dependencies", "auth", "http.cors")
     }
-    page = (DOCS / "coming-from-aegra.md").read_text("utf-8")
+    page = text_of("coming-from-aegra.md")
     rows = re.findall(r"^\| .*\(`(\S+)`\) \| yes.* \| no", page, re.MULTILINE)
     assert set(rows) == told.keys() - {"graphs.agent", "dependencies", "auth", "http.cors"}
 
 
 async def test_a_bare_client_names_its_program() -> None:
-    page = (DOCS / "coming-from-openai.md").read_text("utf-8")
-    code = "".join(re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
+    code = "".join(blocks("coming-from-openai.md"))
     said: list[str] = []
     async with open_server(lambda asked: "Tea is good.") as local:
         code = code.replace("http://127.0.0.1:8000", local.url)

@@ -11,7 +11,6 @@ import pytest
 
 from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, ToolUnavailableError
-from agentrt.interrupts.events import Subscription
 from agentrt.runtime.events import ProgramEnded, ProgramStarted
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.runs import ProgramRuns
@@ -166,10 +165,3 @@ def test_only_programs_with_an_input_can_be_started() -> None:
         program_of(Trigger("#", "nobody"), SERVED)
     with pytest.raises(ConfigError, match=r"it takes no input; write async def deaf\(ctx, event\)"):
         program_of(Trigger("#", "deaf"), SERVED)
-
-
-def test_a_subscription_that_drops_says_so() -> None:
-    subscription = Subscription(ahead=1)
-    for number in range(3):
-        subscription.put(Event("a", number))
-    assert asyncio.run(subscription.next()) == Event("a", 2, dropped=2)

@@ -22,18 +22,15 @@ from agentrt.request import Call
 from agentrt.serving.langgraph import api as graphs
 from agentrt.serving.programs.api import api as programs
 from tests.doubles.scripted import ScriptedExecutor
+from tests.pages import blocks, text_of
 from tests.serving.local import open_server
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial.md").read_text("utf-8")
+PAGE = text_of("tutorial.md")
 FILES = dict(
     re.findall(r"as `(\w+\.py)`:\n\n```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 )
-CLIENT = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[2]
-LINES = [
-    line
-    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    for line in block.splitlines()
-]
+CLIENT = blocks("tutorial.md")[2]
+LINES = "".join(blocks("tutorial.md", "sh")).splitlines()
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("clean_imports")]
 

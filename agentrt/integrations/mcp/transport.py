@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mcp import MCPError
@@ -174,9 +175,10 @@ class McpTransport(ToolTransport):
         if tool.remote not in complaint:
             return
         try:
-            offered = [one.name for one in await self._ask(_listed_anew)]
+            listed = await self._ask(partial(_listed, cache_mode="refresh"))
         except (MCPError, ValidationError, ToolError):
             return  # what was wrong at first says more
+        offered = [one.name for one in listed]
         if tool.remote not in offered:
             names = ", ".join(offered) or "it has none"
             message = f"{self.name} has no tool {tool.remote!r} any more ({names})"
@@ -194,10 +196,6 @@ async def _called(client: Client, request: ToolRequest, context: ToolContext) ->
     return await client.call_tool(
         request.tool.remote, arguments, progress_callback=progressed, meta=meta
     )
-
-
-async def _listed_anew(client: Client) -> list[ListedTool]:
-    return await _listed(client, "refresh")
 
 
 async def _listed(client: Client, cache_mode: CacheMode = "use") -> list[ListedTool]:

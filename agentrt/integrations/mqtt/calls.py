@@ -52,10 +52,6 @@ class Fleet:
         worker.tools = {} if said.draining else {one.name: one.tool() for one in said.tools}
         worker.unsure = False
 
-    def leave(self, name: str) -> bool:
-        """A worker is gone. Whether it was known."""
-        return self.workers.pop(name, None) is not None
-
     def doubt(self) -> None:
         """Nobody knows who is still there."""
         for worker in self.workers.values():

@@ -15,6 +15,7 @@ import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from agentrt.files import parse_json
 from agentrt.integrations._compat.aiomqtt import properties
 from agentrt.integrations.mqtt.broker import Broker, Outgoing, check_codes
 from agentrt.integrations.mqtt.connection import Connection
@@ -150,10 +151,6 @@ def read_payload(payload: bytes) -> Any:
     except UnicodeDecodeError:
         return payload
     try:
-        return json.loads(text, parse_constant=_no_json)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return text
-
-
-def _no_json(constant: str) -> None:
-    raise ValueError(f"{constant} is Python's, no JSON")

@@ -132,18 +132,6 @@ class Failure(_Part):
         return ToolFailedError(f"tool {tool} failed: {what}", name=tool, type=self.type)
 
 
-class Share(_Part):
-    """How far a call is: ``done`` of ``total``."""
-
-    done: float
-    total: float | None = None
-    message: str = ""
-
-    def progress(self) -> Progress:
-        """The same as the program's DAG has it."""
-        return Progress(self.done, self.total, self.message)
-
-
 class ToolQuestion(_Part):
     """What a tool asks a human while it runs; an answer fits its schema, or is a text."""
 
@@ -168,7 +156,7 @@ class Reply(_Part):
     id: str = ""
     result: Any = None
     error: Failure | None = None
-    progress: Share | None = None
+    progress: Progress | None = None
     question: ToolQuestion | None = None
 
 

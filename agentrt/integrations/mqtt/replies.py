@@ -21,7 +21,6 @@ from agentrt.integrations.mqtt.messages import (
     Failure,
     Reply,
     Request,
-    Share,
     ToolAnswer,
     ToolQuestion,
     encode,
@@ -217,8 +216,7 @@ class Replies:
     def progress(self, job: Job, progress: Progress) -> None:
         """Say how far a job is."""
         if job.ended_at is None:
-            share = Share(done=progress.done, total=progress.total, message=progress.message)
-            self._reply(job.sender, self._said("progress", progress=share), keep=False)
+            self._reply(job.sender, self._said("progress", progress=progress), keep=False)
 
     def _ask(self, job: Job, state: Literal["asks", "withdrawn"], question: ToolQuestion) -> None:
         if not job.cancelled:

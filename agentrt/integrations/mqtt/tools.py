@@ -236,10 +236,9 @@ class MqttTools(ToolTransport):
     def _left(self, tenant: str, worker: str) -> None:
         """A worker is gone. Whether it runs on somewhere, cut off from the broker, is unknown."""
         fleet = self._fleet(tenant)
-        gone = fleet.workers.get(worker)
+        gone = fleet.workers.pop(worker, None)
         if gone is None:
             return
-        fleet.leave(worker)
         for call in self._calls_of(fleet, worker):
             if call.is_idempotent:
                 self._lose(call, worker)
@@ -279,7 +278,7 @@ class MqttTools(ToolTransport):
         if reply.state == "done":
             call.succeed(reply.result)
         elif reply.progress is not None:
-            call.context.progress(reply.progress.progress())
+            call.context.progress(reply.progress)
         elif reply.question is not None:
             call.questions.take(reply.worker, reply.question, asks=reply.state == "asks")
         elif reply.error is None:

@@ -113,8 +113,7 @@ class Worker:
         """Let what runs end, and its results get away."""
         self._announce()
         self._notice(f"finishing {len(self._jobs.live)} calls, taking nothing new")
-        running = [job.task for job in self._jobs.live.values() if job.task is not None]
-        if running:
+        if running := self._running():
             await asyncio.wait(running)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
@@ -122,15 +121,17 @@ class Worker:
 
     async def _stop(self) -> None:
         """Leave nothing behind, here or at the broker."""
-        running = [job.task for job in self._jobs.live.values() if job.task is not None]
-        for task in running:
-            task.cancel()
-        if running:
+        if running := self._running():
+            for task in running:
+                task.cancel()
             await asyncio.wait(running)
         if self._connection.is_up:
             self._connection.send(Outgoing(self._topics.worker(self.id), b"", retain=True))
         await self._connection.finish()
         await self._toolbox.close()
+
+    def _running(self) -> list[asyncio.Task[None]]:
+        return [job.task for job in self._jobs.live.values() if job.task is not None]
 
     # -- the connection -----------------------------------------------------------------
 

@@ -29,17 +29,22 @@ _OPTIONS = (
     *("max_tokens", "stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("logprobs", "allowed", "ignore_eos", "constrain"),
 )
+_DEFAULT_TOKENS = 256
+_MOST_CHOICES = 128
+_HUMAN_OPTIONS = ("choices", "schema", "timeout", "default")
 
 
-class ContextTable:
-    """A program's contexts by number."""
+class HostCalls:
+    """What a submitted program may ask for. Nothing else is reachable from the sandbox."""
 
     def __init__(self, ctx: Context, tokens: TokenBudget) -> None:
         self._ctx = ctx
         self._tokens = tokens
         self._contexts: list[TokenContext] = []
         self._ids = 0
-        self.asks: Mapping[str, Callable[..., Any]] = {
+        self._known: Mapping[str, Callable[..., Any]] = {
+            "llm": self._llm,
+            "human": self._human,
             "context": self._context,
             "open": self._open,
             "save": self._save,
@@ -50,10 +55,16 @@ class ContextTable:
             "score": self._score,
             "next_tokens": self._next_tokens,
         }
-        """What takes time, by name."""
 
-    def do(self, what: str, target: int, args: Any) -> Any:
-        """What takes none. Raises `ConfigError` for what there is not."""
+    async def ask(self, what: str, target: int, args: Sequence[Any], options: Any) -> Any:
+        """A call that takes time; its answer is plain data. Raises what the context raises."""
+        if what not in self._known:
+            raise ConfigError(f"a submitted program cannot ask for {what!r}")
+        check_size([args, options])
+        return await self._known[what](target, *args, **options)
+
+    def do(self, what: str, target: int, args: Sequence[Any]) -> Any:
+        """A call that takes no time. Raises `ConfigError` for what there is not."""
         context = self._of(target)
         if what == "fork":
             return self._keep(context.fork())
@@ -65,10 +76,44 @@ class ContextTable:
             return list(context.token_ids)
         raise ConfigError(f"a submitted program cannot do {what!r}")
 
-    def drop_all(self) -> None:
+    def close(self) -> None:
         """The program has ended."""
         for context in self._contexts:
             context.drop()
+
+    # -- calls -------------------------------------------------------------------------
+
+    async def _llm(self, target: int, ask: Any, **options: Any) -> Mapping[str, Any]:
+        chosen = checked("llm", options, LLMOptions.__annotations__)
+        choices = chosen.get("n", 1)
+        if not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
+            raise ConfigError(f"n must be from 1 to {_MOST_CHOICES}, got {choices!r}")
+        if "tools" in chosen:
+            chosen["tools"] = [_tool(tool) for tool in chosen["tools"]]
+        # Fields of a request by another way, such as a second limit of tokens.
+        if chosen.pop("extra_body", None):
+            raise ConfigError("a submitted program's llm() has no extra_body")
+        check_bounded(make_request(ask, **chosen))
+        wanted = chosen.get("max_tokens", _DEFAULT_TOKENS)
+        each = self._tokens.reserve(token_limit(wanted), choices)
+        used = each * choices  # where it is broken off, all that it could have had
+        try:
+            reply = await self._ctx.llm(ask, **{**chosen, "max_tokens": each})
+            used = reply.report.uncached_tokens + _output_tokens(reply)
+        except AgentrtError:
+            used = 0
+            raise
+        finally:
+            self._tokens.settle(each * choices, used)
+        return _plain(reply)
+
+    async def _human(self, target: int, question: str, **options: Any) -> Any:
+        chosen = checked("human", options, _HUMAN_OPTIONS)
+        if chosen.get("schema") is not None:
+            check_simple(chosen["schema"])
+        return await self._ctx.human(str(question), **chosen)
+
+    # -- contexts of tokens ------------------------------------------------------------
 
     def _of(self, target: Any) -> TokenContext:
         if not isinstance(target, int) or not 0 <= target < len(self._contexts):
@@ -160,73 +205,6 @@ class ContextTable:
 def _check_content(content: Any) -> None:
     messages = list(content) if isinstance(content, list | tuple) else content
     check_bounded({"messages": messages})
-
-
-# -- calls ---------------------------------------------------------------------------------
-
-
-_DEFAULT_TOKENS = 256
-_MOST_CHOICES = 128
-_HUMAN_OPTIONS = ("choices", "schema", "timeout", "default")
-
-
-class HostCalls:
-    """What a submitted program may ask for. Nothing else is reachable from the sandbox."""
-
-    def __init__(self, ctx: Context, tokens: TokenBudget) -> None:
-        self._ctx = ctx
-        self._tokens = tokens
-        self._contexts = ContextTable(ctx, tokens)
-        self._known: Mapping[str, Callable[..., Any]] = {
-            "llm": self._llm,
-            "human": self._human,
-            **self._contexts.asks,
-        }
-
-    async def ask(self, what: str, target: int, args: Sequence[Any], options: Any) -> Any:
-        """A call that takes time; its answer is plain data. Raises what the context raises."""
-        if what not in self._known:
-            raise ConfigError(f"a submitted program cannot ask for {what!r}")
-        check_size([args, options])
-        return await self._known[what](target, *args, **options)
-
-    def do(self, what: str, target: int, args: Sequence[Any]) -> Any:
-        """A call that takes no time."""
-        return self._contexts.do(what, target, args)
-
-    def close(self) -> None:
-        """The program has ended."""
-        self._contexts.drop_all()
-
-    async def _llm(self, target: int, ask: Any, **options: Any) -> Mapping[str, Any]:
-        chosen = checked("llm", options, LLMOptions.__annotations__)
-        choices = chosen.get("n", 1)
-        if not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
-            raise ConfigError(f"n must be from 1 to {_MOST_CHOICES}, got {choices!r}")
-        if "tools" in chosen:
-            chosen["tools"] = [_tool(tool) for tool in chosen["tools"]]
-        # Fields of a request by another way, such as a second limit of tokens.
-        if chosen.pop("extra_body", None):
-            raise ConfigError("a submitted program's llm() has no extra_body")
-        check_bounded(make_request(ask, **chosen))
-        wanted = chosen.get("max_tokens", _DEFAULT_TOKENS)
-        each = self._tokens.reserve(token_limit(wanted), choices)
-        used = each * choices  # where it is broken off, all that it could have had
-        try:
-            reply = await self._ctx.llm(ask, **{**chosen, "max_tokens": each})
-            used = reply.report.uncached_tokens + _output_tokens(reply)
-        except AgentrtError:
-            used = 0
-            raise
-        finally:
-            self._tokens.settle(each * choices, used)
-        return _plain(reply)
-
-    async def _human(self, target: int, question: str, **options: Any) -> Any:
-        chosen = checked("human", options, _HUMAN_OPTIONS)
-        if chosen.get("schema") is not None:
-            check_simple(chosen["schema"])
-        return await self._ctx.human(str(question), **chosen)
 
 
 def _tool(given: Any) -> ToolSpec:

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from agentrt import Runtime
-from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError, EngineStartError
+from agentrt.errors import ConfigError, EngineDiedError, EngineStartError
 from agentrt.executors.base import Chunk, Progress
 from agentrt.integrations.langchain import RuntimeClient, shared
-from agentrt.integrations.langchain.client import Terms
 from agentrt.request import Call
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.stub import HeldExecutor
@@ -239,21 +238,6 @@ async def test_leaving_a_stream_aborts_it(held: HeldExecutor, where: Elsewhere) 
             assert (held.live, len(runtime.runs)) == (0, 0)
 
         await where(leave())
-
-
-@FROM
-async def test_a_timeout_aborts_the_call(held: HeldExecutor, where: Elsewhere) -> None:
-    async with Runtime(held) as runtime:
-        client = RuntimeClient.borrow(runtime)
-
-        async def wait() -> None:
-            with pytest.raises(CallTimeoutError, match=r"its timeout of 0.01 s"):
-                await client.acall(ASK, Terms(timeout=0.01))
-            with pytest.raises(TimeoutError):
-                [chunk async for chunk in client.astream(ASK, Terms(timeout=0.01))]
-            assert (held.live, len(runtime.runs)) == (0, 0)
-
-        await where(wait())
 
 
 async def test_a_worker_thread_may_block_but_the_loop_may_not() -> None:

@@ -16,7 +16,7 @@ from langgraph.types import TimeoutPolicy
 
 from agentrt import Runtime
 from agentrt.integrations._compat.langgraph import node_heartbeat
-from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient, calls, chat
+from agentrt.integrations.langchain import ChatAgentRT, calls, chat
 from agentrt.integrations.langchain.calls import Heartbeat, beating
 from tests.integrations.langchain.stub import HeldExecutor
 
@@ -132,21 +132,3 @@ async def test_a_heart_beats_only_while_a_call_is_under_way(
     for _ in range(5):
         await asyncio.sleep(0)
     assert beats.qsize() == given
-
-
-async def test_a_client_that_is_owned_gives_them_from_its_own_thread() -> None:
-    held, beats = HeldExecutor(), []
-    client = RuntimeClient(lambda: Runtime(held))
-
-    async def node(state: State) -> State:
-        beat = node_heartbeat()
-        assert beat is not None
-        beats.append(beat)
-        return {"text": (await ChatAgentRT(runtime=client).ainvoke("hello")).text}
-
-    policy = TimeoutPolicy(idle_timeout=30)
-    run = asyncio.create_task(graph_of(node, policy).ainvoke({"text": ""}))
-    assert await asyncio.to_thread(held.began.wait, 60)
-    held.let_go()
-    assert await run == {"text": "one two three"}
-    await asyncio.to_thread(client.close)

@@ -144,22 +144,6 @@ async def test_usage_is_left_out_of_a_stream_where_it_is_not_wanted(model: ChatA
     assert whole(await streamed(model, stream_usage=False)).usage_metadata is None
 
 
-async def test_a_call_streams_as_chunks_of_a_call(
-    model: ChatAgentRT, script: dict[str, Any]
-) -> None:
-    script["say"] = ToolCall("add", {"a": 1, "b": 2})
-    chunks = await streamed(model.bind_tools([add]))
-    parts = [part for chunk in chunks for part in chunk.tool_call_chunks]
-    assert (parts[0]["name"], parts[0]["args"]) == ("add", '{"a"')
-    assert len(parts) > 2
-    assert {part["index"] for part in parts} == {0}
-    full = whole(chunks)
-    [call] = full.tool_calls
-    assert (call["name"], call["args"], full.content) == ("add", {"a": 1, "b": 2}, "")
-    assert full.response_metadata["finish_reason"] == "tool_calls"
-    assert [block["type"] for block in full.content_blocks] == ["tool_call"]
-
-
 @pytest.mark.parametrize("tokens", range(1, 9))
 async def test_a_call_that_is_cut_off_cannot_be_made(
     model: ChatAgentRT, script: dict[str, Any], tokens: int

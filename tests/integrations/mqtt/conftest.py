@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,15 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
 def broker(mosquitto: Mosquitto) -> Broker:
     """The broker, with topics of the test's own."""
     return mosquitto.broker(f"tests/{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Mosquitto]:
+    """A broker for one test, which may end it."""
+    mosquitto = Mosquitto(tmp_path)
+    mosquitto.start()
+    yield mosquitto
+    mosquitto.stop()
 
 
 @pytest.fixture

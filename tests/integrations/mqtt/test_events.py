@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiomqtt
@@ -176,7 +175,7 @@ async def test_an_event_that_came_to_nothing_is_a_dead_letter(broker: Broker) ->
     assert letters == [{**common, "payload": {"degrees": 80}}, {**common, "base64": "/w=="}]
 
 
-async def test_a_subscription_outlives_a_broker_that_is_killed(tmp_path: Path) -> None:
+async def test_a_subscription_outlives_a_broker_that_is_killed(mortal: Mosquitto) -> None:
     @program
     async def takes(ctx: Context) -> list[int]:
         heard = []
@@ -186,24 +185,19 @@ async def test_a_subscription_outlives_a_broker_that_is_killed(tmp_path: Path) -
                 break
         return heard
 
-    mosquitto = Mosquitto(tmp_path)
-    mosquitto.start()
-    try:
-        broker = mosquitto.broker()
-        async with opened(broker) as (runtime, source):
-            run = runtime.start(takes)
-            await until(lambda: bool(source._filters))
-            async with publisher(broker) as client:
-                await client.publish("plant/a", "1", qos=1)
-            mosquitto.kill()
-            await until(lambda: not source._connection.is_up)
-            mosquitto.start()
-            await until(lambda: source._connection.is_up)
-            async with publisher(broker) as client:
-                await client.publish("plant/a", "2", qos=1)
-            assert await run.wait() == [1, 2]
-    finally:
-        mosquitto.stop()
+    broker = mortal.broker()
+    async with opened(broker) as (runtime, source):
+        run = runtime.start(takes)
+        await until(lambda: bool(source._filters))
+        async with publisher(broker) as client:
+            await client.publish("plant/a", "1", qos=1)
+        mortal.kill()
+        await until(lambda: not source._connection.is_up)
+        mortal.start()
+        await until(lambda: source._connection.is_up)
+        async with publisher(broker) as client:
+            await client.publish("plant/a", "2", qos=1)
+        assert await run.wait() == [1, 2]
 
 
 async def test_the_broker_keeps_a_session_as_long_as_the_source_is_open(broker: Broker) -> None:
@@ -216,21 +210,16 @@ async def test_the_broker_keeps_a_session_as_long_as_the_source_is_open(broker: 
     assert not has_session(broker, source._connection.identifier)
 
 
-async def test_a_program_ends_also_while_the_broker_is_frozen(tmp_path: Path) -> None:
+async def test_a_program_ends_also_while_the_broker_is_frozen(mortal: Mosquitto) -> None:
     @program
     async def waits(ctx: Context) -> None:
         await ctx.event("plant/#")
 
-    mosquitto = Mosquitto(tmp_path)
-    mosquitto.start()
-    try:
-        async with opened(mosquitto.broker()) as (runtime, source):
-            run = runtime.start(waits)
-            await until(lambda: bool(source._filters))
-            with mosquitto.frozen():
-                run.cancel()
-                assert run.task is not None
-                ended, _ = await asyncio.wait([run.task], timeout=60)
-                assert ended
-    finally:
-        mosquitto.stop()
+    async with opened(mortal.broker()) as (runtime, source):
+        run = runtime.start(waits)
+        await until(lambda: bool(source._filters))
+        with mortal.frozen():
+            run.cancel()
+            assert run.task is not None
+            ended, _ = await asyncio.wait([run.task], timeout=60)
+            assert ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,6 @@ from tests.integrations.mqtt.side import Census, Stranger, census, retained, str
 MANY = ("--concurrency", "200")
 CALLER, WORKER, SHARED = 2, 8, 5
 """Subscriptions of a caller and of a worker with five tools."""
-
-
-@pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Mosquitto]:
-    """A broker for one test, which may end it."""
-    mosquitto = Mosquitto(tmp_path)
-    mosquitto.start()
-    yield mosquitto
-    mosquitto.stop()
 
 
 @asynccontextmanager
@@ -236,26 +227,7 @@ async def with_a_cancelled_program(runtime: Runtime, counted: Census, folder: Pa
     await counted.until(3, WORKER + CALLER, SHARED)
 
 
-async def test_a_worker_told_to_stop_finishes_first(mortal: Mosquitto, tmp_path: Path) -> None:
-    with workers(1, f"mqtt://127.0.0.1:{mortal.port}", folder=tmp_path) as (worker,):
-        async with opened(mortal.broker()) as (runtime, transport):
-            await offered(transport, 1)
-            run = runtime.start(calls, {"tool": "once", "count": 4})
-            await until(lambda: len(runs(tmp_path)) == 4)
-            worker.process.terminate()
-            fleet = transport._fleets["default"]
-            await until(lambda: not fleet.offering("once"))
-            (tmp_path / "gate0").touch()
-            (tmp_path / "gate1").touch()
-            assert await run.wait() == [0, 1, 2, 3]
-            await until(lambda: not fleet.workers)
-            _, said = worker.process.communicate(timeout=60)
-    assert worker.process.returncode == 128 + signal.SIGTERM
-    assert "finishing 4 calls, taking nothing new" in said
-    assert said.endswith("stopped: what ran has ended\n")
-
-
-async def test_a_tool_in_an_endless_loop_is_ended_at_its_worker(
+async def test_a_worker_ends_a_tool_in_an_endless_loop_and_told_to_stop_finishes_first(
     mortal: Mosquitto, tmp_path: Path
 ) -> None:
     @program
@@ -269,3 +241,16 @@ async def test_a_tool_in_an_endless_loop_is_ended_at_its_worker(
                 await runtime.start(endless).wait()
             process = psutil.Process(worker.process.pid)
             await until(lambda: not process.children(recursive=True))
+            run = runtime.start(calls, {"tool": "once", "count": 4})
+            await until(lambda: len(runs(tmp_path)) == 4)
+            worker.process.terminate()
+            fleet = transport._fleets["default"]
+            await until(lambda: not fleet.offering("once"))
+            (tmp_path / "gate0").touch()
+            (tmp_path / "gate1").touch()
+            assert await run.wait() == [0, 1, 2, 3]
+            await until(lambda: not fleet.workers)
+            _, said = worker.process.communicate(timeout=60)
+    assert worker.process.returncode == 128 + signal.SIGTERM
+    assert "finishing 4 calls, taking nothing new" in said
+    assert said.endswith("stopped: what ran has ended\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,18 +15,13 @@ from agentrt.integrations.mqtt import Broker, read_broker
 from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.processes import ROOT, workers
 from tests.integrations.mqtt.side import calling, until
-
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "mqtt.md").read_text("utf-8")
-
-
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+from tests.pages import blocks
 
 
 @pytest.fixture
 def drill(mosquitto: Mosquitto, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The worker of the page, in a process of its own."""
-    [source] = blocks("python")
+    [source] = blocks("mqtt.md")
     assert len(source.splitlines()) < 60
     file = tmp_path / "drill.py"
     file.write_text(source)
@@ -56,45 +50,34 @@ def run(*command: object) -> None:
     subprocess.run([str(one) for one in command], check=True, capture_output=True)
 
 
-@pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Mosquitto]:
-    """A broker as the page sets it up: TLS, passwords, rules."""
-    ca, server, request = tmp_path / "ca", tmp_path / "server", tmp_path / "server.csr"
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mosquitto, Path]]:
+    """A broker as the page sets it up, with TLS, passwords and rules; the certificate to trust."""
+    folder = tmp_path_factory.mktemp("guarded")
+    ca, server, request = folder / "ca", folder / "server", folder / "server.csr"
     new = ("openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     run(*new, "-x509", "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", "/CN=test ca")
     run(*new, "-keyout", f"{server}.key", "-out", request, "-subj", "/CN=broker")
-    extensions = tmp_path / "extensions"
+    extensions = folder / "extensions"
     extensions.write_text("subjectAltName=IP:127.0.0.1")
     signed = ("openssl", "x509", "-req", "-CAcreateserial", "-extfile", extensions)
     run(*signed, "-in", request, "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-out", f"{server}.pem")
-    passwords = tmp_path / "passwords"
+    passwords = folder / "passwords"
     passwords.touch(0o600)
     for user in ("agent", "worker", "stranger"):
         run("mosquitto_passwd", "-b", passwords, user, f"{user}s own")
-    [settings], [rules] = blocks("conf"), blocks("acl")
-    (tmp_path / "acl").write_text(rules)
-    lines = settings.replace("/etc/mosquitto", str(tmp_path)).splitlines()[1:]
-    broker = Mosquitto(tmp_path, ("user root", *lines))
+    [settings], [rules] = blocks("mqtt.md", "conf"), blocks("mqtt.md", "acl")
+    (folder / "acl").write_text(rules)
+    lines = settings.replace("/etc/mosquitto", str(folder)).splitlines()[1:]
+    broker = Mosquitto(folder, ("user root", *lines))
     broker.start()
-    yield broker
+    yield broker, folder / "ca.pem"
     broker.stop()
 
 
-def guarded_broker(guarded: Mosquitto, user: str, password: str, ca: Path | None) -> Broker:
-    url = f"mqtts://{user}@127.0.0.1:{guarded.port}"
+def guarded_broker(mosquitto: Mosquitto, user: str, password: str, ca: Path | None) -> Broker:
+    url = f"mqtts://{user}@127.0.0.1:{mosquitto.port}"
     return read_broker(url, {"AGENTRT_BROKER_PASSWORD": password}, ca=ca)
-
-
-async def test_a_worker_and_a_caller_with_tls_passwords_and_rules(
-    guarded: Mosquitto, tmp_path: Path
-) -> None:
-    ca = tmp_path / "ca.pem"
-    (tmp_path / "gate1").touch()
-    url = f"mqtts://worker:workers%20own@127.0.0.1:{guarded.port}"
-    with workers(1, url, "--broker-ca", str(ca), folder=tmp_path):
-        async with calling(guarded_broker(guarded, "agent", "agents own", ca)) as caller:
-            assert await caller.call("once", number=3, until="gate1") == 3
-            assert await caller.call("asks") == "Go? yes"
 
 
 CALLER = """
@@ -112,18 +95,23 @@ asyncio.run(call())
 """
 
 
-def started(script: str, *args: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", script, *args], cwd=ROOT)
-
-
-async def test_the_calls_of_a_caller_that_is_killed_are_stopped(
-    guarded: Mosquitto, tmp_path: Path
+async def test_a_worker_and_callers_with_tls_passwords_and_rules(
+    guarded: tuple[Mosquitto, Path], tmp_path: Path
 ) -> None:
-    """Its will says so, which the page's rules let it leave, and workers read."""
-    ca, runs, at = tmp_path / "ca.pem", tmp_path / "runs", f"127.0.0.1:{guarded.port}"
-    worker, caller = f"mqtts://worker:workers%20own@{at}", f"mqtts://agent:agents%20own@{at}"
+    """1. One calls, and is asked. 2. Another is killed: its will, which the page's rules let it
+    leave, and workers read, stops its call.
+    """
+    mosquitto, ca = guarded
+    at, runs = f"127.0.0.1:{mosquitto.port}", tmp_path / "runs"
+    (tmp_path / "gate1").touch()
+    worker, other = f"mqtts://worker:workers%20own@{at}", f"mqtts://agent:agents%20own@{at}"
     with workers(1, worker, "--broker-ca", str(ca), folder=tmp_path):
-        with started(CALLER, caller, str(ca)) as process:
+        async with calling(guarded_broker(mosquitto, "agent", "agents own", ca)) as caller:
+            assert await caller.call("once", number=3, until="gate1") == 3
+            assert await caller.call("asks") == "Go? yes"
+        runs.unlink()
+        command = [sys.executable, "-c", CALLER, other, str(ca)]
+        with subprocess.Popen(command, cwd=ROOT) as process:  # noqa: ASYNC220
             await until(runs.exists)
             process.kill()
         await until(lambda: runs.read_text() == "waits\ncancelled\n")
@@ -132,20 +120,20 @@ async def test_the_calls_of_a_caller_that_is_killed_are_stopped(
 # paho leaves the socket of a handshake that failed to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_other_users_and_certificates_are_refused(
-    guarded: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guarded: tuple[Mosquitto, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each fault is told once a connection was tried."""
     monkeypatch.setattr("agentrt.integrations.mqtt.tools._SYNC_S", 0.2)  # nothing comes anyway
-    ca = tmp_path / "ca.pem"
+    mosquitto, ca = guarded
     for broker, said in (
-        (Broker("127.0.0.1", guarded.port), "cannot be reached: failed to receive on"),
+        (Broker("127.0.0.1", mosquitto.port), "cannot be reached: failed to receive on"),
         (
-            guarded_broker(guarded, "agent", "wrong", ca),
+            guarded_broker(mosquitto, "agent", "wrong", ca),
             "it refused the user 'agent' with this password",
         ),
-        (guarded_broker(guarded, "agent", "agents own", None), "certificate verify failed"),
+        (guarded_broker(mosquitto, "agent", "agents own", None), "certificate verify failed"),
         (
-            guarded_broker(guarded, "stranger", "strangers own", ca),
+            guarded_broker(mosquitto, "stranger", "strangers own", ca),
             "its rules let us not read and write agentrt/cl",
         ),
     ):

@@ -313,18 +313,6 @@ async def test_each_tenant_has_workers_of_its_own_below_a_prefix_that_names_it(
             await runtime.start(asks, tenant="third").wait()
 
 
-async def test_a_tool_that_a_broker_may_have_that_is_absent_is_unavailable() -> None:
-    @program
-    async def asks(ctx: Context) -> None:
-        await ctx.tool("drill")
-
-    transport = MqttTools(Broker("127.0.0.1", reserved_port()), connect_timeout=0.2)
-    async with Runtime(ScriptedExecutor(lambda call: "x"), tools=[transport]) as runtime:
-        await transport._connection._tried.wait()
-        with pytest.raises(ToolUnavailableError, match=r"no tool is named 'drill' .* cannot be re"):
-            await runtime.start(asks).wait()
-
-
 async def test_a_call_that_comes_again_is_answered_again_and_not_run_again(broker: Broker) -> None:
     """1 A call is sent again while it runs, as after a lost connection. 2 It ran once; each of the
     two got the result, and the second one is dropped. 3 Another attempt with its key gets that

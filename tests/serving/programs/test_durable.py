@@ -26,10 +26,10 @@ EVERYTHING = {f"{what} {one}" for what in ("call branch", "tool") for one in "ab
 EVERYTHING |= {"call help tea", "call last", "call tokens 3", "call tokens 6"}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with ExitStack() as stack:
-        in_file = request.param == "sqlite"
+        in_file = getattr(request, "param", "sqlite") == "sqlite"
         yield f"sqlite:{tmp_path / 'j.db'}" if in_file else stack.enter_context(cluster())
 
 
@@ -70,6 +70,7 @@ def asked_as(kind: str, asked: Any) -> str:
     return f"call tokens {len(asked['prompt_token_ids'])}"
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 async def test_killed_again_and_again(process: Process, database: str, tmp_path: Path) -> None:
     """1. Three servers are killed in the middle of a call or a tool. 2. The fourth asks, and is
     killed. 3. The fifth has the same question, and with its answer the run ends as if undisturbed,

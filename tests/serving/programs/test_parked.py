@@ -17,14 +17,19 @@ from agentrt.serving import observability
 from agentrt.serving.programs import parked
 from tests.journal.killing import nodes
 from tests.serving.langgraph.postgres import cluster
-from tests.serving.programs.parking import asks, of, served
+from tests.serving.programs.parking import Local, asks, of, served
+
+
+async def metrics(local: Local) -> dict[str, str]:
+    lines = (await local.client.get("/metrics")).text.splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
 
 async def test_clients_see_no_difference(tmp_path: Path) -> None:
     """A parked run and its question are as before; with its answer it goes on, and pays for nothing
-    twice.
+    twice. Its metrics are those of one program.
     """
-    async with served(tmp_path / "j", asks) as local:
+    async with served(tmp_path / "j", asks, apis=[observability.api]) as local:
         run = await local.started("asks", input="tea")
         before = await local.until(run, lambda run: run["questions"])
         parked = await local.parked(run)
@@ -45,16 +50,7 @@ async def test_clients_see_no_difference(tmp_path: Path) -> None:
         assert len(local.engine.calls) == 2
         await local.answer(question, "no", 409)
         assert await local.questions() == []
-
-
-async def test_its_metrics_are_those_of_one_program(tmp_path: Path) -> None:
-    async with served(tmp_path / "j", asks, apis=[observability.api]) as local:
-        run = await local.started("asks", input="tea")
-        [question] = (await local.parked(run))["questions"]
-        await local.answer(question, "yes")
-        assert await local.done(run) == ["said tea", "yes", "said tea again"]
-        lines = (await local.client.get("/metrics")).text.splitlines()
-        counted = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        counted = await metrics(local)
     assert {name: value for name, value in counted.items() if "_ended_total" in name} == {
         'agentrt_programs_ended_total{state="done",tenant="default",type="asks"}': "1.0"
     }
@@ -69,8 +65,7 @@ async def test_what_an_earlier_server_did_is_none_of_this_ones_metrics(tmp_path:
     async with served(tmp_path / "j", asks, apis=[observability.api]) as local:
         await local.answer(question, "yes")
         await local.done(run)
-        lines = (await local.client.get("/metrics")).text.splitlines()
-        counted = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        counted = await metrics(local)
     assert counted['agentrt_calls_total{tenant="default",type="asks"}'] == "1.0"
     assert counted['agentrt_output_tokens_total{tenant="default",type="asks"}'] == "4.0"
 

@@ -11,8 +11,13 @@ from agentrt.runtime.run import RunState
 from tests.serving.local import MODEL, Held, open_server
 
 
-@pytest.mark.parametrize("parent", ["x-dynamo-parent-session-id", "x-parent-session-id"])
-@pytest.mark.parametrize("final", ["x-dynamo-session-final", "x-session-final"])
+@pytest.mark.parametrize(
+    ("final", "parent"),
+    [
+        ("x-dynamo-session-final", "x-dynamo-parent-session-id"),
+        ("x-session-final", "x-parent-session-id"),
+    ],
+)
 async def test_a_program_ends_with_the_last_request_of_its_session(final: str, parent: str) -> None:
     """Not with that of a sub-agent, nor before what runs beside the last request."""
     async with open_server(kind=Held) as local:
@@ -76,19 +81,20 @@ OF_A_SESSION: dict[str, tuple[dict[str, Any], ...]] = {
 """Bodies of one program, by whose words they have. The last of Dynamo's own end it."""
 
 
-@pytest.mark.parametrize("whose", OF_A_SESSION)
-async def test_bodies_name_programs_and_their_ends_in_other_servers_words(whose: str) -> None:
+async def test_bodies_name_programs_and_their_ends_in_other_servers_words() -> None:
     """What means nothing here may have any value."""
     async with open_server() as local:
-        *before, last = OF_A_SESSION[whose]
-        for body in before:
-            await local.chat("hello", **body)
-        [name] = local.programs()
-        run = local.runtime.runs[name]
-        await local.chat("that is all", **last)
-        assert run.row.finished_calls == len(before) + 1
-        assert local.programs() == ([] if "dynamo" in whose else [name])
-        assert run.type == ("coder" if "session_type_id" in str(before) else "chat")
+        for number, (whose, (*before, last)) in enumerate(OF_A_SESSION.items()):
+            said = {"x-agentrt-tenant": f"tenant-{number}"}
+            known = set(local.programs())
+            for body in before:
+                await local.chat("hello", headers=said, **body)
+            [name] = set(local.programs()) - known
+            run = local.runtime.runs[name]
+            await local.chat("that is all", headers=said, **last)
+            assert run.row.finished_calls == len(before) + 1
+            assert (name in local.programs()) is ("dynamo" not in whose)
+            assert run.type == ("coder" if "session_type_id" in str(before) else "chat")
 
 
 async def test_what_a_header_names_is_not_ended_by_a_body_of_another_session() -> None:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 from pydantic import BaseModel
 
 from agentrt import Context, program
@@ -111,15 +110,6 @@ async def test_a_run_that_waits_says_so_and_goes_on_when_it_is_answered() -> Non
         assert await listed(local) == []
 
 
-async def test_the_body_may_be_the_answer_itself() -> None:
-    async with serving() as local:
-        run = await start(local, "greeter")
-        [question] = await listed(local)
-        assert (await answered(local, question, "Ann")).status_code == 200
-        await local.until(lambda: run["id"] not in local.runtime.runs)
-        assert (await run_of(local, run))["result"] == "Ann"
-
-
 async def test_questions_are_found_by_program_and_the_latest_come_first() -> None:
     async with serving() as local:
         runs = [await start(local, "greeter") for _ in range(3)]
@@ -144,26 +134,21 @@ async def test_of_two_answers_at_once_one_is_taken_and_one_gets_409() -> None:
         assert (await run_of(local, run))["result"] == taken
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "why"),
-    [
-        (json.dumps({"answer": {"cups": 1}}), 422, "'drink' is a required property"),
-        (json.dumps("tea"), 422, "'tea' is not of type 'object'"),
-        ("tea", 400, "the body is not JSON"),
-        ("", 400, "the body is not JSON"),
-        (json.dumps("x" * 10_000_000), 413, "an answer has at most 1048576 bytes"),
-    ],
-)
-async def test_a_bad_answer_is_refused_and_the_question_stays_open(
-    body: str, status: int, why: str
-) -> None:
+async def test_a_bad_answer_is_refused_and_the_question_stays_open() -> None:
     async with serving() as local:
         await start(local, "waiter")
         [question] = await listed(local)
-        refused = await local.client.post(f"/v1/questions/{question['id']}", content=body)
-        assert refused.status_code == status
-        assert why in refused.json()["error"]["message"]
-        assert await listed(local) == [question]
+        for body, status, why in (
+            (json.dumps({"answer": {"cups": 1}}), 422, "'drink' is a required property"),
+            (json.dumps("tea"), 422, "'tea' is not of type 'object'"),
+            ("tea", 400, "the body is not JSON"),
+            ("", 400, "the body is not JSON"),
+            (json.dumps("x" * 10_000_000), 413, "an answer has at most 1048576 bytes"),
+        ):
+            refused = await local.client.post(f"/v1/questions/{question['id']}", content=body)
+            assert refused.status_code == status
+            assert why in refused.json()["error"]["message"]
+            assert await listed(local) == [question]
 
 
 async def test_an_answer_after_the_timeout_and_one_to_a_cancelled_program_get_409() -> None:
