@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentrt.cli.plan import Start
 from agentrt.errors import UsageError
 from agentrt.journal import Journal, JournalOptions
+from agentrt.journal.reading import listed
+from agentrt.journal.schema import DONE
 from agentrt.journal.store import SQLiteStore, Store
 from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
@@ -56,6 +60,22 @@ async def opened_journal(plan: JournalPlan | None) -> AsyncIterator[Journal | No
         return
     async with await Journal.open(plan.opened, plan.options) as journal:
         yield journal
+
+
+async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
+    """Whether the journal has the results of all these programs: they may need no engine.
+
+    Raises `JournalError` for a journal that has other programs of their type.
+    """
+    if journal is None:
+        return False
+    first, count = starts[0], len(starts)
+    if first.durable.id is not None:  # a fork, which goes on
+        return False
+    await journal.check(first.program.name, first.input)
+    read = partial(listed, limit=sys.maxsize, type=first.program.name, state=DONE)
+    done = {one.id for one in await journal.read(read)}
+    return done >= {f"{first.program.name}-{number}" for number in range(1, count + 1)}
 
 
 async def describe_engine(runtime: Runtime, scheduler: SchedulerConfig) -> None:

@@ -12,18 +12,20 @@ from rich.console import Console
 
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import Job, Outcome
-from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, program_fault, summary
+from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, place_of, program_fault, summary
 from agentrt.cli.human import UnansweredError, as_line
 from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.streams import reader_left, say, show
 from agentrt.cli.tables import print_report
 from agentrt.errors import (
+    CallRejectedError,
     ConfigError,
     EngineDiedError,
     JournalError,
     JournalWriteError,
     NotServedError,
     ProgramError,
+    UsageError,
 )
 from agentrt.graph import write
 from agentrt.runtime.run import Run, RunState
@@ -100,6 +102,8 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
         return f"error: {error}"
     if isinstance(error, NotServedError):
         return f"error: program {run.id}: {error}, or start it with --model"
+    if isinstance(error, UsageError | CallRejectedError):  # it says what is to be done
+        return f"error: program {run.id}: {error}{place_of(error)}"
     if isinstance(error, EngineDiedError):
         return f"error: {summary(error)} ({log.name_it()})"
     assert isinstance(error, Exception)
@@ -125,9 +129,7 @@ def _write_timeline(job: Job, runs: Sequence[Run]) -> None:
 
 
 def _code(losers: Sequence[Run]) -> int:
-    if any(
-        isinstance(run.error, UnansweredError | NotServedError | JournalError) for run in losers
-    ):
+    if any(isinstance(run.error, UsageError) for run in losers):
         return USAGE
     return FAILED if losers else 0
 

@@ -39,7 +39,12 @@ _dag = click.option(
 )
 
 
-@click.command(cls=LazyGroup, lazy=_COMMANDS)
+class _Runs(LazyGroup):
+    def hint(self, name: str) -> str:
+        return super().hint(name) or f"; did you mean 'agentrt runs ls {name}'?"
+
+
+@click.command(cls=_Runs, lazy=_COMMANDS)
 def runs() -> None:
     """Read the journals of 'agentrt run --journal FILE' and of 'agentrt serve', also
     while they are written. FILE may be the postgresql:// URL of a server's database.

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from agentrt.cli.execute import Outcome
 from agentrt.cli.live import STYLES
+from agentrt.cli.streams import counted
 from agentrt.graph import ExecutionDAG, Node, NodeKind
 from agentrt.runtime.run import Run, RunReport
 
@@ -50,7 +51,7 @@ def print_report(outcome: Outcome, console: Console) -> None:
         console.print(path)
     if count := outcome.outside_calls:
         console.print(
-            f"{count} call{'s' * (count > 1)} came from outside every program (a thread pool of "
+            f"{counted(count, 'call')} came from outside every program (a thread pool of "
             f"their own?): their parents are unknown"
         )
     elif "langgraph.pregel" in sys.modules and not any(one.calls for one in reports):

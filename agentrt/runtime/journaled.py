@@ -54,8 +54,6 @@ class JournaledEmitter(NodeEmitter):
 
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
         node = self.enter_node("call", "llm", request)
-        if node is None:
-            return await super().call(request, after)
         reply: Reply = await self.through(node, after, partial(super().call, request, after))
         return reply
 
@@ -114,23 +112,22 @@ class JournaledEmitter(NodeEmitter):
         return await self.through(node, after, run, begins=False, again=again)
 
     async def find_tool(self, name: str) -> Tool:
-        node = self.enter_node("tools", name, {"find": name})
+        node, find = self.enter_node("tools", name, {"find": name}), super().find_tool
         if node is None:
-            return await super().find_tool(name)
+            return await find(name)
 
         async def found() -> Any:
-            return kept_tool(await super(JournaledEmitter, self).find_tool(name))
+            return kept_tool(await find(name))
 
         return read_tool(await self.through(node, (), found), self.services.toolbox)
 
     async def tools(self, *transports: str) -> list[Tool]:
-        node = self.enter_node("tools", "tools", {"of": list(transports)})
+        node, offered = self.enter_node("tools", "tools", {"of": list(transports)}), super().tools
         if node is None:
-            return await super().tools(*transports)
+            return await offered(*transports)
 
         async def listed() -> Any:
-            offered = await super(JournaledEmitter, self).tools(*transports)
-            return [kept_tool(one) for one in offered]
+            return [kept_tool(one) for one in await offered(*transports)]
 
         kept = await self.through(node, (), listed)
         return [read_tool(one, self.services.toolbox) for one in kept]
@@ -208,7 +205,7 @@ class JournaledEmitter(NodeEmitter):
     def patched(self, name: str) -> bool:
         record, scope = self._run.record, self.own_scope("patched")
         if record is None or scope.place is None:
-            return super().patched(name)
+            return True
         return record.patched(scope.place, name, scope.path)
 
     def checkpoint(self) -> Callable[[T], T]:

@@ -104,12 +104,23 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 
 @pytest.fixture
-def run_program(write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> Run:
+def command(invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs any command, as `invoke` does, and has what it wrote."""
+
+    def run(*args: object) -> Ran:
+        capfd.readouterr()
+        code = invoke(*args)
+        return Ran(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def run_program(write: Write, command: Run) -> Run:
     """Runs the program of this source, by `agentrt run`; ``name`` picks one of several."""
 
     def run(source: str, *options: object, name: str = "") -> Ran:
-        code = invoke("run", f"{write(source)}{name}", *options)
-        return Ran(code, *capfd.readouterr())
+        return command("run", f"{write(source)}{name}", *options)
 
     return run
 
@@ -120,19 +131,12 @@ def refused(invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> Refused:
 
     def run(*args: object, says: Iterable[str]) -> None:
         capsys.readouterr()
-        check(capsys, invoke(*args), *says)
+        code = invoke(*args)
+        out, err = capsys.readouterr()
+        assert (code, out) == (2, ""), err
+        [line] = err.splitlines()
+        assert line.startswith("error: ")
+        for word in says:
+            assert word in line
 
     return run
-
-
-def check(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> None:
-    """The command was refused: exit code 2, and one line on stderr with these words."""
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    lines = err.splitlines()
-    assert len(lines) == 1, err
-    assert lines[0].startswith("error: ")
-    assert code == 2
-    for word in words:
-        assert word in lines[0]

@@ -19,7 +19,7 @@ import pytest
 
 from agentrt import Context, program
 from agentrt.journal import JournalOptions
-from tests.cli.conftest import Invoke, Refused, Run, Write
+from tests.cli.conftest import EchoEngine, Invoke, Refused, Run, Write
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
@@ -202,3 +202,20 @@ def test_where_a_server_keeps_its_journal(
         return
     assert str(plan.opened()) == where
     assert plan.options == JournalOptions("full", 7, drops=True, reruns=True)
+
+
+def test_programs_that_are_done_need_no_engine(
+    run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts once they ask for something else, though their file is the same."""
+    source = "import os\n" + GOOD.replace("'tea'", "os.environ['WORD']")
+    given: list[Any] = ["--journal", tmp_path / "j", "--json"]
+    monkeypatch.setenv("WORD", "tea")
+    assert run_program(source, *given, "--n", 2).code == 0
+    with monkeypatch.context() as without:
+        without.delattr(EchoEngine, "start")
+        ran = run_program(source, *given)
+    assert (ran.code, ran.json["results"], ran.json["programs"][0]["calls"]) == (0, ["tea"], 1)
+    monkeypatch.setenv("WORD", "coffee")
+    ran = run_program(source, *given, "--on-divergence", "rerun")
+    assert (ran.json["results"], "warming up" in ran.err) == (["coffee"], True)
