@@ -61,7 +61,7 @@ def read_journal_at(name: str) -> Iterator[Store]:
     """The journal in a file or at a URL, to be read. Raises `JournalError`."""
     if is_url(name):
         try:
-            from agentrt.cli.server_journal import postgres_journal
+            from agentrt.cli.journals import postgres_journal
             from agentrt.serving.langgraph.database import Address
         except ImportError as error:
             raise JournalError(f"journal {name}: {error}; install agentrt[postgres]") from error

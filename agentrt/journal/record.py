@@ -55,7 +55,8 @@ class ProgramRecord:
     ``stopping`` tells whether it is being stopped from outside, by a signal or a limit: what its
     code does then belongs to no run of it that goes on. ``rests`` are the nodes that wait for a
     human or a time, by their tasks; one that ``listens`` has subscribed to events. Once it is
-    ``parked``, its code comes to no node any more.
+    ``parked``, its code comes to no node any more. It has ``diverged`` also if its code has caught
+    that.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ProgramRecord:
         self._patches: dict[str, bool] = {}
         self._forgotten: set[str] = set()  # places that the code has left, to run anew from there
         self._code_changed = code_changed
-        self._diverged: DivergenceError | None = None
+        self.diverged: DivergenceError | None = None
         root = past.root
         self._attempt = 1 if root is None else root.start.attempt + 1
         self._unsaid: StartRow | None = None
@@ -89,8 +90,8 @@ class ProgramRecord:
         """The code at ``at`` comes to a node. Raises `DivergenceError` if another one is recorded
         there.
         """
-        if self._diverged is not None:
-            raise self._diverged
+        if self.diverged is not None:
+            raise self.diverged
         if self.parked:  # what is in a ``finally`` is for the end of the program
             raise asyncio.CancelledError
         number, at.nodes = at.nodes, at.nodes + 1
@@ -129,13 +130,13 @@ class ProgramRecord:
             words = f"{recorded!r} is recorded there, and the code now asks for {what!r}"
             if recorded == what:
                 words = f"of {what!r}, {difference(start.asked, asked)}"
-            self._diverged = DivergenceError(
+            self.diverged = DivergenceError(
                 f"program {self.id} diverged from its journal at node {start.node} (in "
                 f"{start.scope}): {words}{self._code_changed}. Give it back what it had; or mark "
                 "the change, by ctx.patched(NAME); or run all from there anew, by "
                 "--on-divergence rerun"
             )
-            raise self._diverged
+            raise self.diverged
         if past.end is not None:
             self.past.turns.answered(past.end.place)
         gone = (start.node, *self.past.forget_after(at.path, number, at.forks))
@@ -143,7 +144,7 @@ class ProgramRecord:
         for place in gone:
             for table in ("agentrt_starts", "agentrt_ends"):
                 statement = f"DELETE FROM {table} WHERE program = ? AND node = ?"
-                self._put(Statement(statement, (self.id, place)))
+                self.put(Statement(statement, (self.id, place)))
 
     def patched(self, at: Place, name: str, scope: str) -> bool:
         """Whether the code from here on is that after the change ``name``: not where a program
@@ -158,7 +159,7 @@ class ProgramRecord:
                 start = StartRow(
                     self.id, place, 1, "patch", name, scope, "", "", at.during, time.time()
                 )
-                self.add(start)
+                self.put(start)
                 self._end(start, DONE, "true")
         return self._patches[place]
 
@@ -178,9 +179,9 @@ class ProgramRecord:
         if self.past.root is not None and self.past.root.state == DONE:
             self._unsaid = self._start
             return
-        self.add(self._start)
+        self.put(self._start)
         if self._attempt > 1:
-            self._put(unparked(self.id))
+            self.put(unparked(self.id))
 
     @property
     def has_result(self) -> bool:
@@ -204,20 +205,12 @@ class ProgramRecord:
 
     def asks_no_more(self, key: str) -> bool:
         """Whether the code has left the node of that key, and runs as if it had never been."""
-        return self._diverged is not None or key in map(self.key_of, self._forgotten)
-
-    @property
-    def diverged(self) -> DivergenceError | None:
-        """What it had come to, also if its code has caught that."""
-        return self._diverged
+        return self.diverged is not None or key in map(self.key_of, self._forgotten)
 
     # -- rows --------------------------------------------------------------------------
 
-    def add(self, start: StartRow) -> None:
-        """A node begins."""
-        self._put(start)
-
-    def _put(self, change: Change) -> None:
+    def put(self, change: Change) -> None:
+        """Write a row with the next that is waited for."""
         if self._unsaid is not None:
             begun, self._unsaid = self._unsaid, None
             self._journal.put(begun)
@@ -238,7 +231,7 @@ class ProgramRecord:
     def _end(
         self, start: StartRow, state: str, outcome: str, more: Sequence[str] = ("", "")
     ) -> None:
-        self._put(self._row(start, state, outcome, *more))
+        self.put(self._row(start, state, outcome, *more))
 
     def _row(
         self, start: StartRow, state: str, outcome: str, account: str = "", parents: str = ""
@@ -271,13 +264,13 @@ class ProgramRecord:
         if isinstance(error, _FAULTS):
             self._held.append(row)
             return False
-        self._put(row)
+        self.put(row)
         return True
 
     def _flush(self) -> None:
         """The program has gone on: what it was told has become a part of its past."""
         for row in self._held:
-            self._put(row)
+            self.put(row)
         self._held.clear()
 
     async def written(self) -> None:
@@ -329,7 +322,7 @@ class NodeRecord:
             self.turn_s = now - before.started if self.turn_s is None else 0.0
             row = *before[:2], before.attempt + 1, *before[3:-1], now
             self.start = StartRow._make(row)
-            self.program.add(self.start)
+            self.program.put(self.start)
 
     async def begin_now(self) -> None:
         """The same for work that must not begin before that is on the disk."""

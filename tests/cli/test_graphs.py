@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Invoke, Run, Write
+from tests.cli.conftest import EchoEngine, Run
 from tests.cli.graphs import ECHO, HEAD
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -149,10 +149,8 @@ def test_a_graph_that_calls_no_engine_is_told_what_to_change(run_program: Run) -
 
 
 def test_tenant_and_size_hint_of_the_graphs_own_config(
-    write: Write, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+    result: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.cli.conftest import EchoEngine
-
     seen = []
     generate = EchoEngine.generate
 
@@ -161,14 +159,11 @@ def test_tenant_and_size_hint_of_the_graphs_own_config(
         return generate(self, call, stream=stream)
 
     monkeypatch.setattr(EchoEngine, "generate", spy)
-    path = write(
+    source = (
         f"{ECHO}graph = graph.with_config(metadata={{'agentrt_tenant': 'ann', "
         "'agentrt_size_hint': 9})\n"
     )
-    assert (
-        invoke("run", path, "--input", '{"text": "a"}', "--checkpointer", "memory", "--thread", "t")
-        == 0
-    )
+    result(source, "--input", '{"text": "a"}', "--checkpointer", "memory", "--thread", "t")
     assert seen == [("ann", 9, "t")] * 2
 
 

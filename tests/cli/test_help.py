@@ -6,9 +6,8 @@ import subprocess
 import sys
 from importlib.metadata import version
 
-import pytest
-
 from agentrt import __version__
+from tests.cli.conftest import Run
 
 HEAVY = ("vllm", "torch", "transformers", "langgraph", "langchain_core", "networkx", "rich")
 SCRIPT = """
@@ -25,22 +24,18 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["--version"]])
-def test_help_imports_nothing_heavy(args: list[str]) -> None:
-    assert run(*args).stdout.splitlines()[-1] == "heavy:"
-
-
 def test_versions_of_what_runs_the_engine() -> None:
-    first, *others, _ = run("--version").stdout.splitlines()
+    first, *others, heavy = run("--version").stdout.splitlines()
     assert first == f"agentrt {__version__}"
     assert [line.split()[0] for line in others] == ["Python", "vLLM", "torch", "LangGraph"]
     assert others[-1] == f"LangGraph {version('langgraph')}"
+    assert heavy == "heavy:"
 
 
 def test_help_names_the_commands() -> None:
     out = run("--help").stdout
-    assert "Commands:" in out
-    assert "run" in out
+    assert "Commands:\n  demo " in out
+    assert out.endswith("\nheavy:\n")
 
 
 def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
@@ -59,11 +54,10 @@ def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
         "--checkpointer sqlite:t.db --thread tea --interrupt-reply yes",
     ):
         assert words in out
+    assert out.endswith("\nheavy:\n")
 
 
-def test_no_arguments_show_the_help() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrt.cli"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "Commands:" in done.stderr
+def test_no_arguments_show_the_help(command: Run) -> None:
+    ran = command()
+    assert ran.code == 2
+    assert "Commands:" in ran.err

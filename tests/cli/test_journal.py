@@ -185,18 +185,18 @@ def test_where_a_server_keeps_its_journal(
 ) -> None:
     """Beside its database, or in it if that is PostgreSQL; and none if it serves no programs."""
     pytest.importorskip("sqlalchemy")
-    from agentrt.cli import server_journal
+    from agentrt.cli import journals
     from agentrt.serving.server import ServedGraph, ServedProgram
 
     @program
     async def made(ctx: Context) -> None: ...
 
-    monkeypatch.setattr(server_journal, "SQLiteStore", str)
-    monkeypatch.setattr(server_journal, "postgres_journal", str)
+    monkeypatch.setattr(journals, "SQLiteStore", str)
+    monkeypatch.setattr(journals, "postgres_journal", str)
     options: dict[str, Any] = {"journal": given, "database": database, "journal_content": "full"}
     options |= {"journal_keep": 7, "on_divergence": "rerun"}
-    plan = server_journal.server_journal(options, [ServedProgram(made, "p.py")])
-    assert server_journal.server_journal(options, [ServedGraph(None, "g.py")]) is None
+    plan = journals.server_journal(options, [ServedProgram(made, "p.py")])
+    assert journals.server_journal(options, [ServedGraph(None, "g.py")]) is None
     if plan is None:
         assert where is None
         return

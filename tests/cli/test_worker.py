@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Invoke, Refused, Write
+from tests.cli.conftest import Refused, Run, Write
 from tests.cli.test_bad_input import GOOD
 from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.processes import ROOT, WorkerProcess, workers
@@ -83,9 +82,7 @@ def test_a_worker_loads_no_engine(write: Write) -> None:
     assert "no prefix for MQTT topics" in done.stderr
 
 
-def test_a_program_calls_a_worker(
-    write: Write, invoke: Invoke, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_calls_a_worker(run_program: Run, tmp_path: Path) -> None:
     mosquitto = Mosquitto(tmp_path)
     mosquitto.start()
     (tmp_path / "gate1").touch()
@@ -93,8 +90,7 @@ def test_a_program_calls_a_worker(
     try:
         with workers(1, url, "--name", "drill", folder=tmp_path) as (worker,):
             assert worker.name().startswith("drill-")
-            assert invoke("run", write(CALLS), "--broker", url) == 0
-            assert json.loads(capfd.readouterr().out) == 7
+            assert run_program(CALLS, "--broker", url).json == 7
     finally:
         mosquitto.stop()
 
