@@ -91,16 +91,6 @@ class InterruptEmitter:
             tenant = self._run.row.tenant
             return await self.services.toolbox.tools(*transports, tenant=tenant)
 
-    async def human(
-        self,
-        text: str,
-        form: AnswerForm,
-        timeout: float | None,
-        after: Iterable[Reply],
-    ) -> Any:
-        """Ask a human. Raises as `Questions.ask` does."""
-        return await self.ask(self.own_scope(text), text, form, timeout, after)
-
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
         """The next event. Raises as `Feed.next` does."""
         run, services = self._run, self.services

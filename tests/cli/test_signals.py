@@ -192,8 +192,10 @@ sys.meta_path.insert(0, Pressed())
 """
 
 
-@pytest.mark.parametrize("module", ["agentrt.program", "agentrt.cli.app"])
-@pytest.mark.parametrize("command", [["-m", "agentrt.cli"], ["agentrt"]], ids=["module", "script"])
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [(["-m", "agentrt.cli"], "agentrt.program"), (["agentrt"], "agentrt.cli.app")],
+)
 def test_ctrl_c_while_the_command_loads_is_no_traceback(
     command: list[str], module: str, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from agentrt.graph import Node
 from agentrt.tracking import TrackedTask, current_scope, enter_node
 from agentrt.tracking.scope import Scope
 from tests.graph.integrity import check_integrity
-from tests.tracking.toy import Program, leads_to, run, ticks
+from tests.tracking.toy import Program, run, ticks
 
 
 async def test_paths_of_nested_node_functions() -> None:
@@ -69,17 +69,6 @@ async def test_two_programs_on_one_loop() -> None:
     assert await run(p, main()) == {"a": "", "b": "a", "c": "a", "d": "b c"}
     assert q.edges() == {"qx": "", "qy": "", "qz": "qx qy"}
     check_integrity(q.dag)
-
-
-@leads_to(child="", grandchild="child", b="grandchild")
-async def test_a_program_waits_for_its_group_whoever_adds_to_it(p: Program) -> None:
-    async def child(group: asyncio.TaskGroup) -> None:
-        await p.emit("child")
-        group.create_task(p.emit("grandchild", 5))
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(child(group))
-    await p.emit("b")
 
 
 async def test_programs_do_not_learn_of_each_other_through_one_task() -> None:

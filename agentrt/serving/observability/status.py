@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from agentrt.graph import Node, NodeKind
 from agentrt.runtime.registry import call_id
@@ -119,15 +120,13 @@ def _outside(run: Run) -> str:
     event = NodeKind.EVENT if run.row.events else NodeKind.HUMAN
     wanted = NodeKind.TOOL if run.row.tools else event
     nodes = run.dag.running() + run.dag.waiting()
-    node = min((one for one in nodes if one.kind is wanted), key=_began, default=None)
+    node = min(
+        (one for one in nodes if one.kind is wanted), key=attrgetter("created_at"), default=None
+    )
     if node is None:
         return ""
     more = node.wait or str(node.interrupt or "")
     return clipped(f"{node.name}: {more}" if more else node.name)
-
-
-def _began(node: Node) -> float:
-    return node.created_at
 
 
 def node_state(run: Run, node: Node, view: EngineView, name: Name) -> tuple[str, str]:
