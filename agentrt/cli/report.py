@@ -13,7 +13,7 @@ from rich.console import Console
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import Job, Outcome
 from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, place_of, program_fault, summary
-from agentrt.cli.human import UnansweredError, as_line
+from agentrt.cli.human import UnansweredError
 from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.streams import reader_left, say, show
 from agentrt.cli.tables import print_report
@@ -28,6 +28,7 @@ from agentrt.errors import (
     UsageError,
 )
 from agentrt.graph import write
+from agentrt.journal.rendering import short
 from agentrt.runtime.run import Run, RunState
 
 _FAULTS_SHOWN = 3
@@ -74,8 +75,8 @@ def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
     for one in questions:
         who = one.program or "it"
         name = f" ({one.id})" if one.id else ""
-        line = f"{who} waits for a human in thread {one.thread}: {as_line(one.value, 200)}{name}"
-        say(line)
+        asked = short(str(one.value), 200)
+        say(f"{who} waits for a human in thread {one.thread}: {asked}{name}")
     for command in dict.fromkeys(one.answer_with for one in questions):
         say(f"go on with: {command}")
 

@@ -21,6 +21,7 @@ from agentrt.cli.execute import Outcome
 from agentrt.cli.live import STYLES
 from agentrt.cli.streams import counted
 from agentrt.graph import ExecutionDAG, Node, NodeKind
+from agentrt.journal.rendering import short
 from agentrt.runtime.run import Run, RunReport
 
 _EACH = 8
@@ -162,9 +163,8 @@ def _critical_path(run: Run) -> Text | None:
 
 def _step(node: Node) -> str:
     scope = node.scope.rpartition("/")[2]
-    name = " ".join(node.name.split())
-    name = name if len(name) <= 24 else f"{name[:23]}…"
-    return f"{scope}/{name} {node.service_s:.2f} s" if scope else f"{name} {node.service_s:.2f} s"
+    name = "/".join(filter(None, (scope, short(node.name, 24))))
+    return f"{name} {node.service_s:.2f} s"
 
 
 # -- where the time went ----------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, Reply
 
+ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
 Invoke = Callable[..., int]
 
@@ -43,6 +46,19 @@ class Ran:
 
 Run = Callable[..., Ran]
 Refused = Callable[..., None]
+
+
+def python(*args: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Another process of Python, which has ended, and what it wrote."""
+    return subprocess.run(
+        [sys.executable, *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 class EchoEngine(Executor):

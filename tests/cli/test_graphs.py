@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import EchoEngine, Run
+from tests.cli.conftest import EchoEngine, Run, python
 from tests.cli.graphs import ECHO, HEAD
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -188,11 +186,4 @@ def test_a_program_file_loads_no_langgraph(tmp_path: Path) -> None:
         "assert call(['run', sys.argv[1]]) == 0\n"
         "print([name for name in ('langgraph', 'langchain_core') if name in sys.modules])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "p.py")],
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "1\n[]\n"
+    assert python("-c", code, tmp_path / "p.py").stdout == "1\n[]\n"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.metadata import version
 
 from agentrt import __version__
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, python
 
 HEAVY = ("vllm", "torch", "transformers", "langgraph", "langchain_core", "networkx", "rich")
 SCRIPT = """
@@ -19,13 +17,12 @@ sys.exit(code)
 """
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT.format(heavy=HEAVY), *args]
-    return subprocess.run(command, capture_output=True, text=True, check=True)
+def told(*args: str) -> str:
+    return python("-c", SCRIPT.format(heavy=HEAVY), *args).stdout
 
 
 def test_versions_of_what_runs_the_engine() -> None:
-    first, *others, heavy = run("--version").stdout.splitlines()
+    first, *others, heavy = told("--version").splitlines()
     assert first == f"agentrt {__version__}"
     assert [line.split()[0] for line in others] == ["Python", "vLLM", "torch", "LangGraph"]
     assert others[-1] == f"LangGraph {version('langgraph')}"
@@ -33,13 +30,13 @@ def test_versions_of_what_runs_the_engine() -> None:
 
 
 def test_help_names_the_commands() -> None:
-    out = run("--help").stdout
+    out = told("--help")
     assert "Commands:\n  demo " in out
     assert out.endswith("\nheavy:\n")
 
 
 def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
-    out = run("run", "--help").stdout
+    out = told("run", "--help")
     for words in (
         "Usage: agentrt run PROGRAM.py[:NAME] [OPTIONS] [-- VLLM_FLAGS]",
         "\nProgram:\n",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -19,9 +17,8 @@ import pytest
 
 from agentrt import Context, program
 from agentrt.journal import JournalOptions
-from tests.cli.conftest import EchoEngine, Invoke, Refused, Run, Write
+from tests.cli.conftest import EchoEngine, Invoke, Refused, Run, Write, python
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
 import asyncio
 from agentrt import program, tool
@@ -51,16 +48,9 @@ ASKS = "@program\nasync def asks(ctx): return [str(await ctx.llm('tea')), await 
 
 def command(folder: Path, journal: Path, dies: int = 0) -> subprocess.CompletedProcess[str]:
     """One run of the command, which is killed when it does the ``dies``-th thing of all lives."""
-    given = ["--input", "tea", "--human", "yes", "--journal", str(journal), "--json"]
-    return subprocess.run(
-        [sys.executable, "-m", "tests.cli.killed", "run", str(folder / "p.py"), *given],
-        cwd=ROOT,
-        env={**os.environ, "HAPPENED": str(folder / "happened"), "DIES": str(dies)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    given = ["--input", "tea", "--human", "yes", "--journal", journal, "--json"]
+    what = {"HAPPENED": str(folder / "happened"), "DIES": str(dies)}
+    return python("-m", "tests.cli.killed", "run", folder / "p.py", *given, **what)
 
 
 def done_in(journal: Path) -> set[str]:

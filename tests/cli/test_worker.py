@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Refused, Run, Write
+from tests.cli.conftest import Refused, Run, Write, python
 from tests.cli.test_bad_input import GOOD
 from tests.integrations.mqtt.mosquitto import Mosquitto
-from tests.integrations.mqtt.processes import ROOT, WorkerProcess, workers
+from tests.integrations.mqtt.processes import WorkerProcess, workers
 
 TOOLS = """
 from agentrt import tool
@@ -76,8 +74,7 @@ def test_a_worker_loads_no_engine(write: Write) -> None:
         "code = call(sys.argv[1:]);"
         "print(code, [one for one in ('vllm', 'torch', 'transformers') if one in sys.modules])"
     )
-    command = [sys.executable, "-c", script, "worker", str(write(TOOLS)), "--broker", "mqtt://x/+"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = python("-c", script, "worker", write(TOOLS), "--broker", "mqtt://x/+")
     assert done.stdout == "2 []\n"
     assert "no prefix for MQTT topics" in done.stderr
 

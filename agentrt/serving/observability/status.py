@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from operator import attrgetter
 
 from agentrt.graph import Node, NodeKind
+from agentrt.journal.rendering import short
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState, state_of
@@ -37,8 +39,6 @@ class Activity(StrEnum):
 STALE_AFTER_S = 600.0
 """A program with nothing open, and no event for so long, counts as stale."""
 
-_MOST_CHARACTERS = 200
-
 Name = Callable[[str], str]
 """How to name a program to whoever asks: another tenant's has no name."""
 
@@ -62,10 +62,8 @@ class Status:
     waiting_since: float | None = None
 
 
-def clipped(text: str) -> str:
-    """The text in one line, and not too long."""
-    line = " ".join(text.split())
-    return line if len(line) <= _MOST_CHARACTERS else line[: _MOST_CHARACTERS - 1] + "…"
+clipped = partial(short, most=200)
+"""A text in one line, and not too long."""
 
 
 def why(run: Run, call: EngineCall | None, view: EngineView, name: Name) -> str:
