@@ -49,8 +49,8 @@ ASKS = "@program\nasync def asks(ctx): return [str(await ctx.llm('tea')), await 
 def command(folder: Path, journal: Path, dies: int = 0) -> subprocess.CompletedProcess[str]:
     """One run of the command, which is killed when it does the ``dies``-th thing of all lives."""
     given = ["--input", "tea", "--human", "yes", "--journal", journal, "--json"]
-    what = {"HAPPENED": str(folder / "happened"), "DIES": str(dies)}
-    return python("-m", "tests.cli.killed", "run", folder / "p.py", *given, **what)
+    run = ("-m", "tests.cli.killed", "run", folder / "p.py", *given)
+    return python(*run, HAPPENED=str(folder / "happened"), DIES=str(dies))
 
 
 def done_in(journal: Path) -> set[str]:

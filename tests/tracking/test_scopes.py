@@ -100,7 +100,7 @@ async def test_programs_do_not_learn_of_each_other_through_one_task() -> None:
     ended = Scope(q)
     ended.frontier.advance(0, ())
     scope.join(ended)
-    assert len(scope.frontier) == 0
+    assert scope.frontier.ids == ()
 
 
 async def test_after_names_parents_by_hand() -> None:
