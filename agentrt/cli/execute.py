@@ -14,10 +14,11 @@ from typing import Any
 
 from agentrt.cli.engine_log import EngineLog, start_engine
 from agentrt.cli.human import Human
-from agentrt.cli.journals import JournalPlan, describe_engine, opened_journal
+from agentrt.cli.journals import JournalPlan, all_done, describe_engine, opened_journal
 from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.cli.screen import Screen
 from agentrt.cli.signals import Drain
+from agentrt.cli.streams import counted
 from agentrt.cli.tools import NO_TOOLS, ToolSources
 from agentrt.cli.traces import opened_runtime
 from agentrt.executors.base import Executor
@@ -162,22 +163,26 @@ async def _execute(
         first = await _take(starts, job.max_live)
         if not first:
             return Outcome([], {}, policy, job.plan.questions)
-        if runtime.journal is not None and first[0].durable.id is None:
-            await runtime.journal.check(first[0].program.name, first[0].input)
+        knows_all = await all_done(runtime.journal, first)
         make_room(len(first))
         with watching(runtime, screen) as watch:
-            await start_engine(runtime, screen.progress, log)
+            if knows_all:
+                await runtime.open(screen.progress, with_engine=False)
+            else:
+                await start_engine(runtime, screen.progress, log)
             try:
-                await describe_engine(runtime, job.options.scheduler)
+                if runtime.has_engine:
+                    await describe_engine(runtime, job.options.scheduler)
                 with drain.possible(partial(_drain, job, runtime, screen)):
                     async with (
                         shown(runtime, job.dashboard, screen.announce),
                         job.tools.asking(ServerQuestions(runtime)),
                     ):
                         await _play(job, runtime, first, starts, watch)
-                snapshot = await runtime.executor.snapshot()
+                snapshot = await runtime.executor.snapshot() if runtime.has_engine else {}
             finally:
-                screen.progress("stopping the engine")
+                if runtime.has_engine:
+                    screen.progress("stopping the engine")
                 await runtime.close()
         engine = _engine(job, runtime, snapshot)
         return Outcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
@@ -192,8 +197,8 @@ def _elsewhere(job: Job) -> str:
 
 def _drain(job: Job, runtime: Runtime, screen: Screen, signal: str) -> None:
     job.plan.drain()
-    count = len(runtime.runs)
-    screen.progress(f"{signal}: finishing {count} programs, nothing new starts; again to stop now")
+    live = counted(len(runtime.runs), "program")
+    screen.progress(f"{signal}: finishing {live}, nothing new starts; again to stop now")
 
 
 def make_room(programs: int) -> None:

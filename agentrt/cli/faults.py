@@ -102,7 +102,7 @@ def _own_fault(error: AgentrtError) -> int:
             return FAILED
         case ImportFailedError():
             assert error.__cause__ is not None
-            where = _place(error.__cause__)
+            where = place_of(error.__cause__)
             _say(f"{error}: not imported: {summary(error.__cause__)}{where}{_looked(error)}")
             return FAILED
         case _:
@@ -136,7 +136,7 @@ def _bug(error: BaseException) -> int:
     return BUG
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Where in the user's own code it was raised."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_users(one.filename)]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -106,7 +106,7 @@ class GraphPlan(Plan):
         if run.state is RunState.INTERRUPTED:
             return await self._answered(start.session, standing, run.id) if standing.next else None
         if standing.next and self._checkpointer is not None and self._checkpointer.lasting:
-            self.resumes[run.id] = self._invocation.going_on(start.session)
+            self.resumes[run.id] = self._invocation.answering(start.session, ())
         return None
 
     # -- before the first start --------------------------------------------------------
@@ -243,12 +243,9 @@ class Invocation:
 
     arguments: Sequence[str] = ()
 
-    def going_on(self, thread: str) -> str:
-        """The command that goes on with ``thread``, where it is."""
-        return self.answering(thread, ())
-
     def answering(self, thread: str | None, ids: Sequence[str]) -> str:
-        """The command that answers the questions ``ids`` in ``thread``.
+        """The command that answers the questions ``ids`` in ``thread``; without any it goes on
+        there.
 
         Without a thread that outlives the process everything runs again from its start, and
         its questions get new ids: only a single one can be answered in advance.

@@ -22,6 +22,7 @@ from agentrt.cli.values import read_value
 from agentrt.errors import ToolArgumentsError, UsageError
 from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.questions import Question
+from agentrt.journal.rendering import short
 
 if TYPE_CHECKING:
     from langgraph.types import Interrupt
@@ -208,11 +209,5 @@ def choose(
 
 
 def _listed(questions: Sequence[Interrupt]) -> str:
-    words = ", ".join(f"{one.id} ({as_line(one.value)})" for one in questions)
+    words = ", ".join(f"{one.id} ({short(str(one.value), 60)})" for one in questions)
     return f"the open one is {words}" if len(questions) == 1 else f"several are open: {words}"
-
-
-def as_line(value: Any, width: int = 60) -> str:
-    """What is asked, in one line."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= width else f"{text[: width - 1]}…"

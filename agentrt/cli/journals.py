@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentrt.errors import UsageError
+from agentrt.cli.plan import Start
+from agentrt.errors import JournalError, UsageError
 from agentrt.journal import Journal, JournalOptions
+from agentrt.journal.reading import listed
+from agentrt.journal.schema import DONE
 from agentrt.journal.store import SQLiteStore, Store
 from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from agentrt.serving.langgraph.database import Address
+    from agentrt.serving.server import Served
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,36 @@ def read_journal(options: Mapping[str, Any]) -> JournalPlan | None:
     return None
 
 
+def server_journal(options: Mapping[str, Any], served: Iterable[Served]) -> JournalPlan | None:
+    """The journal of `agentrt serve`: beside its database, unless the option names a file, or none;
+    or it serves no programs.
+    """
+    from agentrt.serving.langgraph.database import Address
+    from agentrt.serving.server import ServedProgram
+
+    given: str | None = options["journal"]
+    if given == "off" or not any(isinstance(one, ServedProgram) for one in served):
+        return None
+    kept = journal_options(options, drops=True)
+    address = Address.parse(options["database"])
+    if given is not None:
+        return JournalPlan(partial(SQLiteStore, Path(given)), kept)
+    if address.file is not None:
+        path = address.file.with_name(f"{address.file.stem}.journal{address.file.suffix}")
+        return JournalPlan(partial(SQLiteStore, path), kept)
+    return JournalPlan(partial(postgres_journal, address), kept)
+
+
+def postgres_journal(address: Address, *, makes: bool = True) -> Store:
+    """The journal in a PostgreSQL database; it ``makes`` what is not there, or only reads."""
+    try:
+        from agentrt.journal.postgres import PostgresStore
+        from agentrt.serving.langgraph.database import TIMEOUTS
+    except ImportError as error:
+        raise JournalError(f"journal {address}: {error}; install agentrt[postgres]") from error
+    return PostgresStore(address.url, str(address), TIMEOUTS, makes=makes)
+
+
 def journal_options(options: Mapping[str, Any], *, drops: bool = False) -> JournalOptions:
     """How a journal is kept."""
     return JournalOptions(
@@ -56,6 +94,22 @@ async def opened_journal(plan: JournalPlan | None) -> AsyncIterator[Journal | No
         return
     async with await Journal.open(plan.opened, plan.options) as journal:
         yield journal
+
+
+async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
+    """Whether the journal has the results of all these programs: they may need no engine.
+
+    Raises `JournalError` for a journal that has other programs of their type.
+    """
+    if journal is None:
+        return False
+    first, count = starts[0], len(starts)
+    if first.durable.id is not None:  # a fork, which goes on
+        return False
+    await journal.check(first.program.name, first.input)
+    read = partial(listed, limit=sys.maxsize, type=first.program.name, state=DONE)
+    done = {one.id for one in await journal.read(read)}
+    return done >= {f"{first.program.name}-{number}" for number in range(1, count + 1)}
 
 
 async def describe_engine(runtime: Runtime, scheduler: SchedulerConfig) -> None:

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
+from agentrt.cli.streams import counted
 from agentrt.graph import Node, NodeKind, NodeState
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState, state_of
@@ -68,7 +69,7 @@ class Queue:
         if call_id not in self.ahead:
             return f"running, {level}" if level else "running"
         before = self.ahead[call_id]
-        place = "next" if before == 0 else f"behind {before} call{'s' * (before > 1)}"
+        place = "next" if before == 0 else f"behind {counted(before, 'call')}"
         return f"waiting at {level}, {place}" if level else f"waiting, {place}"
 
 
@@ -116,8 +117,7 @@ def _headline(run: Run, now: float) -> Text:
     line = _line(run.id, "bold")
     line.append(f"  {_doing(run, now)}", STYLES[run.state])
     line.append(f"  {end - run.started_at:.1f} s")
-    calls = row.finished_calls + len(row.calls)
-    line.append(f"  {calls} call{'s' * (calls != 1)}")
+    line.append(f"  {counted(row.finished_calls + len(row.calls), 'call')}")
     line.append(f"  {row.usage.prompt_tokens} → {row.usage.output_tokens} tokens", "dim")
     if row.usage.preemptions:
         line.append(f"  {row.usage.preemptions} preempted", "dim")

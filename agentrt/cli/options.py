@@ -28,7 +28,14 @@ class RunOption(click.Option):
         self.group = group
 
 
-class RunCommand(click.Command):
+class GroupedCommand(click.Command):
+    """A command that lists its options under the headings of their groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_groups(self, ctx, formatter)
+
+
+class RunCommand(GroupedCommand):
     """A command whose arguments after ``--`` are not its own: ``engine_flags``."""
 
     TARGETS = "PROGRAM.py[:NAME]"
@@ -42,9 +49,6 @@ class RunCommand(click.Command):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [word for word in (self.TARGETS, "[OPTIONS]", "[-- VLLM_FLAGS]") if word]
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_groups(self, ctx, formatter)
 
 
 def write_groups(

@@ -12,20 +12,23 @@ from rich.console import Console
 
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import Job, Outcome
-from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, program_fault, summary
-from agentrt.cli.human import UnansweredError, as_line
+from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, place_of, program_fault, summary
+from agentrt.cli.human import UnansweredError
 from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.streams import reader_left, say, show
 from agentrt.cli.tables import print_report
 from agentrt.errors import (
+    CallRejectedError,
     ConfigError,
     EngineDiedError,
     JournalError,
     JournalWriteError,
     NotServedError,
     ProgramError,
+    UsageError,
 )
 from agentrt.graph import write
+from agentrt.journal.rendering import short
 from agentrt.runtime.run import Run, RunState
 
 _FAULTS_SHOWN = 3
@@ -72,8 +75,8 @@ def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
     for one in questions:
         who = one.program or "it"
         name = f" ({one.id})" if one.id else ""
-        line = f"{who} waits for a human in thread {one.thread}: {as_line(one.value, 200)}{name}"
-        say(line)
+        asked = short(str(one.value), 200)
+        say(f"{who} waits for a human in thread {one.thread}: {asked}{name}")
     for command in dict.fromkeys(one.answer_with for one in questions):
         say(f"go on with: {command}")
 
@@ -100,6 +103,8 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
         return f"error: {error}"
     if isinstance(error, NotServedError):
         return f"error: program {run.id}: {error}, or start it with --model"
+    if isinstance(error, UsageError | CallRejectedError):  # it says what is to be done
+        return f"error: program {run.id}: {error}{place_of(error)}"
     if isinstance(error, EngineDiedError):
         return f"error: {summary(error)} ({log.name_it()})"
     assert isinstance(error, Exception)
@@ -125,9 +130,7 @@ def _write_timeline(job: Job, runs: Sequence[Run]) -> None:
 
 
 def _code(losers: Sequence[Run]) -> int:
-    if any(
-        isinstance(run.error, UnansweredError | NotServedError | JournalError) for run in losers
-    ):
+    if any(isinstance(run.error, UsageError) for run in losers):
         return USAGE
     return FAILED if losers else 0
 

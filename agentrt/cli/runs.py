@@ -39,7 +39,12 @@ _dag = click.option(
 )
 
 
-@click.command(cls=LazyGroup, lazy=_COMMANDS)
+class _Runs(LazyGroup):
+    def hint(self, name: str) -> str:
+        return super().hint(name) or f"; did you mean 'agentrt runs ls {name}'?"
+
+
+@click.command(cls=_Runs, lazy=_COMMANDS)
 def runs() -> None:
     """Read the journals of 'agentrt run --journal FILE' and of 'agentrt serve', also
     while they are written. FILE may be the postgresql:// URL of a server's database.
@@ -56,7 +61,7 @@ def read_journal_at(name: str) -> Iterator[Store]:
     """The journal in a file or at a URL, to be read. Raises `JournalError`."""
     if is_url(name):
         try:
-            from agentrt.cli.server_journal import postgres_journal
+            from agentrt.cli.journals import postgres_journal
             from agentrt.serving.langgraph.database import Address
         except ImportError as error:
             raise JournalError(f"journal {name}: {error}; install agentrt[postgres]") from error

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.cli.engines import engine_options
-from agentrt.cli.journals import JournalPlan
+from agentrt.cli.journals import JournalPlan, server_journal
 from agentrt.cli.load import Found, GraphTarget, load_all, project_of
-from agentrt.cli.server_journal import server_journal
 from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools, read_triggers
 from agentrt.cli.traces import read_traces
 from agentrt.errors import ProgramLoadError

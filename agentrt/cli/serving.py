@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -56,7 +56,7 @@ def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
     if job.key_file is not None:
         keys = KeyRing(job.key_file, job.limits, notice=say)
     with opened_output(verbose=job.engine.verbose) as (log, screen, last_words):
-        serving = Serving(job, listener, keys, drain, screen, log, say)
+        serving = Serving(job, listener, keys, drain, screen, log)
         executor = make_executor(job.engine, fleet, screen.announce, restarts=True)
         if note := NOTES.get(fleet.kind):
             screen.announce(note)
@@ -77,7 +77,7 @@ def settle() -> None:
 
 @dataclass(slots=True)
 class Serving:
-    """A server that runs: its listener, what drains it, and where its words go."""
+    """A server that runs: its listener, what drains it, and where its start is shown."""
 
     job: ServeJob
     listener: Listener
@@ -85,7 +85,6 @@ class Serving:
     drain: Drain
     screen: Screen
     log: EngineLog
-    tell: Callable[[str], None]
 
     async def run(self, executor: Executor) -> None:
         """Start the engine, serve until a signal comes, finish, and stop the engine.
@@ -102,7 +101,7 @@ class Serving:
             is_shared=keys is not None,
             isolate=job.isolate,
         )
-        apis = [*load_apis(job.projects), triggers_api(job.triggers, self.tell)]
+        apis = [*load_apis(job.projects), triggers_api(job.triggers, say)]
         async with AsyncExitStack() as stack:
             served = await self._prepared(stack)
             journal = await stack.enter_async_context(opened_journal(job.journal))
@@ -110,7 +109,7 @@ class Serving:
                 admission,
                 job.traces,
                 ask_human=None,
-                tools=job.tools.transports(self.tell),
+                tools=job.tools.transports(say),
                 events=job.tools.events(),
                 seed=job.seed,
                 model_names=() if job.name is None else (job.name,),
@@ -132,10 +131,10 @@ class Serving:
         for path, found in keys.items():
             for one in found:
                 if one.served is False:
-                    self.tell(f"{path}: {one.what} is not supported: {one.why}")
+                    say(f"{path}: {one.what} is not supported: {one.why}")
         ready, findings = await prepared(job.served, stack, users=users)
         for one in findings:
-            self.tell(f"{one.what}: {one.why}")
+            say(f"{one.what}: {one.why}")
         return ready
 
     async def _run(
@@ -201,15 +200,15 @@ class Serving:
         tasks = [serving, stopping, gone]
 
         def drain(signal: str) -> None:
-            self.tell(f"{signal}: finishing what runs and taking nothing new; again to stop now")
+            say(f"{signal}: finishing what runs and taking nothing new; again to stop now")
             stop.set()
 
         try:
             with self.drain.possible(drain):
                 for front in fronts:
-                    self.tell(f"{front.names[0]}: {front.args.family}")
+                    say(f"{front.names[0]}: {front.args.family}")
                 settle()
-                self.tell(self._announcement(server))
+                say(self._announcement(server))
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
                     # Without an engine nothing is to be finished: only answers are on their way.

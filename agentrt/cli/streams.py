@@ -40,6 +40,11 @@ def printable(text: str) -> str:
     return _STEERING.sub("\ufffd", text)
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of a thing, such as ``1 call`` and ``2 calls``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def say(text: str) -> None:
     """A line on stderr, if there is somebody to read it."""
     with contextlib.suppress(OSError):

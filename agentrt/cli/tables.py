@@ -19,7 +19,9 @@ from rich.text import Text
 
 from agentrt.cli.execute import Outcome
 from agentrt.cli.live import STYLES
+from agentrt.cli.streams import counted
 from agentrt.graph import ExecutionDAG, Node, NodeKind
+from agentrt.journal.rendering import short
 from agentrt.runtime.run import Run, RunReport
 
 _EACH = 8
@@ -50,7 +52,7 @@ def print_report(outcome: Outcome, console: Console) -> None:
         console.print(path)
     if count := outcome.outside_calls:
         console.print(
-            f"{count} call{'s' * (count > 1)} came from outside every program (a thread pool of "
+            f"{counted(count, 'call')} came from outside every program (a thread pool of "
             f"their own?): their parents are unknown"
         )
     elif "langgraph.pregel" in sys.modules and not any(one.calls for one in reports):
@@ -161,9 +163,8 @@ def _critical_path(run: Run) -> Text | None:
 
 def _step(node: Node) -> str:
     scope = node.scope.rpartition("/")[2]
-    name = " ".join(node.name.split())
-    name = name if len(name) <= 24 else f"{name[:23]}…"
-    return f"{scope}/{name} {node.service_s:.2f} s" if scope else f"{name} {node.service_s:.2f} s"
+    name = "/".join(filter(None, (scope, short(node.name, 24))))
+    return f"{name} {node.service_s:.2f} s"
 
 
 # -- where the time went ----------------------------------------------------------------

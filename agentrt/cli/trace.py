@@ -30,7 +30,7 @@ def trace(file: str, out: Path, program: str | None) -> None:
     """
     from agentrt.cli.perfetto import write
     from agentrt.cli.runs import read_journal_at
-    from agentrt.cli.streams import say
+    from agentrt.cli.streams import counted, say
     from agentrt.cli.timeline import of_journal
     from agentrt.cli.values import check_output
 
@@ -38,5 +38,5 @@ def trace(file: str, out: Path, program: str | None) -> None:
     with read_journal_at(file) as store:
         found = of_journal(store, program)
     write(found, out)
-    nodes = sum(len(one.nodes) for one in found)
-    say(f"{out}: {len(found)} programs, {nodes} nodes; open it at https://ui.perfetto.dev")
+    nodes = counted(sum(len(one.nodes) for one in found), "node")
+    say(f"{out}: {counted(len(found), 'program')}, {nodes}; open it at https://ui.perfetto.dev")

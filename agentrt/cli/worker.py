@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from agentrt.cli.options import Options, broker_options, write_groups
+from agentrt.cli.options import GroupedCommand, Options, broker_options
 
 _EPILOG = """\b
 Examples:
@@ -24,14 +24,7 @@ one stops at once. docs/mqtt.md is for workers of another kind.
 _worker = Options("Worker")
 
 
-class WorkerCommand(click.Command):
-    """Its options are in groups."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_groups(self, ctx, formatter)
-
-
-@click.command(cls=WorkerCommand, epilog=_EPILOG)
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("targets", nargs=-1, required=True, metavar="TOOLS.py[:NAME,…]…")
 @broker_options
 @_worker.text(

@@ -140,10 +140,6 @@ class ExecutionDAG:
         """All nodes, by id: a live view, not to be changed."""
         return self._nodes
 
-    def parents(self, node_id: int) -> tuple[int, ...]:
-        """The ids of the nodes that had to end before this one, in rising order."""
-        return self.node(node_id).parents
-
     def waiting(self) -> list[Node]:
         """Nodes that were emitted and do not run, longest emitted first."""
         return list(self._waiting.values())

@@ -63,9 +63,6 @@ class Frontier:
             self._view = tuple(sorted(self._ids))
         return self._view
 
-    def __len__(self) -> int:
-        return len(self._ids if self._ids is not None else self.ids)
-
     def fork(self) -> Frontier:
         """The frontier of a child thread that starts now."""
         child = Frontier()

@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
 from agentrt.errors import JournalError
@@ -53,22 +53,6 @@ class JournalOptions:
     keep: int | None = None
     drops: bool = False
     reruns: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How a program is started. ``number`` counts those of its ``type``; ``code`` is a fingerprint
-    of its file.
-    """
-
-    type: str
-    input: Any = None
-    number: int = 0
-    tenant: str = "default"
-    session: str | None = None
-    seed: int = 0
-    code: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 class Journal:
@@ -180,34 +164,21 @@ class Journal:
             self.put(end.marked(), unparked(program_id))
             await self.written()
 
-    async def program(self, program_id: str, terms: Terms) -> ProgramRecord:
-        """The record of a program that begins, or goes on. Raises `JournalError`."""
-        known = await self.programs("id = ?", (program_id,))
+    async def program(self, row: RecordedProgram, given: Any) -> ProgramRecord:
+        """The record of a program that begins, or goes on, with this input; how it is kept is added
+        to its ``row``. Raises `JournalError`.
+        """
+        text, known = self._text(given), await self.programs("id = ?", (row.id,))
         if not known:
-            self.put(self._row(program_id, terms))
-            return ProgramRecord(program_id, self, Past({}))
-        self._check(known[0], self._text(terms.input))
-        changed = "" if known[0].code == terms.code else "; its file has changed since"
-        return ProgramRecord(program_id, self, await self._past(program_id), changed)
+            kept = text if self.content == "full" else ""
+            self.put(row._replace(content=self.content, input=kept, started=time.time()))
+            return ProgramRecord(row.id, self, Past({}))
+        self._check(known[0], text)
+        changed = "" if known[0].code == row.code else "; its file has changed since"
+        return ProgramRecord(row.id, self, await self._past(row.id), changed)
 
     async def _past(self, program_id: str) -> Past:
         return Past(await asyncio.to_thread(read_nodes, self._store, program_id))
-
-    def _row(self, program_id: str, terms: Terms) -> RecordedProgram:
-        full = self.content == "full"
-        return RecordedProgram(
-            program_id,
-            terms.number,
-            terms.type,
-            terms.tenant,
-            terms.session,
-            terms.seed,
-            terms.code,
-            self.content,
-            self._text(terms.input) if full else "",
-            json.dumps(terms.options),
-            time.time(),
-        )
 
     def _check(self, row: RecordedProgram, given: str) -> None:
         if row.content != "full":

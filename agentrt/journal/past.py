@@ -72,10 +72,6 @@ class Past:
         """The node that is recorded there. It is given once."""
         return self._nodes.pop(place, None)
 
-    def has(self, place: str) -> bool:
-        """Whether a node is recorded there."""
-        return place in self._nodes
-
     def is_behind(self, path: str, nodes: int, forks: int) -> bool:
         """Whether the code of a task had come further: it is at so many nodes and tasks of its
         own now.

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from orjson import Fragment
 
@@ -36,6 +36,10 @@ from agentrt.journal.schema import (
     unparked,
 )
 
+if TYPE_CHECKING:
+    from agentrt.journal.journal import Journal
+    from agentrt.tracking.place import Place
+
 _NEVER = (UsageError, JournalWriteError, DivergenceError)
 """What is no answer, but a mistake to be mended: the node is asked again."""
 _LONGEST_NAME = 200
@@ -45,75 +49,49 @@ _FAULTS = (EngineError, ToolLostError)
 """What ends a program without its doing: recorded only once the program has gone on."""
 
 
-class Sink(Protocol):
-    """Where a record is written."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def uid(self) -> str: ...
-
-    @property
-    def content(self) -> str: ...
-
-    @property
-    def reruns(self) -> bool: ...
-
-    def put(self, row: Change) -> None: ...
-
-    async def written(self) -> None: ...
-
-
-class PlaceLike(Protocol):
-    """Where code is in its program: see `agentrt.tracking.place.Place`."""
-
-    path: str
-    nodes: int
-    forks: int
-    during: str
-
-
 class ProgramRecord:
     """What is recorded of the program ``id``: its ``past``, and what is added.
 
     ``stopping`` tells whether it is being stopped from outside, by a signal or a limit: what its
     code does then belongs to no run of it that goes on. ``rests`` are the nodes that wait for a
     human or a time, by their tasks; one that ``listens`` has subscribed to events. Once it is
-    ``parked``, its code comes to no node any more.
+    ``parked``, its code comes to no node any more. It has ``diverged`` also if its code has caught
+    that.
     """
 
-    def __init__(self, program_id: str, sink: Sink, past: Past, code_changed: str = "") -> None:
+    def __init__(
+        self, program_id: str, journal: Journal, past: Past, code_changed: str = ""
+    ) -> None:
         self.id = program_id
         self.past = past
         self.stopping: Callable[[], bool] = lambda: False
         self.places: dict[int, str] = {}  # of nodes, by their ids in the DAG
         self.rests: dict[asyncio.Task[Any] | None, Rest] = {}
         self.listens = self.parked = False
-        self._sink = sink
+        self._journal = journal
         self._ended = past.turns.last + 1
         self._held: list[EndRow] = []
         self._streams: set[str] = set()  # those that were made now, and not found
         self._patches: dict[str, bool] = {}
         self._forgotten: set[str] = set()  # places that the code has left, to run anew from there
         self._code_changed = code_changed
-        self._diverged: DivergenceError | None = None
+        self.diverged: DivergenceError | None = None
         root = past.root
         self._attempt = 1 if root is None else root.start.attempt + 1
         self._unsaid: StartRow | None = None
 
     def key_of(self, place: str) -> str:
         """The key of a node's work: the same, however often it is begun."""
-        return digest_of(self._sink.uid, self.id, place)
+        return digest_of(self._journal.uid, self.id, place)
 
     # -- nodes -------------------------------------------------------------------------
 
-    def enter(self, at: PlaceLike, kind: str, name: str, scope: str, asked: Any) -> NodeRecord:
+    def enter(self, at: Place, kind: str, name: str, scope: str, asked: Any) -> NodeRecord:
         """The code at ``at`` comes to a node. Raises `DivergenceError` if another one is recorded
         there.
         """
-        if self._diverged is not None:
-            raise self._diverged
+        if self.diverged is not None:
+            raise self.diverged
         if self.parked:  # what is in a ``finally`` is for the end of the program
             raise asyncio.CancelledError
         number, at.nodes = at.nodes, at.nodes + 1
@@ -129,7 +107,7 @@ class ProgramRecord:
             self._diverge(at, number, past, f"{kind} {name}", text)
             past = None
         name = _plain(name)
-        full, kept = self._sink.content == "full", self._sink.content != "none"
+        full, kept = self._journal.content == "full", self._journal.content != "none"
         start = StartRow(
             self.id,
             place,
@@ -144,21 +122,21 @@ class ProgramRecord:
         )
         return NodeRecord(self, start, past)
 
-    def _diverge(self, at: PlaceLike, number: int, past: PastNode, what: str, asked: str) -> None:
+    def _diverge(self, at: Place, number: int, past: PastNode, what: str, asked: str) -> None:
         """Another node is recorded: forget it and what came after it, or raise."""
         start = past.start
-        if not (self._sink.reruns or start.during in self._streams):
+        if not (self._journal.reruns or start.during in self._streams):
             recorded = f"{start.kind} {start.name}"
             words = f"{recorded!r} is recorded there, and the code now asks for {what!r}"
             if recorded == what:
                 words = f"of {what!r}, {difference(start.asked, asked)}"
-            self._diverged = DivergenceError(
+            self.diverged = DivergenceError(
                 f"program {self.id} diverged from its journal at node {start.node} (in "
                 f"{start.scope}): {words}{self._code_changed}. Give it back what it had; or mark "
                 "the change, by ctx.patched(NAME); or run all from there anew, by "
                 "--on-divergence rerun"
             )
-            raise self._diverged
+            raise self.diverged
         if past.end is not None:
             self.past.turns.answered(past.end.place)
         gone = (start.node, *self.past.forget_after(at.path, number, at.forks))
@@ -166,9 +144,9 @@ class ProgramRecord:
         for place in gone:
             for table in ("agentrt_starts", "agentrt_ends"):
                 statement = f"DELETE FROM {table} WHERE program = ? AND node = ?"
-                self._put(Statement(statement, (self.id, place)))
+                self.put(Statement(statement, (self.id, place)))
 
-    def patched(self, at: PlaceLike, name: str, scope: str) -> bool:
+    def patched(self, at: Place, name: str, scope: str) -> bool:
         """Whether the code from here on is that after the change ``name``: not where a program
         goes on that was recorded beyond here without it.
         """
@@ -181,7 +159,7 @@ class ProgramRecord:
                 start = StartRow(
                     self.id, place, 1, "patch", name, scope, "", "", at.during, time.time()
                 )
-                self.add(start)
+                self.put(start)
                 self._end(start, DONE, "true")
         return self._patches[place]
 
@@ -201,9 +179,9 @@ class ProgramRecord:
         if self.past.root is not None and self.past.root.state == DONE:
             self._unsaid = self._start
             return
-        self.add(self._start)
+        self.put(self._start)
         if self._attempt > 1:
-            self._put(unparked(self.id))
+            self.put(unparked(self.id))
 
     @property
     def has_result(self) -> bool:
@@ -223,32 +201,24 @@ class ProgramRecord:
         told = None if self.past.root is None else self.past.root.end
         if self._unsaid is None or told is None or outcome != (told.state, told.outcome):
             self._end(self._start, *outcome)
-        await self._sink.written()
+        await self._journal.written()
 
     def asks_no_more(self, key: str) -> bool:
         """Whether the code has left the node of that key, and runs as if it had never been."""
-        return self._diverged is not None or key in map(self.key_of, self._forgotten)
-
-    @property
-    def diverged(self) -> DivergenceError | None:
-        """What it had come to, also if its code has caught that."""
-        return self._diverged
+        return self.diverged is not None or key in map(self.key_of, self._forgotten)
 
     # -- rows --------------------------------------------------------------------------
 
-    def add(self, start: StartRow) -> None:
-        """A node begins."""
-        self._put(start)
-
-    def _put(self, change: Change) -> None:
+    def put(self, change: Change) -> None:
+        """Write a row with the next that is waited for."""
         if self._unsaid is not None:
             begun, self._unsaid = self._unsaid, None
-            self._sink.put(begun)
-        self._sink.put(change)
+            self._journal.put(begun)
+        self._journal.put(change)
 
     def outcome(self, value: Any, state: str, said: Said | None = None) -> tuple[str, str]:
         """A node's state and its outcome, as far as that can be kept."""
-        if self._sink.content != "full":
+        if self._journal.content != "full":
             return state, ""
         try:
             return state, dumps(value, said)
@@ -261,7 +231,7 @@ class ProgramRecord:
     def _end(
         self, start: StartRow, state: str, outcome: str, more: Sequence[str] = ("", "")
     ) -> None:
-        self._put(self._row(start, state, outcome, *more))
+        self.put(self._row(start, state, outcome, *more))
 
     def _row(
         self, start: StartRow, state: str, outcome: str, account: str = "", parents: str = ""
@@ -294,18 +264,18 @@ class ProgramRecord:
         if isinstance(error, _FAULTS):
             self._held.append(row)
             return False
-        self._put(row)
+        self.put(row)
         return True
 
     def _flush(self) -> None:
         """The program has gone on: what it was told has become a part of its past."""
         for row in self._held:
-            self._put(row)
+            self.put(row)
         self._held.clear()
 
     async def written(self) -> None:
         """Wait until it is on the disk. Raises `JournalWriteError`."""
-        await self._sink.written()
+        await self._journal.written()
 
     def value_of(self, past: PastNode) -> Any:
         """What a node had answered: a value or an error. Raises `JournalError`."""
@@ -314,7 +284,7 @@ class ProgramRecord:
             return loads(past.end.outcome)
         except UnkeptError as error:
             raise JournalError(
-                f"journal {self._sink.name}: node {past.start.node} of {self.id} cannot be read "
+                f"journal {self._journal.name}: node {past.start.node} of {self.id} cannot be read "
                 f"again: {error}; give the program back what it had then"
             ) from error
 
@@ -352,7 +322,7 @@ class NodeRecord:
             self.turn_s = now - before.started if self.turn_s is None else 0.0
             row = *before[:2], before.attempt + 1, *before[3:-1], now
             self.start = StartRow._make(row)
-            self.program.add(self.start)
+            self.program.put(self.start)
 
     async def begin_now(self) -> None:
         """The same for work that must not begin before that is on the disk."""

@@ -6,16 +6,14 @@ import json
 import re
 from typing import Any
 
-from agentrt.graph import ExecutionDAG, NodeKind
+from agentrt.graph import ExecutionDAG
 from agentrt.journal.codec import loads
 from agentrt.journal.misses import texts_of
 from agentrt.journal.past import PastNode
 from agentrt.journal.reading import REPLY, History
-from agentrt.journal.schema import FAILED
+from agentrt.journal.schema import FAILED, KINDS
 
 _SHORT = 40
-KINDS = {**{str(kind): kind for kind in NodeKind}, "sleep": NodeKind.EVENT}
-"""What a node of a DAG is, by what the journal calls it; others are not drawn."""
 _JSON = ("input", "options", "asked", "outcome", "account")
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from zlib import crc32
 
+from agentrt.graph import NodeKind
+
 VERSION = 2
 APPLICATION = 0x61727401
 """SQLite's ``application_id`` of a journal."""
@@ -15,6 +17,8 @@ OPEN, DONE, FAILED, CANCELLED, LOST = "open", "done", "failed", "cancelled", "lo
 """States of a node. One that is ``lost`` has ended with a value that could not be kept."""
 ROOT = "0"
 """The program itself, as a node."""
+KINDS = {**{str(kind): kind for kind in NodeKind}, "sleep": NodeKind.EVENT}
+"""What a node of a DAG is, by what the journal calls it; others are not drawn."""
 FORKED = 0
 """The number of a program that was forked from another: it counts with none of its type."""
 
@@ -32,10 +36,10 @@ class RecordedProgram(NamedTuple):
     session: str | None
     seed: int
     code: str
-    content: str
-    input: str
-    options: str
-    started: float
+    content: str = ""
+    input: str = ""
+    options: str = "{}"
+    started: float = 0.0
 
 
 class StartRow(NamedTuple):

@@ -17,7 +17,7 @@ class Writer:
     """Writes rows in the order in which they came. All methods belong to one event loop.
 
     The thread has one batch at a time: all that was put until the loop had done what was ready.
-    Once a write has failed, so does every later one: a journal has no gaps.
+    Once a write has failed (``error``), so does every later one: a journal has no gaps.
     """
 
     def __init__(self, store: Store) -> None:
@@ -26,7 +26,7 @@ class Writer:
         self._rows: list[Change] = []
         self._waiting: Waiting = []
         self._busy = False
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self._batches: SimpleQueue[tuple[list[Change], Waiting] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="agentrt/journal", daemon=True)
         self._thread.start()
@@ -37,19 +37,14 @@ class Writer:
 
     async def written(self) -> None:
         """Wait until all that was put is on the disk. Raises `JournalWriteError`."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         done = self._loop.create_future()
         self._waiting.append(done)
         if not self._busy:
             self._busy = True
             self._loop.call_soon(self._send)
         await done
-
-    @property
-    def error(self) -> Exception | None:
-        """Why nothing is written any more."""
-        return self._error
 
     async def close(self) -> None:
         """Write what is left, end the thread, and close the store. Idempotent."""
@@ -64,7 +59,7 @@ class Writer:
         self._batches.put((rows, waiting))
 
     def _wrote(self, waiting: Waiting, error: Exception | None) -> None:
-        self._error = error
+        self.error = error
         for one in waiting:
             if one.done():  # who waited was cancelled
                 continue

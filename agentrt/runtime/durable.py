@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentrt import tracking
-from agentrt.journal import Journal, Terms
+from agentrt.journal import Journal
 from agentrt.journal.codec import digest_of
+from agentrt.journal.schema import RecordedProgram
 from agentrt.program import Program
 from agentrt.runtime.run import Run
 from agentrt.tracking.place import Place
@@ -38,18 +40,18 @@ async def begin(
     task, scope = run.task, tracking.current_scope()
     assert task is not None
     assert scope is not None
-    terms = Terms(
-        run.type,
-        input,
+    row = RecordedProgram(
+        id=run.id,
         number=int(run.id.rpartition("-")[2]),
+        type=run.type,
         tenant=run.row.tenant,
         session=run.row.session,
         seed=seed,
         code=code_of(program),
-        options=dict(durable.options),
+        options=json.dumps(dict(durable.options)),
     )
     with tracking.outside():
-        record = await journal.program(run.id, terms)
+        record = await journal.program(row, input)
     record.stopping = lambda: task.cancelling() > 0
     record.begin(run.type)
     run.record, scope.place = record, Place()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, ConfigError
@@ -18,13 +18,11 @@ from agentrt.interrupts.events import Event, Feed
 from agentrt.interrupts.local import ThreadTransport
 from agentrt.interrupts.questions import Question
 from agentrt.request import Reply
-from agentrt.runtime.checkpoints import Checkpoint
 from agentrt.runtime.registry import RunRegistry, registry_of
 from agentrt.runtime.run import Run
 from agentrt.runtime.services import Services
 from agentrt.tracking.scope import Scope
 
-T = TypeVar("T")
 _MARK = uuid.uuid4().hex
 _KEYS = itertools.count()
 
@@ -93,16 +91,6 @@ class InterruptEmitter:
             tenant = self._run.row.tenant
             return await self.services.toolbox.tools(*transports, tenant=tenant)
 
-    async def human(
-        self,
-        text: str,
-        form: AnswerForm,
-        timeout: float | None,
-        after: Iterable[Reply],
-    ) -> Any:
-        """Ask a human. Raises as `Questions.ask` does."""
-        return await self.ask(self.own_scope(text), text, form, timeout, after)
-
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
         """The next event. Raises as `Feed.next` does."""
         run, services = self._run, self.services
@@ -122,22 +110,6 @@ class InterruptEmitter:
         scope = self.own_scope("sleep")
         with self._interrupted(NodeKind.EVENT, "sleep", scope, after, interrupt):
             await asyncio.sleep(seconds)
-
-    def value(self, name: str, make: Callable[[], T]) -> T:
-        """What code finds out about the world at once, such as the time."""
-        return make()
-
-    def patched(self, name: str) -> bool:
-        """Whether the code is that after the change ``name``."""
-        return True
-
-    def checkpoint(self) -> Callable[[T], T]:
-        """What keeps the state of a loop."""
-        return Checkpoint(self._run, None, lambda kind, name, asked, make: make())
-
-    def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
-        """A coroutine that does ``work``, the node function ``name`` with what it was given."""
-        return work
 
     async def ask(
         self,

@@ -54,8 +54,6 @@ class JournaledEmitter(NodeEmitter):
 
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
         node = self.enter_node("call", "llm", request)
-        if node is None:
-            return await super().call(request, after)
         reply: Reply = await self.through(node, after, partial(super().call, request, after))
         return reply
 
@@ -114,23 +112,22 @@ class JournaledEmitter(NodeEmitter):
         return await self.through(node, after, run, begins=False, again=again)
 
     async def find_tool(self, name: str) -> Tool:
-        node = self.enter_node("tools", name, {"find": name})
+        node, find = self.enter_node("tools", name, {"find": name}), super().find_tool
         if node is None:
-            return await super().find_tool(name)
+            return await find(name)
 
         async def found() -> Any:
-            return kept_tool(await super(JournaledEmitter, self).find_tool(name))
+            return kept_tool(await find(name))
 
         return read_tool(await self.through(node, (), found), self.services.toolbox)
 
     async def tools(self, *transports: str) -> list[Tool]:
-        node = self.enter_node("tools", "tools", {"of": list(transports)})
+        node, offered = self.enter_node("tools", "tools", {"of": list(transports)}), super().tools
         if node is None:
-            return await super().tools(*transports)
+            return await offered(*transports)
 
         async def listed() -> Any:
-            offered = await super(JournaledEmitter, self).tools(*transports)
-            return [kept_tool(one) for one in offered]
+            return [kept_tool(one) for one in await offered(*transports)]
 
         kept = await self.through(node, (), listed)
         return [read_tool(one, self.services.toolbox) for one in kept]
@@ -140,38 +137,34 @@ class JournaledEmitter(NodeEmitter):
     ) -> Any:
         # Its text is content, and no name that a journal without content may have.
         node = self.enter_node("human", "human", {"question": text, "schema": form.schema})
-        if node is None:
-            return await super().human(text, form, timeout, after)
 
         def ask(left: float | None) -> Awaitable[Any]:
             # Who has seen the question before a restart can answer it after that.
-            return self.ask(self.own_scope(text), text, form, left, after, node.key)
+            key = None if node is None else node.key
+            return self.ask(self.own_scope(text), text, form, left, after, key)
 
-        node.label = text
+        if node is not None:
+            node.label = text
         return await self._in_time(node, after, ask, timeout)
 
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
         node = self.enter_node("event", feed.topic, {"topic": feed.topic})
-        if node is None:
-            return await super().event(feed, timeout, after)
         wait = super().event
 
         def listen(left: float | None) -> Awaitable[Event]:
-            node.program.listens = True
+            if node is not None:
+                node.program.listens = True
             return wait(feed, left, after)
 
         return await self._in_time(node, after, listen, timeout, rests=False)
 
     async def sleep(self, seconds: float, after: Iterable[Reply]) -> None:
-        node = self.enter_node("sleep", "sleep", {"seconds": seconds})
-        if node is None:
-            return await super().sleep(seconds, after)
-        rest = super().sleep
+        node, rest = self.enter_node("sleep", "sleep", {"seconds": seconds}), super().sleep
         return await self._in_time(node, after, lambda left: rest(left or 0.0, after), seconds)
 
     async def _in_time(
         self,
-        node: NodeRecord,
+        node: NodeRecord | None,
         after: Iterable[Reply],
         work: Callable[[float | None], Awaitable[T]],
         limit: float | None,
@@ -181,6 +174,8 @@ class JournaledEmitter(NodeEmitter):
         """Do ``work`` with the time that is left of ``limit`` (seconds) since its first attempt.
         One that ``rests`` may be parked meanwhile.
         """
+        if node is None:
+            return await work(limit)
         left = limit
         if limit is not None and node.past is not None:
             left = max(0.0, node.first + limit - time.time())
@@ -208,7 +203,7 @@ class JournaledEmitter(NodeEmitter):
     def patched(self, name: str) -> bool:
         record, scope = self._run.record, self.own_scope("patched")
         if record is None or scope.place is None:
-            return super().patched(name)
+            return True
         return record.patched(scope.place, name, scope.path)
 
     def checkpoint(self) -> Callable[[T], T]:

@@ -13,7 +13,7 @@ from agentrt.errors import DivergenceError, ToolLostError
 from agentrt.executors.base import Chunk
 from agentrt.graph import NodeKind
 from agentrt.journal.record import NodeRecord
-from agentrt.journal.schema import CANCELLED, FAILED, LOST, OPEN
+from agentrt.journal.schema import CANCELLED, FAILED, KINDS, LOST, OPEN
 from agentrt.request import CallReport, Reply
 from agentrt.runtime.emitter import RunEmitter
 from agentrt.runtime.interrupts import node_of
@@ -24,14 +24,6 @@ T = TypeVar("T")
 _AGAIN: Any = object()
 """The node is recorded, but has no answer: it is to be asked again."""
 _LATER_S = 1.0
-_KINDS = {
-    "call": NodeKind.CALL,
-    "tool": NodeKind.TOOL,
-    "human": NodeKind.HUMAN,
-    "event": NodeKind.EVENT,
-    "sleep": NodeKind.EVENT,
-}
-"""What is a node of the DAG, too."""
 
 
 class NodeEmitter(RunEmitter):
@@ -49,7 +41,7 @@ class NodeEmitter(RunEmitter):
 
     async def through(
         self,
-        node: NodeRecord,
+        node: NodeRecord | None,
         after: Iterable[Reply],
         work: Callable[[], Awaitable[Any]],
         *,
@@ -58,7 +50,10 @@ class NodeEmitter(RunEmitter):
     ) -> Any:
         """The recorded answer of a node, or that of ``work``, recorded; it ``begins`` here, or by
         itself. Where it was under way, and must not be done ``again``, raises `ToolLostError`.
+        Without a node it is the work alone.
         """
+        if node is None:
+            return await work()
         if node.past is not None:
             found = await self._recalled(node, after, again=again)
             if found is not _AGAIN:
@@ -166,7 +161,7 @@ class NodeEmitter(RunEmitter):
     def _add_to_dag(
         self, node: NodeRecord, after: Iterable[Reply], value: Any, error: Exception | None
     ) -> Any:
-        kind = _KINDS.get(node.start.kind)
+        kind = KINDS.get(node.start.kind)
         if kind is None:
             return value
         report = None

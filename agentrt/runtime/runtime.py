@@ -26,7 +26,6 @@ from agentrt.interrupts.toolbox import Toolbox
 from agentrt.journal import Journal
 from agentrt.program import Context, Program
 from agentrt.runtime.durable import Durable, begin
-from agentrt.runtime.emitter import RunEmitter
 from agentrt.runtime.events import Event, ProgramEnded, notification_of
 from agentrt.runtime.journaled import JournaledEmitter
 from agentrt.runtime.registry import Listener, RunRegistry, registry_of
@@ -81,6 +80,8 @@ class Runtime:
         self._ends: set[asyncio.Task[None]] = set()
         self._enter = enter
         self._names: Sequence[str] = model_names
+        self._progress: Progress = _unread
+        self.has_engine = False
         self._frontend: asyncio.Task[Frontend] | None = None
         self.toolbox = Toolbox(tools)
         self.questions = Questions(self.registry.clock, ask_human)
@@ -106,8 +107,11 @@ class Runtime:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def open(self, progress: Progress = _unread) -> None:
-        """Start the engine. Raises what `Executor.start` raises."""
+    async def open(self, progress: Progress = _unread, *, with_engine: bool = True) -> None:
+        """Start the engine; if not ``with_engine``, only when the first call needs it. Raises what
+        `Executor.start` raises.
+        """
+        self._progress = progress
         self._loop = asyncio.get_running_loop()
         tracking.install(self._loop)
         self._open = True
@@ -116,10 +120,15 @@ class Runtime:
             with tracking.outside():
                 await self.toolbox.open()
                 await self.events.open()
-            await self.executor.start(progress)
+            if with_engine:
+                await self._start_engine()
         except BaseException:
             await self.close()
             raise
+
+    async def _start_engine(self) -> None:
+        await self.executor.start(self._progress)
+        self.has_engine = True
 
     async def close(self) -> None:
         """Cancel what still runs, then stop the engine. Idempotent."""
@@ -148,7 +157,7 @@ class Runtime:
         """
         if self._frontend is None:
             with tracking.outside():
-                opening = open_frontend(self.executor, self._names)
+                opening = self._open_frontend()
                 self._frontend = asyncio.create_task(opening, name="agentrt/frontend")
         opening_task = self._frontend
         try:
@@ -157,6 +166,11 @@ class Runtime:
             if self._frontend is opening_task:  # and no later call tries again already
                 self._frontend = None
             raise
+
+    async def _open_frontend(self) -> Frontend:
+        if not self.has_engine:
+            await self._start_engine()
+        return await open_frontend(self.executor, self._names)
 
     @property
     def opened_frontend(self) -> Frontend | None:
@@ -183,7 +197,7 @@ class Runtime:
         """The runtime's clock, in seconds."""
         return self.registry.clock()
 
-    def emitter(self, run: Run) -> RunEmitter:
+    def emitter(self, run: Run) -> JournaledEmitter:
         """What emits the calls of ``run``; to be used on the runtime's loop.
 
         A run without a task is a client program, whose code another framework runs: the engine
@@ -305,8 +319,9 @@ class Runtime:
     async def _forget(self, run: Run) -> None:
         await self._cancel_client_calls(run.id)
         totals = None if run.parked else ProgramTotals.of(run.row)
-        with contextlib.suppress(AgentrtError):
-            await self.executor.end_program(run.id, totals)
+        if self.has_engine:
+            with contextlib.suppress(AgentrtError):
+                await self.executor.end_program(run.id, totals)
 
     def _saw(self, event: Event) -> None:
         """On any thread: tell the engine of a client program's end, and of tools and humans."""

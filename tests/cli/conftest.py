@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, Reply
 
+ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
 Invoke = Callable[..., int]
 
@@ -43,6 +46,19 @@ class Ran:
 
 Run = Callable[..., Ran]
 Refused = Callable[..., None]
+
+
+def python(*args: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Another process of Python, which has ended, and what it wrote."""
+    return subprocess.run(
+        [sys.executable, *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 class EchoEngine(Executor):
@@ -104,12 +120,23 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 
 @pytest.fixture
-def run_program(write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> Run:
+def command(invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs any command, as `invoke` does, and has what it wrote."""
+
+    def run(*args: object) -> Ran:
+        capfd.readouterr()
+        code = invoke(*args)
+        return Ran(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def run_program(write: Write, command: Run) -> Run:
     """Runs the program of this source, by `agentrt run`; ``name`` picks one of several."""
 
     def run(source: str, *options: object, name: str = "") -> Ran:
-        code = invoke("run", f"{write(source)}{name}", *options)
-        return Ran(code, *capfd.readouterr())
+        return command("run", f"{write(source)}{name}", *options)
 
     return run
 
@@ -120,19 +147,12 @@ def refused(invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> Refused:
 
     def run(*args: object, says: Iterable[str]) -> None:
         capsys.readouterr()
-        check(capsys, invoke(*args), *says)
+        code = invoke(*args)
+        out, err = capsys.readouterr()
+        assert (code, out) == (2, ""), err
+        [line] = err.splitlines()
+        assert line.startswith("error: ")
+        for word in says:
+            assert word in line
 
     return run
-
-
-def check(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> None:
-    """The command was refused: exit code 2, and one line on stderr with these words."""
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    lines = err.splitlines()
-    assert len(lines) == 1, err
-    assert lines[0].startswith("error: ")
-    assert code == 2
-    for word in words:
-        assert word in lines[0]

@@ -250,6 +250,19 @@ def test_a_program_that_raises_is_told_in_its_own_code(write: Write, run_program
     assert "error: program bad-1 failed: ExceptionGroup" in ran.err
 
 
+def test_what_a_program_cannot_have_here_is_told_in_one_line(
+    write: Write, run_program: Run
+) -> None:
+    """Be it its own mistake, or that this engine cannot do it."""
+    waits = "@program\nasync def p(ctx):\n    await ctx.event('plant/#')\n"
+    forms = "@program\nasync def p(ctx):\n    await ctx.llm('x', schema={'type': 'object'})\n"
+    for source, kind, code in ((waits, "vllm", 2), (forms, "simulated", 1)):
+        ran = run_program(source, "--engine", kind)
+        assert (ran.code, "Traceback" in ran.err) == (code, False)
+        assert ran.said.startswith("error: program p-1: ")
+        assert ran.said.endswith(f" ({write(source)}:4)")
+
+
 def test_below_a_programs_own_trace_causes_are_told_without_foreign_frames(
     run_program: Run,
 ) -> None:

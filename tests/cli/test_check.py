@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Refused, Run
 from tests.cli.graphs import ECHO
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -52,9 +52,7 @@ def rows(out: str) -> dict[str, str]:
     return {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines()[1:]}
 
 
-def test_all_of_a_deployment_is_served(
-    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_of_a_deployment_is_served(tmp_path: Path, command: Run) -> None:
     path = project(
         tmp_path,
         dependencies=[".", "langgraph>=1", "tea-pot; python_version < '3'", "git+file:///tea"],
@@ -64,8 +62,9 @@ def test_all_of_a_deployment_is_served(
         http={"cors": {"allow_origins": ["*"]}, "app": None},
         webhooks={"url": {"allowed_domains": ["hooks.example.com"]}},
     )
-    assert invoke("serve", "--check", path) == 0
-    assert rows(capsys.readouterr().out) == {
+    ran = command("serve", "--check", path)
+    assert ran.code == 0
+    assert rows(ran.out) == {
         "graphs.graph": "yes",
         "graphs.good": "yes",
         "dependencies": "yes",
@@ -76,9 +75,7 @@ def test_all_of_a_deployment_is_served(
     }
 
 
-def test_what_is_not_served_is_said(
-    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_served_is_said(tmp_path: Path, command: Run) -> None:
     path = project(
         tmp_path,
         graphs={**graphs("broken", "wants", "nothing"), "js": "./agent.ts:graph"},
@@ -88,8 +85,9 @@ def test_what_is_not_served_is_said(
         webhooks={"url": {"allowed_domains": "hooks.example.com"}},
         teapot=True,
     )
-    assert invoke("serve", "--check", path) == 1
-    found = rows(capsys.readouterr().out)
+    ran = command("serve", "--check", path)
+    assert ran.code == 1
+    found = rows(ran.out)
     says = {
         "graphs.broken": "raised OSError: no kettle",
         "graphs.wants": "needs kettle",
@@ -109,9 +107,7 @@ def test_what_is_not_served_is_said(
         assert words in found[name]
 
 
-def test_what_must_be_around_the_graphs_is_looked_for(
-    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_must_be_around_the_graphs_is_looked_for(tmp_path: Path, command: Run) -> None:
     path = project(
         tmp_path,
         graphs=graphs("graph"),
@@ -121,8 +117,9 @@ def test_what_must_be_around_the_graphs_is_looked_for(
         webhooks=[1],
         checkpointer={"ttl": 5},
     )
-    assert invoke("serve", "--check", path) == 1
-    found = rows(capsys.readouterr().out)
+    ran = command("serve", "--check", path)
+    assert ran.code == 1
+    found = rows(ran.out)
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert found["dependencies"] == "no not installed here: tea-pot>=1, langgraph<0.1"
     assert found["python_version"] == f"- not read: this is Python {ours}"
@@ -131,46 +128,39 @@ def test_what_must_be_around_the_graphs_is_looked_for(
     assert found["checkpointer.ttl"].endswith("ttl: Input should be a valid dictionary")
 
 
-def test_a_factory_that_needs_more_of_a_run_is_served(
-    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_factory_that_needs_more_of_a_run_is_served(tmp_path: Path, command: Run) -> None:
     path = project(tmp_path, graphs=graphs("needy"))
-    assert invoke("serve", "--check", path) == 0
-    says = rows(capsys.readouterr().out)["graphs.needy"]
-    assert says == "yes its function fails for a run whose config or context has no cups"
+    ran = command("serve", "--check", path)
+    says = "yes its function fails for a run whose config or context has no cups"
+    assert (ran.code, rows(ran.out)) == (0, {"graphs.needy": says})
 
 
 @pytest.mark.parametrize("hooks", [True, False])
-def test_a_factory_that_needs_a_user_needs_hooks(
-    tmp_path: Path, invoke: Invoke, hooks: bool
-) -> None:
+def test_a_factory_that_needs_a_user_needs_hooks(hooks: bool, tmp_path: Path, command: Run) -> None:
     auth = {"auth": {"path": "./agent.py:auth"}} if hooks else {}
     path = project(tmp_path, graphs=graphs("of_users"), **auth)
-    assert invoke("serve", "--check", path) == (0 if hooks else 1)
+    assert command("serve", "--check", path).code == (0 if hooks else 1)
 
 
-def test_one_graph_or_program_is_checked(
-    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_graph_or_program_is_checked(tmp_path: Path, command: Run) -> None:
     path = project(tmp_path, graphs=graphs("graph", "broken"))
-    assert invoke("serve", "--check", f"{path}:graph") == 0
-    assert list(rows(capsys.readouterr().out)) == ["graphs.graph"]
-    assert invoke("serve", "--check", str(tmp_path / "agent.py")) == 0
+    ran = command("serve", "--check", f"{path}:graph")
+    assert (ran.code, list(rows(ran.out))) == (0, ["graphs.graph"])
+    assert command("serve", "--check", tmp_path / "agent.py").code == 0
 
 
-def test_something_is_to_be_checked(invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke("serve", "--check") == 2
-    assert "name what is to be served" in capsys.readouterr().err
+def test_something_is_to_be_checked(refused: Refused) -> None:
+    refused("serve", "--check", says=["name what is to be served"])
 
 
 @pytest.mark.parametrize("name", ["broken", "wants"])
 def test_a_factory_that_cannot_work_is_found_before_the_engine_starts(
-    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str], name: str
+    name: str, tmp_path: Path, command: Run
 ) -> None:
     """An engine that started first would refuse its own flag."""
     path = project(tmp_path, graphs=graphs(name), store={"index": {"dims": 3}})
     flags = ["--port", "0", "--database", f"sqlite:{tmp_path / 'a.db'}"]
-    assert invoke("serve", path, *flags, "--", "--max-model-len", "100000000") == 2
-    err = capsys.readouterr().err
-    assert "no kettle" in err or "needs kettle" in err
-    assert "store.index is not supported: items are not found by meaning" in err
+    ran = command("serve", path, *flags, "--", "--max-model-len", "100000000")
+    assert ran.code == 2
+    assert "no kettle" in ran.err or "needs kettle" in ran.err
+    assert "store.index is not supported: items are not found by meaning" in ran.err

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
 
-import pytest
-
-from tests.cli.conftest import Invoke, Write
+from tests.cli.conftest import Refused, Run, Write
 from tests.doubles.ports import reserved_port
 
+ONE = "@program\nasync def one(ctx):\n    return 'ok'\n"
 # Looks at its own dashboard, while it runs.
 LOOK = """
 import asyncio, urllib.request
@@ -46,69 +44,37 @@ async def asks(ctx, port):
 """
 
 
-def test_the_dashboard_shows_a_commands_programs(
-    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_dashboard_shows_a_commands_programs(run_program: Run) -> None:
     port = reserved_port()
-    assert invoke("run", write(LOOK), "--input", port, "--dashboard", port) == 0
-    seen = capfd.readouterr()
-    assert f"dashboard: http://127.0.0.1:{port}/dashboard" in seen.err
-    [program] = json.loads(seen.out)["programs"]
+    ran = run_program(LOOK, "--input", port, "--dashboard", port)
+    assert f"dashboard: http://127.0.0.1:{port}/dashboard" in ran.err
+    [program] = ran.json["programs"]
     assert (program["id"], program["calls"]) == ("look-1", 1)
 
 
-def test_without_a_terminal_a_question_is_answered_at_the_dashboard(
-    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_a_question_is_answered_at_the_dashboard(run_program: Run) -> None:
     port = reserved_port()
-    assert invoke("run", write(ANSWERS), "--input", port, "--dashboard", port) == 0
-    seen = capfd.readouterr()
-    assert "asks-1 asks: Which drink? (answer in the dashboard)" in seen.err
-    assert seen.out == "tea\n"
+    ran = run_program(ANSWERS, "--input", port, "--dashboard", port)
+    assert "asks-1 asks: Which drink? (answer in the dashboard)" in ran.err
+    assert ran.out == "tea\n"
 
 
-def test_without_a_value_any_port_is_taken(
-    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
-    assert invoke("run", path, "--dashboard", "--seed", 1) == 0
-    seen = capfd.readouterr()
-    assert "dashboard: http://127.0.0.1:" in seen.err
-    assert seen.out == "ok\n"
+def test_without_a_value_any_port_is_taken(run_program: Run) -> None:
+    ran = run_program(ONE, "--dashboard", "--seed", 1)
+    assert "dashboard: http://127.0.0.1:" in ran.err
+    assert ran.out == "ok\n"
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("prog.py", "put --dashboard after the program"),
-        ("70000", "70000 is no port: give one below 65536"),
-    ],
-)
-def test_a_bad_port_is_a_usage_error(
-    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str], value: str, message: str
-) -> None:
-    path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
-    assert invoke("run", path, f"--dashboard={value}") == 2
-    assert message in capfd.readouterr().err
+def test_a_bad_port_is_a_usage_error(write: Write, refused: Refused) -> None:
+    path = write(ONE)
+    refused("run", path, "--dashboard=70000", says=["70000 is no port: give one below 65536"])
+    for given in ([path, "--dashboard=prog.py"], ["--dashboard", path]):
+        refused("run", *given, says=["put --dashboard after the program"])
 
 
-def test_a_program_in_the_place_of_the_port_is_explained(
-    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
-    assert invoke("run", "--dashboard", path) == 2
-    assert "put --dashboard after the program" in capfd.readouterr().err
-
-
-def test_a_port_in_use_is_one_clear_error(
-    write: Write, invoke: Invoke, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = write("@program\nasync def one(ctx):\n    return 'ok'\n")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+def test_a_port_in_use_is_one_clear_error(run_program: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert invoke("run", path, "--dashboard", port) == 2
-    error = capfd.readouterr().err
-    assert f"--dashboard {port}: " in error
-    assert "Traceback" not in error
+        ran = run_program(ONE, "--dashboard", port)
+    assert (ran.code, "Traceback" in ran.err) == (2, False)
+    assert f"--dashboard {port}: " in ran.said

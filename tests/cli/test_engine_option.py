@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.cli.conftest import EchoEngine, Invoke, Write
+from tests.cli.conftest import EchoEngine, Refused, Run, Write
 
 ASKS = "@program\nasync def asks(ctx): return str(await ctx.llm('Hello.'))\n"
 
@@ -29,35 +27,22 @@ ASKS = "@program\nasync def asks(ctx): return str(await ctx.llm('Hello.'))\n"
     ],
 )
 def test_options_of_vllm_are_refused(
-    kind: str,
-    options: list[str],
-    named: str,
-    write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
+    kind: str, options: list[str], named: str, write: Write, refused: Refused
 ) -> None:
-    assert invoke("run", write(ASKS), "--engine", kind, *options) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert f"has no {named}: leave it out, or use --engine vllm" in err
-    assert len(err.splitlines()) == 1
+    says = [f"--engine {kind} has no {named}: leave it out, or use --engine vllm"]
+    refused("run", write(ASKS), "--engine", kind, *options, says=says)
 
 
 def test_it_runs_and_says_that_it_is_slower(
-    write: Write,
-    invoke: Invoke,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    run_program: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Echo(EchoEngine):
         def __init__(self, model: str | None, *, slots: int) -> None:
             self.model, self.max_num_seqs, self.closed = model or "default", slots, False
 
     monkeypatch.setattr("agentrt.executors.transformers.TransformersExecutor", Echo)
-    given = ["--engine", "transformers", "--max-num-seqs", "3", "--json"]
-    assert invoke("run", write(ASKS), *given) == 0
-    out, err = capfd.readouterr()
-    said = json.loads(out.splitlines()[-1])
+    ran = run_program(ASKS, "--engine", "transformers", "--max-num-seqs", "3", "--json")
+    said = ran.json
     assert (said["results"], said["policy"]) == (["Hello."], "fcfs")
     assert (said["engine"]["model"], said["engine"]["settings"]["max_num_seqs"]) == ("default", 3)
-    assert "it is slower than vLLM" in err
+    assert "it is slower than vLLM" in ran.err

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from agentrt.cli.screen import LiveScreen, open_screen
 from agentrt.cli.streams import printable
-from tests.cli.conftest import Write
+from tests.cli.conftest import Run, Write
 from tests.cli.test_output import RUN, command
 
 STEERS = "\x1b]0;owned\x07\x1b[2Jhidden\rshown\u202e\x9b31m"
@@ -74,11 +74,11 @@ def test_names_are_no_markup_and_steer_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_result_goes_into_a_file_as_it_is_and_onto_a_terminal_as_it_can_be_shown(
-    write: Write,
+    write: Write, run_program: Run
 ) -> None:
-    path = write(f"@program\nasync def p(ctx):\n    return {'a' + STEERS!r}\n")
-    done = subprocess.run(command(*RUN, path), check=True, stdout=subprocess.PIPE)
-    assert done.stdout.decode() == f"a{STEERS}\n"
+    source = f"@program\nasync def p(ctx):\n    return {'a' + STEERS!r}\n"
+    assert run_program(source).out == f"a{STEERS}\n"
+    path = write(source)
     ours, theirs = pty.openpty()
     subprocess.run(command(*RUN, path), check=True, stdout=theirs, stderr=subprocess.DEVNULL)
     os.close(theirs)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Invoke, Refused, Write
+from tests.cli.conftest import Invoke, Refused, Run, Write
 from tests.cli.graphs import ASKS, ECHO, FORK, HEAD
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -106,29 +106,20 @@ def test_a_thread_that_stands_otherwise(
     refused("run", path, *ON_T, *options, says=words)
 
 
-def test_a_reply_that_does_not_fit_a_later_question(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reply_that_does_not_fit_a_later_question(run_program: Run) -> None:
     """The engine runs by then: its progress is on stderr, too."""
-    path = write(ASKS)
     replies = ["--interrupt-reply", "yes", "--interrupt-reply", f"{NO_ID}=Ann"]
-    assert invoke("run", path, *WITH_INPUT, *replies) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    assert err.splitlines()[-1].startswith(f"error: --interrupt-reply {NO_ID}=…: no such question")
+    ran = run_program(ASKS, *WITH_INPUT, *replies)
+    assert (ran.code, ran.out, "Traceback" in ran.err) == (2, "", False)
+    assert ran.said.startswith(f"error: --interrupt-reply {NO_ID}=…: no such question")
 
 
-def test_a_model_that_is_not_served(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(ECHO.replace("ChatAgentRT(max_tokens=8)", "ChatAgentRT(model='big')"))
-    assert invoke("run", path, *WITH_INPUT) == 2
-    err = capsys.readouterr().err
-    assert "Traceback" not in err
-    line = err.splitlines()[-1]
-    assert line.startswith("error: program graph-1: this engine serves 'echo', not model 'big'")
-    assert line.endswith("or start it with --model")
+def test_a_model_that_is_not_served(run_program: Run) -> None:
+    source = ECHO.replace("ChatAgentRT(max_tokens=8)", "ChatAgentRT(model='big')")
+    ran = run_program(source, *WITH_INPUT)
+    assert (ran.code, "Traceback" in ran.err) == (2, False)
+    assert ran.said.startswith("error: program graph-1: this engine serves 'echo', not model 'big'")
+    assert ran.said.endswith("or start it with --model")
 
 
 def test_a_checkpointer_that_cannot_wait(write: Write, refused: Refused) -> None:
@@ -142,13 +133,11 @@ def test_a_checkpointer_that_cannot_wait(write: Write, refused: Refused) -> None
     refused("run", path, *WITH_INPUT, says=words)
 
 
-def test_a_factory_that_raises(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write("def make():\n    raise KeyError('tea')\n")
-    assert invoke("run", f"{path}:make", *WITH_INPUT) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"error: {path}: not imported: KeyError: 'tea' ({path}:3)"]
+def test_a_factory_that_raises(run_program: Run, folder: Path) -> None:
+    ran = run_program("def make():\n    raise KeyError('tea')\n", *WITH_INPUT, name=":make")
+    path = folder / "prog.py"
+    assert ran.code == 1
+    assert ran.err == f"error: {path}: not imported: KeyError: 'tea' ({path}:3)\n"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.cli.conftest import ROOT, python
 from tests.cli.graphs import HEAD
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 240
 
 SOURCE = f"""{HEAD}
@@ -41,19 +41,7 @@ graph = chain(Tea, calls("one"), calls("two"), gate, calls("three"))
 
 def command(folder: Path, *args: str) -> list[str]:
     where = ["--checkpointer", f"sqlite:{folder / 't.db'}", "--thread", "t", "--json"]
-    return [
-        sys.executable,
-        "-m",
-        "tests.cli.echoing",
-        "run",
-        f"{folder / 'g.py'}:graph",
-        *where,
-        *args,
-    ]
-
-
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, "CALLS": str(folder / "calls"), **more}
+    return ["-m", "tests.cli.echoing", "run", f"{folder / 'g.py'}:graph", *where, *args]
 
 
 def kill_at_the_gate(folder: Path) -> None:
@@ -63,9 +51,9 @@ def kill_at_the_gate(folder: Path) -> None:
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
         with subprocess.Popen(
-            command(folder, "--input", '{"cups": 1}'),
+            [sys.executable, *command(folder, "--input", '{"cups": 1}')],
             cwd=ROOT,
-            env=environment(folder, SIGNAL=str(fifo)),
+            env={**os.environ, "CALLS": str(folder / "calls"), "SIGNAL": str(fifo)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         ) as process:
@@ -80,15 +68,7 @@ def kill_at_the_gate(folder: Path) -> None:
 
 
 def go_on(folder: Path) -> Any:
-    done = subprocess.run(
-        command(folder),
-        cwd=ROOT,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = python(*command(folder), CALLS=str(folder / "calls"))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 import pytest
 
 from agentrt.cli.graph_plan import Invocation
 
-GIVEN = [
-    "g.py",
-    "--input",
-    "a b",
-    "--n=2",
-    "--policy",
-    "plas",
-    "--thread",
-    "t",
-    "--",
-    "--seed",
-    "1",
-]
-
+GIVEN = shlex.split("g.py --input 'a b' --n=2 --policy plas --thread t -- --seed 1")
 REPLY = "--interrupt-reply"
 
 
@@ -35,7 +25,7 @@ REPLY = "--interrupt-reply"
         ),
     ],
 )
-def test_with_a_thread_that_lasts(thread: str, ids: list[str], command: str) -> None:
+def test_with_a_thread_that_lasts(thread: str, ids: Sequence[str], command: str) -> None:
     assert Invocation(GIVEN).answering(thread, ids) == f"agentrt run {command}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Invoke, Write
+from tests.cli.conftest import EchoEngine, Run, Write
 from tests.cli.graphs import ASKS, ECHO, FORK, HEAD
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -20,19 +20,14 @@ Command = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
-def command(
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Command:
+def run(command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     """Runs the command with --json, without a terminal: its exit code, and what it printed."""
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.chdir(tmp_path)
 
     def run(*args: object) -> tuple[int, Any]:
-        code = invoke("run", *args, "--json")
-        return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+        ran = command("run", *args, "--json")
+        return ran.code, ran.json
 
     return run
 
@@ -42,12 +37,12 @@ def states(value: Any) -> list[str]:
 
 
 def test_a_question_ends_the_command_and_names_the_one_that_answers(
-    write: Write, command: Command
+    write: Write, run: Command
 ) -> None:
     """Each printed command is run as it stands, with words for TEXT, until the graph is done."""
     path = write(ASKS)
     where = ["--checkpointer", "sqlite:t.db"]
-    code, value = command(path, "--input", '{"cups": 1}', *where, "--thread", "tea")
+    code, value = run(path, "--input", '{"cups": 1}', *where, "--thread", "tea")
     assert (code, states(value), value["results"]) == (3, ["interrupted"], [None])
     [question] = value["interrupts"]
     assert (question["program"], question["thread"]) == ("graph-1", "tea")
@@ -55,37 +50,27 @@ def test_a_question_ends_the_command_and_names_the_one_that_answers(
     assert value["programs"][0]["session"] == "tea"
 
     answering = shlex.split(question["answer_with"])[2:]
-    assert answering == [
-        str(path),
-        *where,
-        "--json",
-        "--thread",
-        "tea",
-        "--interrupt-reply",
-        "TEXT",
-    ]
-    code, value = command(*answering)
+    reply = ["--thread", "tea", "--interrupt-reply", "TEXT"]
+    assert answering == [str(path), *where, "--json", *reply]
+    code, value = run(*answering)
     assert code == 3
     assert [one["value"] for one in value["interrupts"]] == ["Who signs?"]
 
-    code, value = command(
-        *shlex.split(value["interrupts"][0]["answer_with"].replace("TEXT", "I"))[2:]
-    )
+    answering = shlex.split(value["interrupts"][0]["answer_with"].replace("TEXT", "I"))[2:]
+    code, value = run(*answering)
     assert (code, states(value)) == (0, ["done"])
     assert value["results"] == [{"cups": 1, "seen": ["draft", "'TEXT'", "'I'"]}]
     assert value["programs"][0]["calls"] == 0  # the draft was made two commands ago
 
 
 def test_a_question_that_is_still_open_needs_no_engine(
-    write: Write, command: Command, monkeypatch: pytest.MonkeyPatch
+    write: Write, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.cli.conftest import EchoEngine
-
     where = ["--checkpointer", "sqlite:t.db", "--thread", "tea"]
     path = write(ASKS)
-    command(path, "--input", '{"cups": 1}', *where)
+    run(path, "--input", '{"cups": 1}', *where)
     monkeypatch.delattr(EchoEngine, "start")
-    code, value = command(path, *where)
+    code, value = run(path, *where)
     assert (code, value["programs"]) == (3, [])
     assert [(one["program"], one["value"]) for one in value["interrupts"]] == [
         (None, "Is it good?")
@@ -93,11 +78,11 @@ def test_a_question_that_is_still_open_needs_no_engine(
 
 
 def test_answers_in_advance_each_begin_a_program(
-    write: Write, command: Command, tmp_path: Path
+    write: Write, run: Command, tmp_path: Path
 ) -> None:
     """1. Three runs of two threads: each asks twice. 2. All answers go to each thread."""
     replies = ["--interrupt-reply", "true", "--interrupt-reply", '{"name": "Ann"}']
-    code, value = command(write(ASKS), "--input", '{"cups": 1}', "--n", 2, *replies)
+    code, value = run(write(ASKS), "--input", '{"cups": 1}', "--n", 2, *replies)
     assert code == 0
     assert sorted(states(value)) == ["done"] * 2 + ["interrupted"] * 4
     done = [result for result in value["results"] if result]
@@ -105,117 +90,112 @@ def test_answers_in_advance_each_begin_a_program(
     assert value["interrupts"] == []
 
 
-def test_what_memory_forgets_is_answered_from_the_start(write: Write, command: Command) -> None:
+def test_what_memory_forgets_is_answered_from_the_start(write: Write, run: Command) -> None:
     path = write(ASKS)
-    code, value = command(path, "--input", '{"cups": 1}', "--interrupt-reply", "yes")
+    code, value = run(path, "--input", '{"cups": 1}', "--interrupt-reply", "yes")
     assert code == 3
     again = shlex.split(value["interrupts"][0]["answer_with"])[2:]
-    code, value = command(*again)
+    code, value = run(*again)
     assert (code, value["results"][-1]["seen"]) == (0, ["draft", "'yes'", "'TEXT'"])
 
 
-def test_several_questions_are_answered_by_their_ids(write: Write, command: Command) -> None:
+def test_several_questions_are_answered_by_their_ids(write: Write, run: Command) -> None:
     where = ["--checkpointer", "sqlite:t.db", "--thread", "t"]
     path = write(FORK)
-    _, value = command(path, "--input", '{"cups": 1}', *where)
+    _, value = run(path, "--input", '{"cups": 1}', *where)
     ids = {one["value"]: one["id"] for one in value["interrupts"]}
-    code, value = command(path, *where, "--interrupt-reply", f"{ids['right?']}=r")
+    code, value = run(path, *where, "--interrupt-reply", f"{ids['right?']}=r")
     assert code == 3
     assert [one["value"] for one in value["interrupts"]] == ["left?"]
-    code, value = command(path, *where, "--interrupt-reply", "l")
+    code, value = run(path, *where, "--interrupt-reply", "l")
     assert (code, value["results"]) == (0, [{"cups": 1, "seen": ["left l", "right r"]}])
 
 
-def test_each_instance_has_a_thread_of_its_own(write: Write, command: Command) -> None:
+def test_each_instance_has_a_thread_of_its_own(write: Write, run: Command) -> None:
     where = ["--checkpointer", "sqlite:t.db", "--thread", "t"]
     path = write(ASKS)
-    _, value = command(path, "--input", '{"cups": 1}', "--n", 2, *where)
+    _, value = run(path, "--input", '{"cups": 1}', "--n", 2, *where)
     assert [one["thread"] for one in value["interrupts"]] == ["t-1", "t-2"]
     command_of_second = shlex.split(value["interrupts"][1]["answer_with"])[2:]
-    code, value = command(*command_of_second)
+    code, value = run(*command_of_second)
     assert (code, [one["session"] for one in value["programs"]]) == (3, ["t-2"])
 
 
-def test_a_breakpoint_stops_and_goes_on(write: Write, command: Command) -> None:
+def test_a_breakpoint_stops_and_goes_on(write: Write, run: Command) -> None:
     path = write(ECHO.replace("say, again)", "say, again, interrupt_before=['again'])"))
     where = ["--checkpointer", "sqlite:t.db", "--thread", "t"]
-    code, value = command(path, "--input", '{"text": "a"}', *where)
+    code, value = run(path, "--input", '{"text": "a"}', *where)
     assert (code, states(value), value["results"]) == (3, ["interrupted"], [None])
     assert value["interrupts"][0]["value"] == "stopped before again"
-    code, value = command(*shlex.split(value["interrupts"][0]["answer_with"])[2:])
+    code, value = run(*shlex.split(value["interrupts"][0]["answer_with"])[2:])
     assert (code, value["results"]) == (0, [{"text": "a!", "seen": []}])
     assert value["programs"][0]["calls"] == 1
 
 
-def test_a_new_input_goes_on_with_the_threads_state(write: Write, command: Command) -> None:
+def test_a_new_input_goes_on_with_the_threads_state(write: Write, run: Command) -> None:
     path = write(f"{HEAD}def one(state: Tea) -> Tea:\n    return {{}}\ngraph = chain(Tea, one)\n")
     where = ["--checkpointer", "sqlite:t.db", "--thread", "t"]
-    command(path, "--input", '{"seen": ["a"]}', *where)
-    _, value = command(path, "--input", '{"seen": ["b"]}', *where)
+    run(path, "--input", '{"seen": ["a"]}', *where)
+    _, value = run(path, "--input", '{"seen": ["b"]}', *where)
     assert value["results"] == [{"seen": ["a", "b"]}]
 
 
-def test_a_graph_keeps_its_own_checkpointer(write: Write, command: Command) -> None:
+def test_a_graph_keeps_its_own_checkpointer(write: Write, run: Command) -> None:
     path = write(
         f"from langgraph.checkpoint.memory import InMemorySaver\nsaver = InMemorySaver()\n{HEAD}"
         "def one(state: Tea) -> Tea:\n    return {}\n"
         "def two(state: Tea) -> Tea:\n    return {'seen': list(saver.storage)}\n"
         "graph = chain(Tea, one, two, checkpointer=saver)\n"
     )
-    code, value = command(path, "--input", '{"cups": 1}', "--thread", "mine")
+    code, value = run(path, "--input", '{"cups": 1}', "--thread", "mine")
     assert (code, value["results"]) == (0, [{"cups": 1, "seen": ["mine"]}])
 
 
-def test_an_entrypoint_is_asked_too(write: Write, command: Command) -> None:
+def test_an_entrypoint_is_asked_too(write: Write, run: Command) -> None:
     path = write(
         f"{HEAD}@entrypoint()\nasync def agent(given):\n    return [given, interrupt('Go?')]\n"
     )
-    code, value = command(path, "--input", "[1]", "--interrupt-reply", "yes")
+    code, value = run(path, "--input", "[1]", "--interrupt-reply", "yes")
     assert (code, value["results"]) == (0, [None, [[1], "yes"]])
 
 
 def test_questions_are_asked_on_the_terminal(
-    write: Write, command: Command, monkeypatch: pytest.MonkeyPatch
+    write: Write, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answers are typed ahead: one line, one answer."""
     master, slave = os.openpty()
     os.write(master, b"true\nAnn\n")
     with os.fdopen(master, "wb"), os.fdopen(slave, "r") as terminal:
         monkeypatch.setattr("sys.stdin", terminal)
-        code, value = command(write(ASKS), "--input", '{"cups": 1}')
+        code, value = run(write(ASKS), "--input", '{"cups": 1}')
     assert (code, states(value)) == (0, ["interrupted", "interrupted", "done"])
     assert value["results"][-1]["seen"] == ["draft", "True", "'Ann'"]
 
 
 def test_what_failed_goes_on_from_its_last_checkpoint(
-    write: Write,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    run_program: Run, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without --thread, the printed command alone knows the thread's name."""
     monkeypatch.chdir(tmp_path)
-    path = write(
+    source = (
         f"{HEAD}import os\n"
         "async def first(state: Tea) -> Tea:\n"
         "    return {'seen': [(await model.ainvoke('first')).content]}\n"
         "def second(state: Tea) -> Tea:\n    return {'seen': [os.environ['SECOND']]}\n"
         "graph = chain(Tea, first, second)\n"
     )
-    assert invoke("run", path, "--input", '{"cups": 1}', "--checkpointer", "sqlite:t.db") == 1
-    lines = capsys.readouterr().err.splitlines()
+    failed = run_program(source, "--input", '{"cups": 1}', "--checkpointer", "sqlite:t.db")
+    lines = failed.err.splitlines()
     [told] = [line for line in lines if line.startswith("graph-1 can go on with: ")]
     assert lines[-1] == "error: program graph-1 failed: KeyError: 'SECOND'"
     monkeypatch.setenv("SECOND", "second")
-    assert invoke(*shlex.split(told.partition(": ")[2])[1:], "--json") == 0
-    value = json.loads(capsys.readouterr().out)
+    value = command(*shlex.split(told.partition(": ")[2])[1:], "--json").json
     assert value["results"] == [{"cups": 1, "seen": ["first", "second"]}]
     assert value["programs"][0]["calls"] == 0
 
 
-def test_questions_are_in_the_drawing(write: Write, command: Command, tmp_path: Path) -> None:
-    code, _ = command(write(ASKS), "--input", '{"cups": 1}', "--dag", "dag.json")
+def test_questions_are_in_the_drawing(write: Write, run: Command, tmp_path: Path) -> None:
+    code, _ = run(write(ASKS), "--input", '{"cups": 1}', "--dag", "dag.json")
     assert code == 3
     call, question = json.loads((tmp_path / "dag.json").read_text())["nodes"]
     assert (call["kind"], call["scope"], call["state"]) == ("call", "graph/draft", "done")
@@ -224,7 +204,7 @@ def test_questions_are_in_the_drawing(write: Write, command: Command, tmp_path: 
     assert question["parents"] == [call["id"]]
 
 
-def test_after_sigterm_questions_are_left_open(write: Write, command: Command) -> None:
+def test_after_sigterm_questions_are_left_open(write: Write, run: Command) -> None:
     """The answers are there in advance, but nothing new is begun; another command goes on."""
     path = write(
         "import asyncio, os, signal\n"
@@ -237,9 +217,9 @@ def test_after_sigterm_questions_are_left_open(write: Write, command: Command) -
     )
     answers = ["--interrupt-reply", "yes", "--interrupt-reply", "Ann"]
     where = ["--checkpointer", "sqlite:t.db", "--thread", "tea"]
-    code, value = command(path, "--input", '{"cups": 1}', *where, *answers)
+    code, value = run(path, "--input", '{"cups": 1}', *where, *answers)
     assert (code, states(value)) == (3, ["interrupted"])
     assert [one["value"] for one in value["interrupts"]] == ["Is it good?"]
-    code, value = command(path, *where, *answers)
+    code, value = run(path, *where, *answers)
     assert code == 0
     assert value["results"][-1]["seen"] == ["draft", "'yes'", "'Ann'"]

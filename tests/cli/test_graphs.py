@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Invoke, Run, Write
+from tests.cli.conftest import EchoEngine, Run, python
 from tests.cli.graphs import ECHO, HEAD
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -149,10 +147,8 @@ def test_a_graph_that_calls_no_engine_is_told_what_to_change(run_program: Run) -
 
 
 def test_tenant_and_size_hint_of_the_graphs_own_config(
-    write: Write, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+    result: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.cli.conftest import EchoEngine
-
     seen = []
     generate = EchoEngine.generate
 
@@ -161,14 +157,11 @@ def test_tenant_and_size_hint_of_the_graphs_own_config(
         return generate(self, call, stream=stream)
 
     monkeypatch.setattr(EchoEngine, "generate", spy)
-    path = write(
+    source = (
         f"{ECHO}graph = graph.with_config(metadata={{'agentrt_tenant': 'ann', "
         "'agentrt_size_hint': 9})\n"
     )
-    assert (
-        invoke("run", path, "--input", '{"text": "a"}', "--checkpointer", "memory", "--thread", "t")
-        == 0
-    )
+    result(source, "--input", '{"text": "a"}', "--checkpointer", "memory", "--thread", "t")
     assert seen == [("ann", 9, "t")] * 2
 
 
@@ -193,11 +186,4 @@ def test_a_program_file_loads_no_langgraph(tmp_path: Path) -> None:
         "assert call(['run', sys.argv[1]]) == 0\n"
         "print([name for name in ('langgraph', 'langchain_core') if name in sys.modules])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "p.py")],
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "1\n[]\n"
+    assert python("-c", code, tmp_path / "p.py").stdout == "1\n[]\n"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.metadata import version
 
-import pytest
-
 from agentrt import __version__
+from tests.cli.conftest import Run, python
 
 HEAVY = ("vllm", "torch", "transformers", "langgraph", "langchain_core", "networkx", "rich")
 SCRIPT = """
@@ -20,31 +17,26 @@ sys.exit(code)
 """
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT.format(heavy=HEAVY), *args]
-    return subprocess.run(command, capture_output=True, text=True, check=True)
-
-
-@pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["--version"]])
-def test_help_imports_nothing_heavy(args: list[str]) -> None:
-    assert run(*args).stdout.splitlines()[-1] == "heavy:"
+def told(*args: str) -> str:
+    return python("-c", SCRIPT.format(heavy=HEAVY), *args).stdout
 
 
 def test_versions_of_what_runs_the_engine() -> None:
-    first, *others, _ = run("--version").stdout.splitlines()
+    first, *others, heavy = told("--version").splitlines()
     assert first == f"agentrt {__version__}"
     assert [line.split()[0] for line in others] == ["Python", "vLLM", "torch", "LangGraph"]
     assert others[-1] == f"LangGraph {version('langgraph')}"
+    assert heavy == "heavy:"
 
 
 def test_help_names_the_commands() -> None:
-    out = run("--help").stdout
-    assert "Commands:" in out
-    assert "run" in out
+    out = told("--help")
+    assert "Commands:\n  demo " in out
+    assert out.endswith("\nheavy:\n")
 
 
 def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
-    out = run("run", "--help").stdout
+    out = told("run", "--help")
     for words in (
         "Usage: agentrt run PROGRAM.py[:NAME] [OPTIONS] [-- VLLM_FLAGS]",
         "\nProgram:\n",
@@ -59,11 +51,10 @@ def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
         "--checkpointer sqlite:t.db --thread tea --interrupt-reply yes",
     ):
         assert words in out
+    assert out.endswith("\nheavy:\n")
 
 
-def test_no_arguments_show_the_help() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrt.cli"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "Commands:" in done.stderr
+def test_no_arguments_show_the_help(command: Run) -> None:
+    ran = command()
+    assert ran.code == 2
+    assert "Commands:" in ran.err

@@ -18,7 +18,7 @@ from agentrt.cli.human import Human, asked_for
 from agentrt.cli.screen import Screen
 from agentrt.errors import UsageError
 from agentrt.interrupts.answers import answer_form
-from tests.cli.conftest import Invoke, Write
+from tests.cli.conftest import Run
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.mosquitto import Mosquitto
 
@@ -160,21 +160,11 @@ def test_what_an_answer_must_be_is_said(form: Any, shown: str) -> None:
 # -- the command ----------------------------------------------------------------------------
 
 
-def test_answers_in_advance_are_read_by_the_schema(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert invoke("run", write(CHOOSES), "--human", "blue", "--human", "3") == 0
-    assert capsys.readouterr().out == '["blue", 3]\n'
-
-
-def test_an_answer_in_advance_that_does_not_fit_is_a_usage_error(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert invoke("run", write(CHOOSES), "--human", "blue", "--human", "many") == 2
-    error = capsys.readouterr().err
-    assert "--human 'many': the answer does not fit: $: 'many' is not of type 'integer'" in error
-    assert "chooses-1 asks 'How many?'" in error
-    assert "Traceback" not in error
+def test_answers_in_advance_are_read_by_the_schema(run_program: Run) -> None:
+    assert run_program(CHOOSES, "--human", "blue", "--human", "3").json == ["blue", 3]
+    ran = run_program(CHOOSES, "--human", "blue", "--human", "many")
+    wrong = "--human 'many': the answer does not fit: $: 'many' is not of type 'integer'"
+    assert (ran.code, ran.said) == (2, f"error: {wrong}; chooses-1 asks 'How many?'")
 
 
 # Asks a human, and answers at the broker as one would.
@@ -196,15 +186,14 @@ async def asks(ctx, port):
 
 
 def test_without_a_terminal_a_question_is_answered_at_the_broker(
-    write: Write, invoke: Invoke, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    run_program: Run, tmp_path: Path
 ) -> None:
     mosquitto = Mosquitto(tmp_path)
     mosquitto.start()
     url = f"mqtt://127.0.0.1:{mosquitto.port}"
     try:
-        assert invoke("run", write(ANSWERS), "--input", mosquitto.port, "--broker", url) == 0
+        ran = run_program(ANSWERS, "--input", mosquitto.port, "--broker", url)
     finally:
         mosquitto.stop()
-    seen = capfd.readouterr()
-    assert f"asks-1 asks: Which drink? (answer at {url})" in seen.err
-    assert seen.out == "tea\n"
+    assert f"asks-1 asks: Which drink? (answer at {url})" in ran.err
+    assert ran.out == "tea\n"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -19,9 +17,8 @@ import pytest
 
 from agentrt import Context, program
 from agentrt.journal import JournalOptions
-from tests.cli.conftest import Invoke, Refused, Run, Write
+from tests.cli.conftest import EchoEngine, Invoke, Refused, Run, Write, python
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
 import asyncio
 from agentrt import program, tool
@@ -51,16 +48,9 @@ ASKS = "@program\nasync def asks(ctx): return [str(await ctx.llm('tea')), await 
 
 def command(folder: Path, journal: Path, dies: int = 0) -> subprocess.CompletedProcess[str]:
     """One run of the command, which is killed when it does the ``dies``-th thing of all lives."""
-    given = ["--input", "tea", "--human", "yes", "--journal", str(journal), "--json"]
-    return subprocess.run(
-        [sys.executable, "-m", "tests.cli.killed", "run", str(folder / "p.py"), *given],
-        cwd=ROOT,
-        env={**os.environ, "HAPPENED": str(folder / "happened"), "DIES": str(dies)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    given = ["--input", "tea", "--human", "yes", "--journal", journal, "--json"]
+    run = ("-m", "tests.cli.killed", "run", folder / "p.py", *given)
+    return python(*run, HAPPENED=str(folder / "happened"), DIES=str(dies))
 
 
 def done_in(journal: Path) -> set[str]:
@@ -185,20 +175,37 @@ def test_where_a_server_keeps_its_journal(
 ) -> None:
     """Beside its database, or in it if that is PostgreSQL; and none if it serves no programs."""
     pytest.importorskip("sqlalchemy")
-    from agentrt.cli import server_journal
+    from agentrt.cli import journals
     from agentrt.serving.server import ServedGraph, ServedProgram
 
     @program
     async def made(ctx: Context) -> None: ...
 
-    monkeypatch.setattr(server_journal, "SQLiteStore", str)
-    monkeypatch.setattr(server_journal, "postgres_journal", str)
+    monkeypatch.setattr(journals, "SQLiteStore", str)
+    monkeypatch.setattr(journals, "postgres_journal", str)
     options: dict[str, Any] = {"journal": given, "database": database, "journal_content": "full"}
     options |= {"journal_keep": 7, "on_divergence": "rerun"}
-    plan = server_journal.server_journal(options, [ServedProgram(made, "p.py")])
-    assert server_journal.server_journal(options, [ServedGraph(None, "g.py")]) is None
+    plan = journals.server_journal(options, [ServedProgram(made, "p.py")])
+    assert journals.server_journal(options, [ServedGraph(None, "g.py")]) is None
     if plan is None:
         assert where is None
         return
     assert str(plan.opened()) == where
     assert plan.options == JournalOptions("full", 7, drops=True, reruns=True)
+
+
+def test_programs_that_are_done_need_no_engine(
+    run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts once they ask for something else, though their file is the same."""
+    source = "import os\n" + GOOD.replace("'tea'", "os.environ['WORD']")
+    given: list[Any] = ["--journal", tmp_path / "j", "--json"]
+    monkeypatch.setenv("WORD", "tea")
+    assert run_program(source, *given, "--n", 2).code == 0
+    with monkeypatch.context() as without:
+        without.delattr(EchoEngine, "start")
+        ran = run_program(source, *given)
+    assert (ran.code, ran.json["results"], ran.json["programs"][0]["calls"]) == (0, ["tea"], 1)
+    monkeypatch.setenv("WORD", "coffee")
+    ran = run_program(source, *given, "--on-divergence", "rerun")
+    assert (ran.json["results"], "warming up" in ran.err) == (["coffee"], True)

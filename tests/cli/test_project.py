@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Run
 from tests.cli.graphs import ECHO, HEAD
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -50,48 +50,35 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("target", ["langgraph.json:echo", ".:echo", "prod.json:echo"])
 def test_a_graph_is_named_by_its_key(
-    target: str,
-    project: Path,
-    invoke: Invoke,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    target: str, project: Path, command: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)
     shutil.copy("langgraph.json", "prod.json")
-    assert invoke("run", target, "--input", '{"text": "a"}') == 0
-    out, err = capfd.readouterr()
-    assert json.loads(out)["text"] == "a!"
-    assert "echo-1 done" in err
+    ran = command("run", target, "--input", '{"text": "a"}')
+    assert ran.json["text"] == "a!"
+    assert "echo-1 done" in ran.err
 
 
-def test_dependencies_and_environment_are_there(
-    project: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert invoke("run", f"{project}:helped", "--input", '{"text": "a"}') == 0
-    assert json.loads(capsys.readouterr().out)["text"] == "good green tea 2"
+def test_dependencies_and_environment_are_there(project: Path, command: Run) -> None:
+    ran = command("run", f"{project}:helped", "--input", '{"text": "a"}')
+    assert ran.json["text"] == "good green tea 2"
 
 
 def test_the_callers_environment_comes_first(
-    project: Path,
-    invoke: Invoke,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    project: Path, command: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = json.loads((project / "langgraph.json").read_text())
     settings["env"] = {"TEA_KIND": "black", "TEA_CUPS": 4}
     (project / "langgraph.json").write_text(json.dumps(settings))
     monkeypatch.setenv("TEA_KIND", "white")
-    assert invoke("run", f"{project}:helped", "--input", '{"text": "a"}') == 0
-    assert json.loads(capsys.readouterr().out)["text"] == "good white 4"
+    ran = command("run", f"{project}:helped", "--input", '{"text": "a"}')
+    assert ran.json["text"] == "good white 4"
     assert os.environ["TEA_CUPS"] == "4"
 
 
-def test_a_project_may_name_a_program(
-    project: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_project_may_name_a_program(project: Path, command: Run) -> None:
     (project / "own.py").write_text(
         "from agentrt import program\n@program\nasync def own(ctx): return 'mine'\n"
     )
     (project / "langgraph.json").write_text('{"graphs": {"it": "./own.py:own"}}')
-    assert invoke("run", project) == 0
-    assert capsys.readouterr().out == "mine\n"
+    assert command("run", project).out == "mine\n"

@@ -6,8 +6,8 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from agentrt.journal.reading import ReadingStore
 from agentrt.journal.wall import read_program
-from tests.cli.conftest import Invoke, Ran, Refused, Run, Write
+from tests.cli.conftest import Invoke, Refused, Run, Write
 from tests.journal.made import Made
 from tests.journal.test_misses import RULES, chat
 
@@ -38,7 +38,6 @@ async def main(ctx, text):
     return str(await ctx.llm(f"{first} {found} {answer}"))
 """
 RESULT = "plan \x1b[31mtea ['BRANCH A', 'BRANCH B'] yes"
-Runs = Callable[..., Ran]
 
 
 @pytest.fixture
@@ -51,13 +50,8 @@ def journal(write: Write, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def runs(invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> Runs:
-    def run(*args: object) -> Ran:
-        capfd.readouterr()
-        code = invoke("runs", *args)
-        return Ran(code, *capfd.readouterr())
-
-    return run
+def runs(command: Run) -> Run:
+    return partial(command, "runs")
 
 
 @pytest.fixture
@@ -65,7 +59,7 @@ def prog(tmp_path: Path) -> Path:
     return tmp_path / "prog.py"
 
 
-def test_ls(journal: Path, runs: Runs) -> None:
+def test_ls(journal: Path, runs: Run) -> None:
     assert runs("fork", journal, "main-1", journal.with_name("prog.py"), "--at", "0#1").code == 2
     listed = [line.split()[:3] for line in runs("ls", journal).out.splitlines()]
     ids = ["main-1-fork-1", "main", "failed"], ["main-1", "main", "done"]
@@ -75,7 +69,7 @@ def test_ls(journal: Path, runs: Runs) -> None:
     assert "no such program" in runs("ls", journal, "--type", "other").said
 
 
-def test_show(journal: Path, runs: Runs) -> None:
+def test_show(journal: Path, runs: Run) -> None:
     """The tasks' nodes come together, below those of the program; nothing steers a terminal."""
     shown = runs("show", journal, "main-1").out
     places = [line.split()[0] for line in shown.splitlines()[2:]]
@@ -88,7 +82,7 @@ def test_show(journal: Path, runs: Runs) -> None:
     assert (node["node"], node["outcome"], node["asked"]["question"]) == ("0#1", "yes", "go on?")
 
 
-def test_a_whole_chat(runs: Runs, tmp_path: Path) -> None:
+def test_a_whole_chat(runs: Run, tmp_path: Path) -> None:
     """In full a call has all its messages, else the last."""
     path = Made(2.0).node("0#0", "call", 0.0, 1.0, asked=chat(RULES, "tea?")).write(tmp_path / "j")
     assert "done  1.00  tea?\n" in runs("show", path, "p-1").out
@@ -98,7 +92,7 @@ def test_a_whole_chat(runs: Runs, tmp_path: Path) -> None:
         )
 
 
-def test_nodes_that_are_no_calls(run_program: Run, runs: Runs, tmp_path: Path) -> None:
+def test_nodes_that_are_no_calls(run_program: Run, runs: Run, tmp_path: Path) -> None:
     source = """
 from agentrt import tool
 
@@ -126,7 +120,7 @@ async def main(ctx):
     assert [node["state"] for node in dag["nodes"]] == ["done", "failed"]
 
 
-def test_a_journal_without_content(run_program: Run, runs: Runs, tmp_path: Path) -> None:
+def test_a_journal_without_content(run_program: Run, runs: Run, tmp_path: Path) -> None:
     given: list[Any] = ["--input", "tea", "--human", "yes", "--journal", tmp_path / "j"]
     run_program(SOURCE, *given, "--journal-content", "digest")
     shown = runs("show", tmp_path / "j", "main-1")
@@ -136,7 +130,7 @@ def test_a_journal_without_content(run_program: Run, runs: Runs, tmp_path: Path)
     assert (forked.code, "recorded with less" in forked.said) == (2, True)
 
 
-def test_fork_and_diff(journal: Path, prog: Path, runs: Runs, tmp_path: Path) -> None:
+def test_fork_and_diff(journal: Path, prog: Path, runs: Run, tmp_path: Path) -> None:
     """1. Nothing changed: the same again. 2. With other answers of a call and of a human, what
     asks for another thing runs anew. 3. The first place at which both part is named.
     """
@@ -174,7 +168,7 @@ sys.stdin.read()
 
 
 def test_a_fork_of_a_journal_in_use_says_where_else_it_may_go(
-    journal: Path, prog: Path, runs: Runs
+    journal: Path, prog: Path, runs: Run
 ) -> None:
     """Another process has its lock, as a server that runs."""
     command = [sys.executable, "-S", "-c", _HOLDS, f"{journal}.lock"]
@@ -188,19 +182,16 @@ def test_a_fork_of_a_journal_in_use_says_where_else_it_may_go(
     assert "--into OTHER.journal" in refused.said
 
 
-def test_a_fork_has_another_input(
-    journal: Path, prog: Path, runs: Runs, invoke: Invoke, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fork_has_another_input(journal: Path, prog: Path, runs: Run, command: Run) -> None:
     """The command that made the old program is not disturbed by that."""
     forking: list[Any] = ["fork", journal, "main-1", prog, "--at", "human", "--human", "yes"]
     ran = runs(*forking, "--set", "input=milk", "--json")
     assert ran.json["results"] == [RESULT.replace("tea", "milk")]
     given = ["--input", "tea", "--n", 2, "--human", "yes", "--json"]
-    assert invoke("run", prog, "--journal", journal, *given) == 0
-    assert json.loads(capfd.readouterr().out.splitlines()[-1])["results"] == [RESULT] * 2
+    assert command("run", prog, "--journal", journal, *given).json["results"] == [RESULT] * 2
 
 
-def test_the_same_command_goes_on(journal: Path, prog: Path, runs: Runs) -> None:
+def test_the_same_command_goes_on(journal: Path, prog: Path, runs: Run) -> None:
     """1. There is nobody to answer. 2. The same command goes on with its fork. 3. That is done:
     it makes another. 4. Code that asks for another thing before the node is found.
     """
@@ -221,6 +212,7 @@ def test_mistakes(journal: Path, write: Write, refused: Refused, tmp_path: Path)
     refused("runs", "ls", tmp_path / "no", says=["no such file"])
     refused("runs", "ls", path, says=["that is no journal"])
     refused("runs", "lss", journal, says=["did you mean 'ls'?"])
+    refused("runs", journal, says=[f"did you mean 'agentrt runs ls {journal}'?"])
     refused("runs", "show", journal, "main-2", says=["did you mean 'main-1'?"])
     refused(
         "runs", "show", journal, "main-1", "--node", "0#9", says=["never came to", "did you mean"]

@@ -19,7 +19,7 @@ from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import taken
 from agentrt.executors.vllm.processes import descendants
 from agentrt.lab.commands import progress
-from tests.cli.conftest import Write
+from tests.cli.conftest import ROOT, Write, python
 
 SCRIPT = """
 import sys
@@ -38,7 +38,6 @@ if sys.argv[-1] == "unheard":
 agentrt.executors.vllm.engine.VLLMEngine = EchoEngine
 main()
 """
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
@@ -192,37 +191,25 @@ sys.meta_path.insert(0, Pressed())
 """
 
 
-@pytest.mark.parametrize("module", ["agentrt.program", "agentrt.cli.app"])
-@pytest.mark.parametrize("command", [["-m", "agentrt.cli"], ["agentrt"]], ids=["module", "script"])
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [(["-m", "agentrt.cli"], "agentrt.program"), (["agentrt"], "agentrt.cli.app")],
+)
 def test_ctrl_c_while_the_command_loads_is_no_traceback(
     command: list[str], module: str, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(PRESSED)
     script = tmp_path / "agentrt"
     script.write_text("from agentrt.cli import main\nmain()\n")
-    started = [str(script)] if command == ["agentrt"] else command
-    done = subprocess.run(
-        [sys.executable, *started, module],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        cwd=ROOT,
-    )
+    started = [script] if command == ["agentrt"] else command
+    done = python(*started, module, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_a_ctrl_c_while_another_program_loads_agentrt_is_its_own(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(PRESSED)
     code = "try: import agentrt\nexcept KeyboardInterrupt: print('mine')"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "agentrt.program"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        cwd=ROOT,
-    )
+    done = python("-c", code, "agentrt.program", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.stdout == "mine\n"
 
 

@@ -13,7 +13,7 @@ from agentrt.errors import ConfigError
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 from agentrt.interrupts.toolbox import ENTRY_POINT_GROUP
 from agentrt.request import ToolSpec
-from tests.cli.conftest import Invoke, Run, Write
+from tests.cli.conftest import Run, Write
 
 # One loads a file that is called json.py.
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -109,12 +109,9 @@ def test_a_files_own_tools_run_in_processes(run_program: Run) -> None:
     assert run_program(IN_A_PROCESS).out == "6\n"
 
 
-def test_a_file_whose_name_is_taken_works_too(
-    write: Write, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_whose_name_is_taken_works_too(write: Write, command: Run) -> None:
     """It has a module name of its own, which a worker cannot import, and not its file's."""
     path = write(IN_A_PROCESS)
     taken = path.with_name("json.py")
     os.replace(path, taken)
-    assert invoke("run", taken) == 0
-    assert capsys.readouterr().out == "6\n"
+    assert command("run", taken).out == "6\n"

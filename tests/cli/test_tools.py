@@ -6,9 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.cli.conftest import Invoke, Write, check
+from tests.cli.conftest import Refused, Run, Write
 from tests.cli.test_bad_input import GOOD
 from tests.integrations.mcp.servers import SCRIPT
 
@@ -27,25 +25,21 @@ def servers(folder: Path, **servers: object) -> Path:
 
 
 def test_a_program_uses_a_server_of_the_file_beside_one_that_is_not_there(
-    write: Write, invoke: Invoke, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    run_program: Run, tmp_path: Path
 ) -> None:
     file = servers(
         tmp_path,
         things={"command": sys.executable, "args": [SCRIPT, "stdio"]},
         dead={"command": "no-such-command"},
     )
-    assert invoke("run", write(ADDS), "--mcp", file) == 0
-    out, err = capfd.readouterr()
-    assert json.loads(out) == {"total": 3}
-    lines = [line for line in err.splitlines() if "MCP server" in line]
-    assert len(lines) == 1
-    assert "'dead' cannot be reached: [Errno 2]" in lines[0]
+    ran = run_program(ADDS, "--mcp", file)
+    assert ran.json == {"total": 3}
+    [line] = [line for line in ran.err.splitlines() if "MCP server" in line]
+    assert "'dead' cannot be reached: [Errno 2]" in line
 
 
-@pytest.mark.parametrize("command", ["run", "serve"])
-def test_a_bad_file_is_a_usage_error(
-    command: str, write: Write, invoke: Invoke, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_file_is_a_usage_error(write: Write, refused: Refused, tmp_path: Path) -> None:
     file = servers(tmp_path, old={"type": "sse", "url": "http://localhost/sse"})
-    code = invoke(command, write(GOOD), "--mcp", file)
-    check(capsys, code, "mcp.json: server 'old'", "type 'sse'", "give its URL")
+    for command in ("run", "serve"):
+        says = ["mcp.json: server 'old'", "type 'sse'", "give its URL"]
+        refused(command, write(GOOD), "--mcp", file, says=says)

@@ -207,7 +207,9 @@ def test_a_command_and_its_journal_show_the_same_nodes(
     assert (one[("program", "main")], one[("call", "llm")]) == (1, 4)
 
 
-def test_a_program_that_is_about_to_begin(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_program_that_is_about_to_begin(
+    invoke: Invoke, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A journal that is being written has its row, and no node of it yet."""
     made = Made(1.0).node("0#0", "tool", 0.0, 1.0)
     there, out = made.write(tmp_path / "j"), tmp_path / "t.json"
@@ -215,6 +217,7 @@ def test_a_program_that_is_about_to_begin(invoke: Invoke, tmp_path: Path) -> Non
         (row,) = store.query("SELECT * FROM agentrt_programs")
         store.write([RecordedProgram("p-2", *row[1:])])
     assert invoke("trace", there, out) == 0
+    assert "t.json: 1 program, 1 node; open it at" in capfd.readouterr().err
     assert _slices(out) == Counter({("program", "p"): 1, ("tool", "tool"): 1})
 
 

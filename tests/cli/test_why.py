@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Invoke, Refused
+from tests.cli.conftest import Refused, Run
 from tests.journal.made import BEGAN, Made, spent
 from tests.journal.test_misses import RULES, chat, computed
 
@@ -31,14 +30,20 @@ def journal(tmp_path: Path) -> Path:
     return made.write(tmp_path / "j")
 
 
-def said(invoke: Invoke, capsys: pytest.CaptureFixture[str], *given: object) -> str:
-    assert invoke("why", *given) == 0
-    lines = capsys.readouterr().out.splitlines()
-    return "\n".join(" ".join(line.split()) for line in lines)
+@pytest.fixture
+def why(command: Run) -> Callable[..., str]:
+    """Runs the command: its lines, with one blank between words."""
+
+    def run(*given: object) -> str:
+        return "\n".join(" ".join(line.split()) for line in command("why", *given).out.splitlines())
+
+    return run
 
 
-def test_the_table(journal: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(invoke, capsys, journal, "p-1")
+def test_the_table(journal: Path, why: Callable[..., str]) -> None:
+    """Without a program it is that of the last."""
+    text = why(journal, "p-1")
+    assert why(journal) == text
     for words in (
         "p-1 (done)",
         "queued behind 2.00 20 main-7 2.00 s (level 0, 0.25 s attained; own 3, 4.50 s)",
@@ -53,8 +58,8 @@ def test_the_table(journal: Path, invoke: Invoke, capsys: pytest.CaptureFixture[
         assert words in text, text
 
 
-def test_json(journal: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> None:
-    found: dict[str, Any] = json.loads(said(invoke, capsys, journal, "p-1", "--json"))
+def test_json(journal: Path, command: Run) -> None:
+    found = command("why", journal, "p-1", "--json").json
     assert found["wall_s"] == pytest.approx(10.0)
     seconds = {one["reason"]: one["seconds"] for one in found["reasons"]}
     assert seconds == pytest.approx(
@@ -65,19 +70,11 @@ def test_json(journal: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str])
     assert found["started"] == BEGAN
 
 
-def test_a_program_that_runs_and_has_no_texts(
-    tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_that_runs_and_has_no_texts(tmp_path: Path, why: Callable[..., str]) -> None:
     made = Made(None, content="none").node("0#0", "tool", 0.0, 2.0)
-    text = said(invoke, capsys, made.write(tmp_path / "j"), "p-1")
+    text = why(made.write(tmp_path / "j"), "p-1")
     assert "p-1 (open, so far)" in text
     assert "recorded with --journal-content none: there are no texts" in text
-
-
-def test_without_a_program_it_is_the_last(
-    journal: Path, tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert said(invoke, capsys, journal) == said(invoke, capsys, journal, "p-1")
 
 
 def test_bad_input(journal: Path, refused: Refused, tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.cli.conftest import ROOT, python
 
 # An editable installation would find what the copy lacks in the checkout.
 PRELUDE = """
@@ -46,15 +44,9 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(product: Path, script: str, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + script, *args],
-        cwd=product,
-        # The copy comes first; the checkout has what tests share.
-        env={**os.environ, "PYTHONPATH": f"{product}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # The copy comes first; the checkout has what tests share.
+    path = f"{product}:{ROOT}"
+    return python("-c", PRELUDE + script, *args, cwd=product, PYTHONPATH=path)
 
 
 def test_help_lists_the_commands_that_are_there(product: Path) -> None:
@@ -62,17 +54,8 @@ def test_help_lists_the_commands_that_are_there(product: Path) -> None:
     listed = done.stdout.partition("Commands:")[2].strip().splitlines()
     names = [line.split()[0] for line in listed if not line.startswith("    ")]
     journals = ["runs", "why", "trace"]
-    assert names == [
-        "demo",
-        "run",
-        "serve",
-        "worker",
-        *journals,
-        "doctor",
-        "keys",
-        "questions",
-        "answer",
-    ]
+    others = ["doctor", "keys", "questions", "answer"]
+    assert names == ["demo", "run", "serve", "worker", *journals, *others]
     refused = run(product, CALL, "simulate")
     assert refused.returncode == 2
     assert "no such command 'simulate'; there is: demo, run, serve, worker" in refused.stderr

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Invoke, Refused, Write
+from tests.cli.conftest import Refused, Run, Write, python
 from tests.cli.test_bad_input import GOOD
 from tests.integrations.mqtt.mosquitto import Mosquitto
-from tests.integrations.mqtt.processes import ROOT, WorkerProcess, workers
+from tests.integrations.mqtt.processes import WorkerProcess, workers
 
 TOOLS = """
 from agentrt import tool
@@ -77,15 +74,12 @@ def test_a_worker_loads_no_engine(write: Write) -> None:
         "code = call(sys.argv[1:]);"
         "print(code, [one for one in ('vllm', 'torch', 'transformers') if one in sys.modules])"
     )
-    command = [sys.executable, "-c", script, "worker", str(write(TOOLS)), "--broker", "mqtt://x/+"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = python("-c", script, "worker", write(TOOLS), "--broker", "mqtt://x/+")
     assert done.stdout == "2 []\n"
     assert "no prefix for MQTT topics" in done.stderr
 
 
-def test_a_program_calls_a_worker(
-    write: Write, invoke: Invoke, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_calls_a_worker(run_program: Run, tmp_path: Path) -> None:
     mosquitto = Mosquitto(tmp_path)
     mosquitto.start()
     (tmp_path / "gate1").touch()
@@ -93,8 +87,7 @@ def test_a_program_calls_a_worker(
     try:
         with workers(1, url, "--name", "drill", folder=tmp_path) as (worker,):
             assert worker.name().startswith("drill-")
-            assert invoke("run", write(CALLS), "--broker", url) == 0
-            assert json.loads(capfd.readouterr().out) == 7
+            assert run_program(CALLS, "--broker", url).json == 7
     finally:
         mosquitto.stop()
 

@@ -66,8 +66,8 @@ def _critical_path(dag: ExecutionDAG, ends: list[float]) -> dict[str, bool]:
     total = 0.0
     for node_id in path.nodes:
         total += dag.node(node_id).service_s
-    edges = all(parent in dag.parents(child) for parent, child in pairwise(path.nodes))
-    root = not path.nodes or not dag.parents(path.nodes[0])
+    edges = all(parent in dag.node(child).parents for parent, child in pairwise(path.nodes))
+    root = not path.nodes or not dag.node(path.nodes[0]).parents
     return {
         "critical_seconds": path.seconds == max((ends[i] for i in ended), default=0.0) == total,
         "critical_nodes": bool(path.nodes) == bool(ended) and edges and root,

@@ -55,28 +55,3 @@ def test_a_program_that_asks_on_leaves_its_questions_open() -> None:
     assert [node.state for node in nodes] == ends
     with pytest.raises(InvariantError, match="program p is interrupted: not to done"):
         dag.close(4.0, NodeState.DONE)
-
-
-def test_a_node_that_waits_again_is_among_those_that_wait() -> None:
-    dag = ExecutionDAG("p", "demo")
-    node = dag.add(NodeKind.CALL, "m", "main", (), 1.0)
-    dag.start(node.id, 2.0)
-    dag.requeue(node.id, "its engine is gone")
-    assert dag.waiting() == [node]
-    assert dag.running() == []
-
-
-def test_a_program_counts_how_its_nodes_ended() -> None:
-    dag = ExecutionDAG("p", "demo")
-    assert (dag.program_type, dag.state) == ("demo", NodeState.RUNNING)
-    for _ in range(2):
-        late = dag.add(NodeKind.TOOL, "drill", "main/shop", (), 1.0)
-        late.wait = "for a free thread"
-        dag.expire(late.id, 2.0, "too late")
-        assert (late.scope, late.wait) == ("main/shop", "")
-        dag.add(NodeKind.HUMAN, "ask", "main", (), 1.0)
-    dag.close(3.0, NodeState.INTERRUPTED)
-    states = [node.state for node in dag.nodes()]
-    assert states == [NodeState.EXPIRED, NodeState.INTERRUPTED] * 2
-    with pytest.raises(InvariantError):
-        dag.node(4)

@@ -269,28 +269,32 @@ async def live(
         await journal.close()
 
 
-Code = Callable[[Context], Awaitable[Any]]
-
-
-async def lived(path: Path, code: Code, **more: Any) -> Run:
-    """One life of a program of this code, to its end."""
-
-    async def main(ctx: Context) -> Any:
-        return await code(ctx)
-
-    run = await live(path, more.pop("world", World()), made=Program(main), given=None, **more)
+async def ended(path: Path, world: World | None = None, **more: Any) -> Run:
+    """One life of a program, to its end."""
+    run = await live(path, world or World(), **more)
     assert run is not None
     return run
 
 
-async def killed(path: Path, code: Code, at: At, **more: Any) -> None:
-    """One life, up to a kill at the write ``at``."""
+Code = Callable[[Context], Awaitable[Any]]
 
+
+def program_of(code: Code) -> Program:
     async def main(ctx: Context) -> Any:
         return await code(ctx)
 
+    return Program(main)
+
+
+async def lived(path: Path, code: Code, **more: Any) -> Run:
+    """One life of a program of this code, to its end."""
+    return await ended(path, made=program_of(code), given=None, **more)
+
+
+async def killed(path: Path, code: Code, at: At, **more: Any) -> None:
+    """One life, up to a kill at the write ``at``."""
     world = more.pop("world", World())
-    assert await live(path, world, made=Program(main), given=None, at=at, **more) is None
+    assert await live(path, world, made=program_of(code), given=None, at=at, **more) is None
 
 
 def nodes(path: Path, columns: str = "node, kind, name, state") -> list[Any]:

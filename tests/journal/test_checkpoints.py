@@ -12,7 +12,7 @@ import pytest
 from agentrt import Context
 from agentrt.errors import UsageError
 from agentrt.program import Program
-from tests.journal.killing import World, ends, killed, live, lived, recorded_in
+from tests.journal.killing import World, ended, ends, killed, live, lived, recorded_in
 
 ROUNDS = 4
 
@@ -53,8 +53,7 @@ async def test_killed_at_each_write(tmp_path: Path, after: bool) -> None:
     most the round that was under way, and one whose state was not on the disk, run again.
     """
     rounds: list[str] = []
-    whole = await live(tmp_path / "whole", World(), made=program(rounds), given=None)
-    assert whole is not None
+    whole = await ended(tmp_path / "whole", made=program(rounds), given=None)
     kills = 0
     while True:
         path, before, seen, world = tmp_path / str(kills), list[str](), list[str](), World()
@@ -63,8 +62,7 @@ async def test_killed_at_each_write(tmp_path: Path, after: bool) -> None:
             break
         kills += 1
         calls = recorded_in(path)[0] if kills > 1 or after else set()
-        run = await live(path, world, made=program(seen), given=None)
-        assert run is not None
+        run = await ended(path, world, made=program(seen), given=None)
         assert run.error is None
         assert run.result == whole.result
         assert not calls & set(world.calls)

@@ -11,8 +11,7 @@ import pytest
 from agentrt import Context
 from agentrt.errors import DivergenceError
 from agentrt.journal import JournalOptions
-from agentrt.program import Program
-from tests.journal.killing import Code, World, ends, killed, live, lived, nodes
+from tests.journal.killing import Code, World, ends, killed, lived, nodes
 
 
 def asks(text: str, then: str = "after") -> Code:
@@ -110,17 +109,6 @@ async def test_less_content_is_enough_to_look_at_but_not_to_go_on(
     run = await lived(path, asks("secret"), options=options)
     assert "--journal-content" in str(run.error)
     assert "full" in str(run.error)
-
-
-async def test_another_input_is_another_program(tmp_path: Path) -> None:
-    async def main(ctx: Context, text: str) -> str:
-        return text
-
-    await live(tmp_path / "j", World(), made=Program(main), given="tea")
-    run = await live(tmp_path / "j", World(), made=Program(main), given="coffee")
-    assert run is not None
-    assert "another input" in str(run.error)
-    assert "'tea' and is 'coffee'" in str(run.error)
 
 
 async def test_the_rows_say_which_nodes_came_before(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from agentrt.journal.reading import History, ReadingStore, find, histories, hist
 from agentrt.journal.schema import RecordedProgram
 from agentrt.request import Reply
 from agentrt.runtime.durable import Durable
-from tests.journal.killing import Engine, QuickStore, World, live, lived
+from tests.journal.killing import Engine, QuickStore, World, ended, lived
 
 OLD = "all_kinds-1"
 
@@ -57,8 +57,7 @@ async def test_a_fork_at_each_node(tmp_path: Path) -> None:
     4. The result is the same, since nothing else was changed; and so is the old program.
     """
     path, world = tmp_path / "j", World()
-    run = await live(path, world, engine=(engine := Engine(world)))
-    assert run is not None
+    run = await ended(path, world, engine=(engine := Engine(world)))
     old, seeds = read(path, OLD), seeds_of(engine)
     assert len(old.nodes) > 25
     ends = {place: node.end for place, node in old.nodes.items() if node.end}
@@ -72,8 +71,7 @@ async def test_a_fork_at_each_node(tmp_path: Path) -> None:
             assert kept.end
             assert kept.end.outcome == ends[place].outcome
             assert ends[place].ended <= began
-        forked = await live(path, anew, durable=durable(row), engine=(made := Engine(anew)))
-        assert forked is not None
+        forked = await ended(path, anew, durable=durable(row), engine=(made := Engine(anew)))
         assert settled(forked.result) == settled(run.result)
         for kind, happened in (("call", anew.calls), ("tool", anew.tools)):
             kinds = [[each.start.kind for each in some.values()] for some in (old.nodes, before)]

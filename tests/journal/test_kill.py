@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.journal.counting import Counts
-from tests.journal.killing import World, live, recorded_in
+from tests.journal.killing import World, ended, live, recorded_in
 
 
 async def test_killed_at_each_write(tmp_path: Path) -> None:
@@ -18,8 +18,7 @@ async def test_killed_at_each_write(tmp_path: Path) -> None:
     at one of the next life. What was recorded does not run again, and all else runs once.
     """
     undisturbed, paths = World(), (tmp_path / str(n) for n in count())
-    whole = await live(tmp_path / "whole", undisturbed)
-    assert whole is not None
+    whole = await ended(tmp_path / "whole", undisturbed)
     assert set(undisturbed.calls.values()) == set(undisturbed.tools.values()) == {1}
     counts = Counts(whole, undisturbed)
     for after in (False, True):
@@ -48,19 +47,16 @@ async def test_killed_again_and_again(tmp_path: Path) -> None:
         lives += 1
     assert run.error is None
     assert lives > 5
-    again = await live(path, untouched := World())
-    assert again is not None
+    again = await ended(path, untouched := World())
     assert again.result == run.result
     assert untouched.calls == untouched.tools == untouched.questions == {}
 
 
 async def test_the_account_is_that_of_all_lives(tmp_path: Path) -> None:
     """What recorded calls had cost counts as the program's, and its DAG has the same edges."""
-    whole = await live(tmp_path / "whole", World())
+    whole = await ended(tmp_path / "whole")
     await live(tmp_path / "j", World(), at=9)
-    run = await live(tmp_path / "j", World())
-    assert whole is not None
-    assert run is not None
+    run = await ended(tmp_path / "j")
     assert run.row.service_s == pytest.approx(whole.row.service_s)
     assert run.row.finished_calls == whole.row.finished_calls
     assert len(run.dag) == len(whole.dag)

@@ -19,7 +19,7 @@ from agentrt.request import Call
 from tests.contexts.real import engine_of, fresh
 from tests.engine.lent import Lent
 from tests.journal.counting import Counts, asked_in, known_in
-from tests.journal.killing import QuickStore, World, everything, live
+from tests.journal.killing import QuickStore, World, ended, everything
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 KILLS, MOST = 5, 12
@@ -72,14 +72,13 @@ async def test_killed_on_a_real_engine(
         return CountedEngine(token_runtime, front, world)
 
     writes = sorted(random.Random(33).sample(range(2, 16), KILLS))
-    whole = await live(
+    whole = await ended(
         tmp_path / "j",
         undisturbed := World(),
         made=everything(undisturbed, MOST),
         engine=engine(undisturbed),
         opened=lambda path: CopiedStore(path, writes),
     )
-    assert whole is not None
     assert whole.error is None
     assert set(undisturbed.calls.values()) == set(undisturbed.tools.values()) == {1}
     counts = Counts(whole, undisturbed, engine, MOST)

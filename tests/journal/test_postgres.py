@@ -17,7 +17,7 @@ from agentrt.journal.postgres import PostgresStore
 from agentrt.journal.reading import histories
 from agentrt.journal.schema import VERSION, Statement
 from agentrt.program import Program
-from tests.journal.killing import World, ends, live
+from tests.journal.killing import World, ended, ends, live
 from tests.serving.langgraph.postgres import cluster
 
 
@@ -39,8 +39,7 @@ async def test_a_program_that_is_killed_goes_on(url: str) -> None:
         pass
     given: Any = {"made": Program(main), "given": "té\0", "opened": lambda path: store(url)}
     assert await live(Path(), World(), at=ends("0#1"), **given) is None
-    run = await live(Path(), world := World(), **given)
-    assert run is not None
+    run = await ended(Path(), world := World(), **given)
     assert run.result == ["té\0", "said one", "said two\0", "said three"]
     assert world.calls == {"two\0": 1, "three": 1}
     with read_journal_at(url) as reader:

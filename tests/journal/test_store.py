@@ -20,7 +20,7 @@ from agentrt.journal.reading import ReadingStore, histories
 from agentrt.journal.schema import VERSION, Statement
 from agentrt.journal.store import SQLiteStore
 from agentrt.program import Program
-from tests.journal.killing import World, live
+from tests.journal.killing import World, ended
 from tests.journal.made import Made
 
 
@@ -31,8 +31,7 @@ async def made(path: Path, calls: int = 20) -> None:
         for number in range(calls):
             await ctx.llm(f"call {number} " + "x" * 2000)
 
-    run = await live(path, World(), made=Program(main), given=None)
-    assert run is not None
+    run = await ended(path, made=Program(main), given=None)
     assert run.error is None
 
 
@@ -100,8 +99,7 @@ async def test_an_answer_that_was_changed(tmp_path: Path) -> None:
     async def main(ctx: Context) -> None:
         await ctx.llm("call 0")
 
-    run = await live(tmp_path / "j", World(), made=Program(main), given=None)
-    assert run is not None
+    run = await ended(tmp_path / "j", made=Program(main), given=None)
     assert isinstance(run.error, JournalError)
     assert "node 0#1 of program main-1 is damaged" in str(run.error)
 
@@ -177,14 +175,12 @@ async def test_a_disk_that_is_full(tmp_path: Path) -> None:
             self._execute("PRAGMA max_page_count=40")
 
     world = World()
-    run = await live(path, world, made=Program(main), given=None, opened=Small)
-    assert run is not None
+    run = await ended(path, world, made=Program(main), given=None, opened=Small)
     assert isinstance(run.error, JournalWriteError)
     assert "full" in str(run.error)
     assert "goes on from there" in str(run.error)
     assert 1 < len(world.calls) < 20
-    run = await live(path, again := World(), made=Program(main), given=None)
-    assert run is not None
+    run = await ended(path, again := World(), made=Program(main), given=None)
     assert run.result == 20
     # The call whose answer found no room is made again.
     assert len(world.calls.keys() & again.calls.keys()) == 1
@@ -199,8 +195,7 @@ async def test_the_oldest_programs_go(tmp_path: Path, drops: bool) -> None:
         return str(await ctx.llm("tea"))
 
     for name in ("a", "b", "c", "d"):
-        run = await live(tmp_path / "j", World(), made=Program(main, name), options=options)
-        assert run is not None
+        await ended(tmp_path / "j", made=Program(main, name), options=options)
     journal = await Journal.open(lambda: SQLiteStore(tmp_path / "j"))
     kept = [row.id for row in await journal.programs("1 = 1")]
     await journal.close()
@@ -208,8 +203,7 @@ async def test_the_oldest_programs_go(tmp_path: Path, drops: bool) -> None:
         rows = reader.execute("SELECT DISTINCT program FROM agentrt_nodes WHERE node <> '0'")
         assert sorted(rows) == [("c-1",), ("d-1",)]
     assert kept == (["c-1", "d-1"] if drops else ["a-1", "b-1", "c-1", "d-1"])
-    again = await live(tmp_path / "j", world := World(), made=Program(main, "a"), options=options)
-    assert again is not None
+    again = await ended(tmp_path / "j", world := World(), made=Program(main, "a"), options=options)
     assert again.result == "said tea"
     assert world.calls == ({"tea": 1} if drops else {})
 

@@ -183,23 +183,3 @@ async def test_two_tools_of_one_name_are_refused() -> None:
     run = await run_with(made)
     assert isinstance(run.error, ConfigError)
     assert "two tools are named 'look'" in str(run.error)
-
-
-async def test_a_tools_parameters_may_have_the_names_of_ours() -> None:
-    """What the model writes is the tool's argument, never an option of `Context.tool`."""
-
-    @tool
-    def fetch(tool: str, timeout: float, after: str) -> list[str | float]:
-        return [tool, timeout, after]
-
-    @program
-    async def made(ctx: Context) -> Any:
-        step = await ctx.step("?", tools=[fetch])
-        return step.results[0].value
-
-    call = ToolCall("fetch", {"tool": "curl", "timeout": 0.5, "after": "noon"}, "a")
-    run = await run_with(made, call)
-    assert run.result == ["curl", 0.5, "noon"]
-    (node,) = (node for node in run.dag.nodes() if node.kind is NodeKind.TOOL)
-    assert node.interrupt is not None
-    assert node.interrupt.deadline is None

@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrt import Context, Reply, Runtime, node, program
-from agentrt.errors import ConfigError, EngineStartError, UsageError
+from agentrt.errors import EngineStartError, UsageError
 from agentrt.executors.frontend import WORKS_FOR
 from agentrt.graph import NodeKind, NodeState
 from agentrt.interrupts.questions import Question, Questions
-from agentrt.program import Program
 from agentrt.request import Call
 from agentrt.runtime.events import NodeEnded, ProgramEnded, ProgramStarted
 from agentrt.runtime.run import RunState
@@ -311,13 +310,3 @@ async def test_an_engine_that_does_not_start_is_closed_once() -> None:
     with pytest.raises(EngineStartError, match="no memory"):
         await runtime.open()
     await runtime.close()
-
-
-def test_what_is_no_program_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must be an 'async def'"):
-        Program(lambda ctx: None)  # type: ignore[arg-type, return-value]
-
-    async def no_context() -> None: ...
-
-    with pytest.raises(ConfigError, match="must take a context"):
-        Program(no_context)

@@ -33,7 +33,7 @@ from agentrt.interrupts.answers import AnswerForm
 from agentrt.program import Context, Program
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
-from agentrt.runtime.emitter import RunEmitter
+from agentrt.runtime.journaled import JournaledEmitter
 from agentrt.runtime.run import Run
 from agentrt.runtime.services import Services
 from agentrt.serving.langgraph._compat import message_streams
@@ -72,7 +72,7 @@ def native_input(given: Any) -> dict[str, Any]:
     return {_INPUT: given}
 
 
-class _GraphEmitter(RunEmitter):
+class _GraphEmitter(JournaledEmitter):
     """Asks humans through LangGraph's interrupts, and streams the ``tokens`` of calls."""
 
     def __init__(self, run: Run, services: Services, tokens: TokenStream) -> None:

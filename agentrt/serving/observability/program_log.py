@@ -176,9 +176,7 @@ class ProgramLog:
                 self._begin(self.registry.runs[event.program_id])
             case ProgramEnded():
                 self._end(event.program_id)
-            case NodeStarted():
-                self.readers.note(self.live[event.program_id], event.node)
-            case NodeChanged():
+            case NodeStarted() | NodeChanged():
                 if (run := self.live.get(event.program_id)) is not None:
                     self.readers.note(run, event.node)
             case NodeEnded():

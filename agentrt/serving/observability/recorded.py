@@ -19,8 +19,8 @@ from agentrt.journal.comparison import comparison
 from agentrt.journal.misses import misses_of
 from agentrt.journal.past import PastNode
 from agentrt.journal.reading import History, Listed, history, listed, numbers
-from agentrt.journal.rendering import KINDS, parsed
-from agentrt.journal.schema import ROOT
+from agentrt.journal.rendering import parsed
+from agentrt.journal.schema import KINDS, ROOT
 from agentrt.journal.shares import drawn
 from agentrt.journal.store import Store
 from agentrt.journal.wall import Piece, read_program

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from itertools import islice
 from typing import Any
 
 from agentrt.graph import Node, NodeKind
@@ -63,40 +62,9 @@ class Renderer:
             "error": None if run.error is None else clipped(_error(run.error)),
         }
 
-    def page(
-        self,
-        live: Iterable[Run],
-        ended: Iterable[Run],
-        *,
-        state: str | None,
-        type: str | None,
-        session: str | None,
-        limit: int,
-        offset: int,
-    ) -> JSON:
-        """A page of live programs, and one of ended programs, each in the order given.
-
-        ``state``, ``type`` and ``session`` filter both; ``live`` and ``ended`` count what matches.
-        """
-
-        def matching(runs: Iterable[Run]) -> list[JSON]:
-            rendered = (
-                self.program(run)
-                for run in runs
-                if type in (None, run.type) and session in (None, run.row.session)
-            )
-            return [one for one in rendered if state is None or one["state"] == state]
-
-        alive, gone = matching(live), matching(ended)
-        return {
-            "at": self.now,
-            "live": len(alive),
-            "ended": len(gone),
-            "limit": limit,
-            "offset": offset,
-            "programs": list(islice(alive, offset, offset + limit)),
-            "recent": list(islice(gone, offset, offset + limit)),
-        }
+    def programs(self, runs: Iterable[Run], state: str | None = None) -> list[JSON]:
+        """The rows of programs, or of those that are in this ``state``."""
+        return [row for row in map(self.program, runs) if state in (None, row["state"])]
 
     def node(self, run: Run, node: Node) -> JSON:
         """A node of a program; of a call also when and where it was in a batch."""

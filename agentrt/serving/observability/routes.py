@@ -108,20 +108,31 @@ class Observability:
         limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 100,
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     ) -> JSONResponse:
-        """Live programs, the oldest first, and those that ended lately, the latest first."""
+        """Live programs, the oldest first, and those that ended lately, the latest first: a page of
+        each. ``live`` and ``ended`` count what matches.
+        """
+
+        def wanted(run: Run) -> bool:
+            asked = (tenant, run.row.tenant), (type, run.type), (session, run.row.session)
+            return all(one in (None, there) for one, there in asked)
+
         view = await self._poller.fresh(_VIEW_S)
         with self._log.registry.lock:
-            ended = reversed(self._log.ended.values())
-            page = Renderer(self._log, view, tenant).page(
-                self._log.of(tenant),
-                (run for run in ended if tenant is None or run.row.tenant == tenant),
-                state=state,
-                type=type,
-                session=session,
-                limit=limit,
-                offset=offset,
-            )
-        return JSONResponse(page)
+            render = Renderer(self._log, view, tenant)
+            live = render.programs(filter(wanted, self._log.live.values()), state)
+            ended = render.programs(filter(wanted, reversed(self._log.ended.values())), state)
+        page = slice(offset, offset + limit)
+        return JSONResponse(
+            {
+                "at": render.now,
+                "live": len(live),
+                "ended": len(ended),
+                "limit": limit,
+                "offset": offset,
+                "programs": live[page],
+                "recent": ended[page],
+            }
+        )
 
     async def program(self, tenant: VisibleTenant, program_id: str) -> JSONResponse:
         """A program and its execution DAG."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from operator import attrgetter
 
 from agentrt.graph import Node, NodeKind
+from agentrt.journal.rendering import short
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState, state_of
@@ -36,8 +39,6 @@ class Activity(StrEnum):
 STALE_AFTER_S = 600.0
 """A program with nothing open, and no event for so long, counts as stale."""
 
-_MOST_CHARACTERS = 200
-
 Name = Callable[[str], str]
 """How to name a program to whoever asks: another tenant's has no name."""
 
@@ -61,10 +62,8 @@ class Status:
     waiting_since: float | None = None
 
 
-def clipped(text: str) -> str:
-    """The text in one line, and not too long."""
-    line = " ".join(text.split())
-    return line if len(line) <= _MOST_CHARACTERS else line[: _MOST_CHARACTERS - 1] + "…"
+clipped = partial(short, most=200)
+"""A text in one line, and not too long."""
 
 
 def why(run: Run, call: EngineCall | None, view: EngineView, name: Name) -> str:
@@ -119,15 +118,13 @@ def _outside(run: Run) -> str:
     event = NodeKind.EVENT if run.row.events else NodeKind.HUMAN
     wanted = NodeKind.TOOL if run.row.tools else event
     nodes = run.dag.running() + run.dag.waiting()
-    node = min((one for one in nodes if one.kind is wanted), key=_began, default=None)
+    node = min(
+        (one for one in nodes if one.kind is wanted), key=attrgetter("created_at"), default=None
+    )
     if node is None:
         return ""
     more = node.wait or str(node.interrupt or "")
     return clipped(f"{node.name}: {more}" if more else node.name)
-
-
-def _began(node: Node) -> float:
-    return node.created_at
 
 
 def node_state(run: Run, node: Node, view: EngineView, name: Name) -> tuple[str, str]:

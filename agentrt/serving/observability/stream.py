@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from sse_starlette import ServerSentEvent
 
 from agentrt.graph import Node
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run
 from agentrt.serving.observability.engines import EngineView, SnapshotPoller
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.readers import Reader, TooSlowError
@@ -96,13 +96,9 @@ class Feed:
 
     # -- messages ----------------------------------------------------------------------
 
-    def renderer(self, view: EngineView) -> Renderer:
-        """A renderer for this reader."""
-        return Renderer(self.log, view, self.tenant)
-
     def snapshot(self, view: EngineView) -> JSON:
         """The present state. Needs the registry's lock, as `change` does."""
-        render = self.renderer(view)
+        render = Renderer(self.log, view, self.tenant)
         programs = [run for run in self._known() if self.wants(run)]
         self.sent = {run.id: render.program(run) for run in programs}
         nodes = [(node, render.node(run, node)) for run, node in self._nodes(programs)]
@@ -136,7 +132,7 @@ class Feed:
 
     def change(self, reader: Reader, view: EngineView) -> JSON | None:
         """What is new for the reader, or None. Raises `TooSlowError`."""
-        render = self.renderer(view)
+        render = Renderer(self.log, view, self.tenant)
         changes = reader.take()
         runs = {run.id: run for run, _ in changes}
         nodes = {(run.id, node.id): (run, node) for run, node in changes if node is not None}
@@ -146,8 +142,14 @@ class Feed:
             for run in self._moved(view, render.now):
                 runs[run.id] = run
                 nodes.update(((run.id, node.id), (run, node)) for node in run.dag.waiting())
-        programs = self._changed_programs(runs.values(), render)
-        new_nodes = self._changed_nodes(nodes.values(), render)
+        programs = _changed(
+            self.sent,
+            ((run.id, render.program(run), run.ended_at is not None) for run in runs.values()),
+        )
+        new_nodes = _changed(
+            self.sent_nodes,
+            ((key, render.node(*one), one[1].state.ended) for key, one in nodes.items()),
+        )
         if not (programs or new_nodes or engines):
             return None
         return {"at": render.now, "programs": programs, "nodes": new_nodes, "engines": engines}
@@ -162,18 +164,6 @@ class Feed:
             return live
         moved = before.moved(view)
         return [run for run in live if run.id in moved]
-
-    def _changed_programs(self, runs: Iterable[Run], render: Renderer) -> list[JSON]:
-        rendered = [
-            (run.id, render.program(run), run.state is not RunState.RUNNING) for run in runs
-        ]
-        return _changed(self.sent, rendered)
-
-    def _changed_nodes(self, nodes: Iterable[tuple[Run, Node]], render: Renderer) -> list[JSON]:
-        rendered = [
-            ((run.id, node.id), render.node(run, node), node.state.ended) for run, node in nodes
-        ]
-        return _changed(self.sent_nodes, rendered)
 
     def _changed_engines(self, render: Renderer) -> JSON | None:
         engines = render.engines()

@@ -12,6 +12,7 @@ from agentrt.graph import Interrupt, Node, NodeKind, Progress
 from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
+from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.tracking.scope import Scope
 
 TENANTS = ("ann", "bob")
@@ -26,11 +27,15 @@ deeds = st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 10_000)), max_
 
 
 class Story:
-    """Does deeds in a ``registry`` of its own; ``runs`` are all programs that there ever were."""
+    """Does deeds in a ``registry`` of its own, which a ``log`` follows. ``runs`` are all programs
+    that there ever were.
+    """
 
     def __init__(self) -> None:
         ticks = count()
         self.registry = RunRegistry(clock=lambda: next(ticks) / 8)
+        self.log = ProgramLog(self.registry)
+        self.log.open()
         self.runs: list[Run] = []
         self._open: list[tuple[Run, Scope, Node]] = []
 

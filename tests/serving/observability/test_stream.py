@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt import Runtime
-from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EngineView, SnapshotPoller
-from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.readers import Readers, TooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
 from agentrt.serving.observability.stream import Feed
@@ -41,10 +39,10 @@ class Mirror:
         self.engines = body["engines"] or self.engines
 
 
-def feed_of(story: Story, log: ProgramLog, tenant: str | None, program: Run | None) -> Feed:
+def feed_of(story: Story, tenant: str | None = None, program: Run | None = None) -> Feed:
     executor = ScriptedExecutor()
     server = Server(Runtime(executor, registry=story.registry), ("scripted",))
-    return Feed(server, log, SnapshotPoller(executor, story.registry.clock), tenant, program)
+    return Feed(server, story.log, SnapshotPoller(executor, story.registry.clock), tenant, program)
 
 
 def a_view(story: Story, rng: random.Random) -> EngineView:
@@ -68,10 +66,9 @@ def test_a_snapshot_and_its_changes_are_what_the_registry_has(
 ) -> None:
     async def read() -> None:
         story, mirror, rng = Story(), Mirror(), random.Random(seed)
-        log = ProgramLog(story.registry)
-        log.open()
+        log = story.log
         story.tell(chapters[0])
-        view, watch = a_view(story, rng), feed_of(story, log, tenant, None)
+        view, watch = a_view(story, rng), feed_of(story, tenant)
         with log.readers.opened(watch.wants) as reader:
             mirror.hear(watch.snapshot(view))
             for chapter in chapters[1:]:
@@ -106,11 +103,10 @@ def test_a_snapshot_and_its_changes_are_what_the_registry_has(
 def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pick: int) -> None:
     async def read() -> None:
         story, mirror = Story(), Mirror()
-        log = ProgramLog(story.registry)
-        log.open()
+        log = story.log
         story.tell([("open", pick), *chapters[0]])
         run = story.runs[pick % len(story.runs)]
-        watch, view = feed_of(story, log, None, run), EngineView()
+        watch, view = feed_of(story, None, run), EngineView()
         with log.readers.opened(watch.wants) as reader:
             mirror.hear(watch.snapshot(view))
             for chapter in chapters[1:]:
@@ -128,11 +124,9 @@ def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pic
 
 async def test_nothing_is_told_when_nothing_changed() -> None:
     story = Story()
-    log = ProgramLog(story.registry)
-    log.open()
     story.tell([("open", 0), ("call", 0)])
-    watch, view = feed_of(story, log, None, None), EngineView(at=1.0)
-    with log.readers.opened(watch.wants) as reader:
+    watch, view = feed_of(story), EngineView(at=1.0)
+    with story.log.readers.opened(watch.wants) as reader:
         watch.snapshot(view)
         assert watch.change(reader, view) is None
         assert watch.change(reader, EngineView(at=2.0)) is None
@@ -144,10 +138,8 @@ async def test_nothing_is_told_when_nothing_changed() -> None:
 
 async def test_a_reader_that_falls_behind_is_cut_and_nobody_waits_for_it() -> None:
     story = Story()
-    log = ProgramLog(story.registry)
-    log.readers = Readers(buffer=4)
-    log.open()
-    with log.readers.opened(lambda run: True) as slow:
+    story.log.readers = Readers(buffer=4)
+    with story.log.readers.opened(lambda run: True) as slow:
         story.tell([("open", 0)] * 5)
         with pytest.raises(TooSlowError, match="buffer"):
             slow.take()
@@ -156,11 +148,9 @@ async def test_a_reader_that_falls_behind_is_cut_and_nobody_waits_for_it() -> No
 
 async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
     story = Story()
-    log = ProgramLog(story.registry)
-    log.readers = Readers(buffer=2)
-    log.open()
-    watch = feed_of(story, log, None, None)
-    with log.readers.opened(watch.wants) as reader:
+    story.log.readers = Readers(buffer=2)
+    watch = feed_of(story)
+    with story.log.readers.opened(watch.wants) as reader:
         events = watch.events(reader)
         assert (await anext(events)).event == "snapshot"
         story.tell([("open", 0)] * 5)
@@ -168,18 +158,16 @@ async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
         assert (cut.event, "buffer" in str(cut.data)) == ("cut", True)
         with pytest.raises(StopAsyncIteration):
             await anext(events)
-    assert len(log.readers) == 0
-    with log.readers.opened(watch.wants) as reader:
+    assert len(story.log.readers) == 0
+    with story.log.readers.opened(watch.wants) as reader:
         assert len(json.loads(str((await anext(watch.events(reader))).data))["programs"]) == 5
 
 
 async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() -> None:
     story = Story()
-    log = ProgramLog(story.registry)
-    log.open()
     story.tell([("open", 0)])
-    watch = feed_of(story, log, None, None)
-    with log.readers.opened(watch.wants) as reader:
+    watch = feed_of(story)
+    with story.log.readers.opened(watch.wants) as reader:
         events = watch.events(reader)
         assert (await anext(events)).event == "snapshot"
         watch.server.draining = True
@@ -190,10 +178,8 @@ async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() ->
 
 async def test_what_changes_again_takes_no_more_room() -> None:
     story = Story()
-    log = ProgramLog(story.registry)
-    log.readers = Readers(buffer=4)
-    log.open()
-    with log.readers.opened(lambda run: True) as reader:
+    story.log.readers = Readers(buffer=4)
+    with story.log.readers.opened(lambda run: True) as reader:
         story.tell([("open", 0), ("call", 0), ("end", 1), ("close", 0)])
         changes = reader.take()
     run = story.runs[0]
@@ -202,9 +188,7 @@ async def test_what_changes_again_takes_no_more_room() -> None:
 
 async def test_a_reader_wakes_when_another_thread_writes() -> None:
     story = Story()
-    log = ProgramLog(story.registry)
-    log.open()
-    with log.readers.opened(lambda run: True) as reader:
+    with story.log.readers.opened(lambda run: True) as reader:
         assert reader.take() == []
         wait = asyncio.create_task(reader.wait(60.0))
         await asyncio.sleep(0)
@@ -213,19 +197,13 @@ async def test_a_reader_wakes_when_another_thread_writes() -> None:
         assert [run.id for run, _ in reader.take()] == [story.runs[0].id]
 
 
-def test_calls_called_off_by_their_programs_end_are_told() -> None:
-    async def read() -> None:
-        story, mirror = Story(), Mirror()
-        log = ProgramLog(story.registry)
-        log.open()
-        story.tell([("open", 0), ("call", 0)])
-        watch, view = feed_of(story, log, None, None), EngineView()
-        with log.readers.opened(watch.wants) as reader:
-            mirror.hear(watch.snapshot(view))
-            story.tell([("close", 2)])
-            mirror.hear(watch.change(reader, view))
-        [node] = mirror.nodes.values()
-        assert node["state"] == "cancelled"
-        assert call_id(story.runs[0], story.runs[0].dag.node(0)) == f"{story.runs[0].id}/0"
-
-    asyncio.run(read())
+async def test_calls_called_off_by_their_programs_end_are_told() -> None:
+    story, mirror = Story(), Mirror()
+    story.tell([("open", 0), ("call", 0)])
+    watch, view = feed_of(story), EngineView()
+    with story.log.readers.opened(watch.wants) as reader:
+        mirror.hear(watch.snapshot(view))
+        story.tell([("close", 2)])
+        mirror.hear(watch.change(reader, view))
+    [node] = mirror.nodes.values()
+    assert node["state"] == "cancelled"
