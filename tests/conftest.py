@@ -17,6 +17,8 @@ import pytest_asyncio
 from hypothesis import HealthCheck, Phase, settings
 
 from agentrt import Runtime
+from tests.engine.early import needs_of_core
+from tests.engine.forked import ForkedCore, loading_in
 
 # The same examples in every run, so that a change is judged by what it changes, and none is
 # judged by how busy the machine is.
@@ -70,6 +72,13 @@ def _other_children_live(monkeypatch: pytest.MonkeyPatch) -> None:
     it has engines beside it that other tests go on with.
     """
     monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cores_are_forked() -> Iterator[None]:
+    """Engines of this process start in two seconds of a core's time; those of commands in nine."""
+    with loading_in(lambda: ForkedCore(*needs_of_core(on_gpu=False))):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

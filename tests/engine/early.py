@@ -25,7 +25,6 @@ from typing import Any
 
 from agentrt.executors.vllm.processes import (
     collections_paused,
-    die_with_parent,
     interrupts_blocked,
     leave_interrupts_to_parent,
 )
@@ -115,7 +114,6 @@ def _without_script() -> Iterator[None]:
 
 def _wait_for_work(reader: Connection, modules: Sequence[str]) -> None:
     leave_interrupts_to_parent()
-    die_with_parent()
     with collections_paused():
         for name in modules:
             with contextlib.suppress(ImportError):  # the parent says what is missing
@@ -128,7 +126,7 @@ def _wait_for_work(reader: Connection, modules: Sequence[str]) -> None:
         sys.path[:] = path
         spawn.prepare(script)
         target, kwargs = reader.recv()
-    except EOFError:  # it was dismissed
+    except EOFError:  # it was dismissed, or its parent has died
         return
     reader.close()
     target(**kwargs)

@@ -16,6 +16,7 @@ import pytest
 
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.executors.vllm.processes import descendants
 from tests.engine.early import EarlyCore, _environment, core_in, needs_of_core
 
 _SERVER = forkserver.ForkServer()
@@ -52,6 +53,22 @@ def _start_server() -> None:
         _SERVER_HAS.update({**os.environ, **environment})
         with _environment(environment):
             _SERVER.ensure_running()
+
+
+def server() -> tuple[str, dict[str, str]]:
+    """Where other processes reach it, and the variables with which it was started."""
+    prepare_environment(EngineOptions())
+    _start_server()
+    return _SERVER._forkserver_address, _SERVER_HAS  # type: ignore[attr-defined]  # typeshed lacks it
+
+
+def use_server(address: str, variables: Mapping[str, str]) -> None:
+    """In another process: its cores are forks of this `server`."""
+    _SERVER_HAS.update(variables)
+    nothing = os.open(os.devnull, os.O_WRONLY)  # for what keeps a server alive
+    vars(_SERVER).update(
+        _forkserver_address=address, _forkserver_alive_fd=nothing, ensure_running=lambda: None
+    )
 
 
 class ForkedCore(EarlyCore):
@@ -125,9 +142,7 @@ def forked_python(folder: Path) -> Iterator[None]:
 
     For commands of which a test asks what they serve, and not how they start or end.
     """
-    prepare_environment(EngineOptions())
-    _start_server()
-    address = _SERVER._forkserver_address  # type: ignore[attr-defined]  # typeshed lacks it
+    address, _ = server()
     program, script = folder / "python.py", folder / "python"
     program.write_text(
         _PROGRAM.format(root=str(_ROOT), server=address, path=sys.path),
@@ -138,3 +153,8 @@ def forked_python(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(script))
         yield
+
+
+def forks() -> list[int]:
+    """The ids of all commands and cores that are forks."""
+    return descendants(_SERVER._forkserver_pid)  # type: ignore[attr-defined]  # typeshed lacks it

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from unittest.mock import AsyncMock
 
+import pytest
+
+from agentrt import Runtime
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor, Progress
+from agentrt.executors.frontend import Frontend
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.request import Call
 
@@ -27,6 +33,29 @@ class Lent(ForwardingExecutor):
 
     async def close(self) -> None:
         """Its owner closes it."""
+
+
+class WithFront(ForwardingExecutor):
+    """Its runtime takes ``front``, another runtime's, and opens none itself."""
+
+    def __init__(self, inner: Executor, front: Frontend) -> None:
+        super().__init__(inner)
+        self._front = front
+
+    def own_frontend(self, names: Sequence[str]) -> Frontend:
+        return self._front
+
+
+@asynccontextmanager
+async def lent_front(runtime: Runtime) -> AsyncIterator[Frontend]:
+    """The front end of the runtime, for others that leave it open.
+
+    A front end of a model that sees takes seconds to open.
+    """
+    front = await runtime.frontend()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(front, "close", AsyncMock())
+        yield front
 
 
 async def knows_what_they_hold(replicas: ReplicaSet) -> None:

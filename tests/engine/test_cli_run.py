@@ -1,35 +1,27 @@
-"""`agentrt run` as its users meet it: a process, a terminal, a real engine."""
+"""`agentrt run` on a real engine: what it prints, what it refuses, and what a kill leaves.
+
+tests/engine/test_cli_process.py has it on a terminal.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
-import pexpect
 import pytest
 
 from agentrt.cli.app import call
-from agentrt.executors.vllm.processes import descendants
 from tests.doubles.tinymodel import tiny_model
+from tests.engine.forked import forked_python, forks
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
 
-COMMAND = [sys.executable, "-m", "agentrt.cli", "run"]
-PATIENT = """
-import agentrt.cli.signals
-from agentrt.cli import main
-
-agentrt.cli.signals.STOP_WITHIN_S = 60  # a busy machine may take longer than users wait
-main()
-"""
 START_S = 240
 """Loose: what is asserted is what happens, not how fast a busy machine is."""
 
@@ -155,61 +147,18 @@ def test_an_engine_that_finds_no_way_to_talk_to_its_core(
     gc.collect()  # here, and not in a later test
 
 
-def test_ctrl_c_while_it_decodes(tmp_path: Path, model: str) -> None:
-    """On a terminal, so that the live view is there and the whole process group is hit."""
-    arguments = [*COMMAND[1:], put(tmp_path, LONG), "--model", model, "--policy", "atlas"]
-    child = pexpect.spawn(COMMAND[0], arguments, timeout=START_S, dimensions=(24, 100))
-    try:
-        child.expect(r"running, Q\d")
-        engine = descendants(child.pid)
-        assert engine
-        child.sendintr()
-        child.expect("interrupted: the programs and the engine were stopped")
-        child.expect(pexpect.EOF)
-        child.wait()
-    finally:
-        child.close(force=True)
-    assert child.exitstatus == 130
-    wait_gone(engine)
-
-
-def test_a_signal_while_it_loads(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PATIENT, "run", put(tmp_path, GOOD)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            deadline = time.monotonic() + START_S
-            while not (engine := descendants(process.pid)):
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            time.sleep(1.0)  # into the child's own imports
-            os.killpg(process.pid, signal.SIGTERM)
-            out, err = process.communicate(timeout=120)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 143
-    assert out == ""
-    assert "Traceback" not in err
-    assert err.splitlines()[-1].endswith("the programs and the engine were stopped")
-    wait_gone(engine)
-
-
 def test_the_engine_dies_with_a_parent_that_was_killed(tmp_path: Path, model: str) -> None:
-    with subprocess.Popen(
-        [*COMMAND, put(tmp_path, LONG), "--model", model],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stderr is not None
-        while "ready" not in (line := process.stderr.readline()):
-            assert is_ours(line), line
-        engine = descendants(process.pid)
-        process.kill()
-    assert engine
-    wait_gone(engine)
+    """The command is a fork here: of its own accord, its core ends as one that was spawned."""
+    with forked_python(tmp_path):
+        before = set(forks())
+        command = [sys.executable, "-m", "agentrt.cli", "run", put(tmp_path, LONG)]
+        with subprocess.Popen(
+            [*command, "--model", model], stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        ) as process:
+            assert process.stderr is not None
+            while "ready" not in (line := process.stderr.readline()):
+                assert is_ours(line), line
+            started = set(forks()) - before
+            process.kill()
+    assert len(started) == 2, "the command, and its core"
+    wait_gone([*started])

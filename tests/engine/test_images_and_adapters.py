@@ -17,12 +17,13 @@ import pytest_asyncio
 from agentrt import Context, Runtime, ToolCall, program
 from agentrt.errors import CallRejectedError, NotServedError
 from agentrt.executors.base import Executor
+from agentrt.executors.frontend import Frontend
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.program.results import ToolResult, messages_of
 from agentrt.router import make_router
-from tests.engine.lent import Lent
+from tests.engine.lent import Lent, WithFront, lent_front
 from tests.engine.seeing import TOKENS, asking, image, said, seeing_flags
 from tests.engine.tiny_vision import tiny_adapter, tiny_vision_model
 from tests.serving.local import MODEL, open_server
@@ -56,9 +57,15 @@ def engines(two: ReplicaSet) -> list[Executor]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def alone(two: ReplicaSet) -> AsyncIterator[Runtime]:
-    """On the first engine. Each front end of a model that sees takes seconds to open."""
+    """On the first engine."""
     async with Runtime(Lent(two.replicas[0].executor)) as runtime:
         yield runtime
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def front(alone: Runtime) -> AsyncIterator[Frontend]:
+    async with lent_front(alone) as front:
+        yield front
 
 
 async def test_each_image_and_the_adapter_change_what_is_said(alone: Runtime) -> None:
@@ -103,7 +110,9 @@ async def test_an_image_from_a_tool_is_seen(alone: Runtime) -> None:
     assert said_of[0] == said_of[2] != said_of[1]
 
 
-async def test_replicas_say_what_one_engine_says(alone: Runtime, engines: list[Executor]) -> None:
+async def test_replicas_say_what_one_engine_says(
+    alone: Runtime, front: Frontend, engines: list[Executor]
+) -> None:
     """The adapter's calls come apart from the model's own: on a CPU, vLLM adds the adapter to
     both where they share a batch.
     """
@@ -111,7 +120,7 @@ async def test_replicas_say_what_one_engine_says(alone: Runtime, engines: list[E
     expected = [[await said(alone, one, model=name) for one in seen] for name in by]
     lent = [Lent(engine) for engine in engines]
     replicas = ReplicaSet(lambda index: lent[index], 2, make_router("cost"))
-    async with Runtime(replicas) as runtime:
+    async with Runtime(WithFront(replicas, front)) as runtime:
         told = [
             await asyncio.gather(*(said(runtime, one, model=name) for one in seen)) for name in by
         ]
@@ -119,7 +128,9 @@ async def test_replicas_say_what_one_engine_says(alone: Runtime, engines: list[E
     assert min(one.calls for one in lent) > 0
 
 
-async def test_contexts_are_of_the_adapter_that_they_name(engines: list[Executor]) -> None:
+async def test_contexts_are_of_the_adapter_that_they_name(
+    front: Frontend, engines: list[Executor]
+) -> None:
     """On replicas too, and again over a warm cache: they say what a chat with it says."""
     lent = [Lent(engine) for engine in engines]
     replicas = ReplicaSet(lambda index: lent[index], 2, make_router("cost"))
@@ -131,7 +142,7 @@ async def test_contexts_are_of_the_adapter_that_they_name(engines: list[Executor
         done = await context.generate(TOKENS, ignore_eos=True)
         return done.text, (await before.score(done.token_ids)).total
 
-    async with Runtime(replicas) as runtime:
+    async with Runtime(WithFront(replicas, front)) as runtime:
         chats = [await said(runtime, model=by) for by in (None, "tuned")]
         for _ in range(2):
             told = [await runtime.start(goes_on, by).wait() for by in (None, "tuned")]
@@ -198,10 +209,12 @@ async def test_http_says_what_programs_say(two: ReplicaSet, alone: Runtime) -> N
         assert "most 2 image" in refused.json()["error"]["message"]
 
 
-async def test_an_engine_that_came_back_loads_its_adapter_again(two: ReplicaSet) -> None:
+async def test_an_engine_that_came_back_loads_its_adapter_again(
+    two: ReplicaSet, front: Frontend
+) -> None:
     """Its core is killed while the adapter's calls run. They, and those after, say the same."""
     seen = [image(seed) for seed in range(4)]
-    async with Runtime(Lent(two)) as runtime:
+    async with Runtime(WithFront(Lent(two), front)) as runtime:
         expected = [await said(runtime, one, model="tuned") for one in seen]
         running = [asyncio.create_task(said(runtime, one, model="tuned")) for one in seen]
         async with asyncio.timeout(60):

@@ -23,7 +23,8 @@ from agentrt.router import make_router
 from benchmarks.chaos.programs import ChaosPrograms
 from benchmarks.chaos.report import CallAudit
 from tests.doubles.raycluster import LocalCluster
-from tests.engine.lent import Lent, knows_what_they_hold
+from tests.engine.forking_actor import ForkingCluster
+from tests.engine.lent import Lent, WithFront, knows_what_they_hold, lent_front
 from tests.engine.seeing import image, said, seeing_flags
 from tests.engine.tiny_vision import tiny_adapter, tiny_vision_model
 from tests.executors.replicas.reading import Calls, streamed, whole
@@ -60,7 +61,7 @@ async def replicas(
     adapter = tiny_adapter(tmp_path_factory.mktemp("adapter"), model)
     flags = (*seeing_flags(adapter), "--max-model-len", "1024")
     options = EngineOptions(str(model), 8, flags=flags, kv_events=True)
-    cluster = Cluster(nodes.address, 2, memory=GIB)
+    cluster = ForkingCluster(nodes.address, 2, memory=GIB)
     replicas = ReplicaSet(
         lambda index: audit.engine(RayEngine(options, cluster)),
         2,
@@ -81,16 +82,22 @@ async def replicas(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def alone(replicas: ReplicaSet) -> AsyncIterator[Runtime]:
-    """On the first engine. Each front end of a model that sees takes seconds to open."""
-    async with Runtime(Lent(replicas.replicas[0].executor)) as runtime:
+async def together(replicas: ReplicaSet) -> AsyncIterator[Runtime]:
+    """On both engines."""
+    async with Runtime(Lent(replicas)) as runtime:
         yield runtime
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def together(replicas: ReplicaSet) -> AsyncIterator[Runtime]:
-    """On both."""
-    async with Runtime(Lent(replicas)) as runtime:
+async def front(together: Runtime) -> AsyncIterator[Frontend]:
+    async with lent_front(together) as front:
+        yield front
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def alone(replicas: ReplicaSet, front: Frontend) -> AsyncIterator[Runtime]:
+    """On the first engine."""
+    async with Runtime(WithFront(Lent(replicas.replicas[0].executor), front)) as runtime:
         yield runtime
 
 
@@ -152,11 +159,11 @@ async def test_contexts_are_those_of_one_engine(alone: Runtime, together: Runtim
 
 
 async def test_the_router_knows_what_engines_on_other_nodes_hold(
-    replicas: ReplicaSet, expected: list[list[str]]
+    replicas: ReplicaSet, front: Frontend, expected: list[list[str]]
 ) -> None:
     lent = [Lent(replica.executor) for replica in replicas.replicas]
     informed = ReplicaSet(lambda index: lent[index], 2, make_router("cost"))
-    async with Runtime(informed) as runtime:
+    async with Runtime(WithFront(informed, front)) as runtime:
         assert await PROGRAMS.run(runtime) == expected
         await knows_what_they_hold(informed)
 
@@ -193,13 +200,12 @@ async def hostile_calls_fail_alone(frontend: Frontend, engine: Executor) -> None
 
 
 async def test_a_front_end_here_makes_its_calls_there(
-    replicas: ReplicaSet, together: Runtime
+    replicas: ReplicaSet, front: Frontend
 ) -> None:
     """Rendered in this process, from what an actor says of its engine, and run on either node:
     text, token ids and log probabilities are the same, and so are whole answers. Hostile calls
     are refused there, and hold up no others.
     """
-    frontend = await together.frontend()
     request = {
         "messages": [{"role": "user", "content": "Tell a story about a cat. " * 20}],
         "max_tokens": 60,
@@ -210,27 +216,27 @@ async def test_a_front_end_here_makes_its_calls_there(
         "ignore_eos": True,
     }
     engines = [replica.executor for replica in replicas.replicas]
-    one, other = [whole(await streamed(frontend, engine, request)) for engine in engines]
+    one, other = [whole(await streamed(front, engine, request)) for engine in engines]
     assert one == other
     assert len(one["token_ids"]) == len(one["entries"]) == 60
     for engine in engines:
         with calling(Calls(engine)):
-            answer = await frontend.chat(request)
+            answer = await front.chat(request)
         choice = answer["choices"][0]
         assert choice["message"]["content"] == one["choices"][0]["message"]["content"]
         assert choice["token_ids"] == one["token_ids"]
         assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"]) > 100
-    await hostile_calls_fail_alone(frontend, engines[0])
+    await hostile_calls_fail_alone(front, engines[0])
     for engine in engines:
         await engine.end_program("p")  # the set does not know that it ran there
 
 
 async def test_images_and_an_adapter_reach_other_nodes(
-    replicas: ReplicaSet, alone: Runtime
+    replicas: ReplicaSet, front: Frontend, alone: Runtime
 ) -> None:
     """Images go there as they were prepared here; an engine loads the adapter from its folder."""
     told = []
-    async with Runtime(Lent(replicas.replicas[1].executor)) as other:
+    async with Runtime(WithFront(Lent(replicas.replicas[1].executor), front)) as other:
         for runtime in (alone, other):
             one = [await said(runtime, *map(image, seen)) for seen in ((), (1,), (1, 2), (1,))]
             told.append([*one, await said(runtime, image(1), model="tuned")])
@@ -263,7 +269,11 @@ async def test_more_engines_than_the_nodes_have_room_for(nodes: LocalCluster) ->
 
 
 async def test_a_core_and_then_a_node_are_killed_in_the_middle(
-    nodes: LocalCluster, replicas: ReplicaSet, audit: CallAudit, expected: list[list[str]]
+    nodes: LocalCluster,
+    replicas: ReplicaSet,
+    front: Frontend,
+    audit: CallAudit,
+    expected: list[list[str]],
 ) -> None:
     """1. An engine core dies on its node, whose actor says so: a new one takes its place.
     2. A node's raylet is killed, with its actor: its engine's calls run again on the other node.
@@ -275,7 +285,7 @@ async def test_a_core_and_then_a_node_are_killed_in_the_middle(
     def kill_node() -> None:
         nodes.kill_node(1)
 
-    async with Runtime(audit.front(Lent(replicas))) as runtime:
+    async with Runtime(audit.front(WithFront(Lent(replicas), front))) as runtime:
         for deaths, kill in ((1, kill_core), (2, kill_node)):
             telling = asyncio.create_task(PROGRAMS.run(runtime))
             async with asyncio.timeout(60):

@@ -23,8 +23,8 @@ from tests.executors.vllm.storms import Storm
 
 pytestmark = pytest.mark.engine
 
-SCHEDULES = int(os.environ.get("AGENTRT_EQUIVALENCE", "400"))
-_PER_ENGINE = 40
+SCHEDULES = int(os.environ.get("AGENTRT_EQUIVALENCE", "200"))
+_PER_ENGINE = 20
 _ACTS = 30
 
 

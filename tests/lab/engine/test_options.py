@@ -30,7 +30,7 @@ STEPS = StepTimeModel(base_s=0.02, per_prefill_token_s=2e-4)
 @cache
 def programs() -> list[ProgramShape]:
     """Agents with tools, and some that branch: enough to wait for slots and for memory."""
-    made = [*generate("react", 6, 1), *generate("graphs8", 3, 1)]
+    made = [*generate("react", 4, 1), *generate("graphs8", 2, 1)]
     return poisson(with_tools([one for one in made if _longest(one) < LONGEST], 0.3, 1), 4.0, 1)
 
 

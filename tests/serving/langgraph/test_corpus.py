@@ -8,42 +8,27 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.serving.langgraph.corpus.allowed import ALLOWED, PAGE, allowed, table
 from tests.serving.langgraph.corpus.differences import Difference, differences
-from tests.serving.langgraph.corpus.play import (
-    JAVASCRIPT,
-    all_graphs,
-    play,
-    play_javascript,
-    recorded,
-)
+from tests.serving.langgraph.corpus.play import all_graphs, play, play_javascript, recorded
 from tests.serving.langgraph.serve import serving
 from tests.serving.tenants.plain_keys import PlainKeys
 
 
-@pytest.mark.parametrize("key", [None, "ann"], ids=["without", "tenant"])
-async def test_answers_differ_from_the_references_where_they_are_meant_to(
-    key: str | None, tmp_path: Path
-) -> None:
-    """Without keys; and as a tenant, whom the Python client asks for all that there is."""
-    keys = None if key is None else PlainKeys()
+async def test_answers_differ_from_the_references_where_they_are_meant_to(tmp_path: Path) -> None:
+    """Python's client asks as a tenant, JavaScript's a server without keys."""
     theirs = recorded()
-    with serving(all_graphs(), tmp_path / "agentrt.db", keys=keys) as it:
-        found = await play(it.url, key)
-        if key is None:
-            found |= await play_javascript(it.url, tmp_path)
-        else:
-            theirs = {name: theirs[name] for name in theirs if name not in JAVASCRIPT}
+    with serving(all_graphs(), tmp_path / "tenants.db", keys=PlainKeys()) as it:
+        found = await play(it.url, "ann")
+    with serving(all_graphs(), tmp_path / "agentrt.db") as it:
+        found |= await play_javascript(it.url, tmp_path)
     assert found.keys() == theirs.keys()
     every = [one for name in theirs for one in differences(name, theirs[name], found[name])]
     assert [one for one in every if allowed(one) is None] == []
-    if key is None:
-        met = Counter(map(allowed, every))
-        assert {one.there + one.here: met[one] for one in ALLOWED} == {
-            one.there + one.here: one.times for one in ALLOWED
-        }
+    met = Counter(map(allowed, every))
+    assert {one.there + one.here: met[one] for one in ALLOWED} == {
+        one.there + one.here: one.times for one in ALLOWED
+    }
 
 
 def test_a_difference_that_is_not_meant_is_found() -> None:

@@ -125,7 +125,7 @@ async def test_an_answer_that_is_rolled_back_never_was(
     await finished(client, graph, thread, "xy")
 
 
-@on_both(*GRAPHS)
+@on_both("pair-called", "twice-lasting")
 async def test_another_answer_rolls_the_first_back(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
