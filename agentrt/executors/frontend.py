@@ -40,13 +40,19 @@ class Caller(Protocol):
     def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Caller]]:
         """Callers for ``count`` calls beside each other; after the block they have all ended."""
 
+    def failed(self, error: BaseException) -> AgentrtError | None:
+        """The error that stands for that of a call; None if it says enough, or is no failure."""
+        return error if isinstance(error, AgentrtError) else None
 
+
+FIELDS = "agentrt.fields"
+"""The key of an ASGI scope that has the JSON of its body, parsed: an object."""
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
 WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
 """The tenant for whom a front end works: those with much work take turns."""
 
 
-class NoProgram:
+class NoProgram(Caller):
     """Makes calls on ``executor`` that belong to no program: each is one of its own."""
 
     def __init__(self, executor: Executor) -> None:

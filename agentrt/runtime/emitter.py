@@ -18,15 +18,15 @@ from typing import TypeVar
 
 from agentrt import tracking
 from agentrt.contexts.saved import SavedContext
-from agentrt.executors.base import Chunk, Notification, Reading
-from agentrt.executors.frontend import WORKS_FOR, Answer, Frontend, Request, calling
+from agentrt.executors.base import Chunk, Notification
+from agentrt.executors.frontend import WORKS_FOR, Answer, Caller, Frontend, Request, calling
 from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Node
 from agentrt.program.results import Takes
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.runtime.interrupts import InterruptEmitter, node_of
 from agentrt.runtime.registry import identity_of
-from agentrt.runtime.services import Services
+from agentrt.runtime.services import ClientCall, Services
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class ContextEmitter:
 
 
 @dataclasses.dataclass(slots=True)
-class RunCaller:
+class RunCaller(Caller):
     """A run's code in ``scope``, as who makes calls through a front end.
 
     ``after`` are nodes that had to end before them, beside what the scope knows. ``replies``
@@ -96,9 +96,10 @@ class RunCaller:
 
     def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         """Make a call. The last chunk's reply is added to ``replies``."""
-        emitter = self.emitter
-        made = emitter.make(spec, self.scope, self.after, stream=stream, replies=self.replies)
-        return emitter.read_for_client(made) if self.client else made
+        client = ClientCall(self.emitter.program_id) if self.client else None
+        return self.emitter.make(
+            spec, self.scope, self.after, stream=stream, replies=self.replies, client=client
+        )
 
     @contextlib.contextmanager
     def siblings(self, count: int) -> Iterator[Sequence[RunCaller]]:
@@ -155,31 +156,10 @@ class RunEmitter(InterruptEmitter):
 
     # -- calls -------------------------------------------------------------------------
 
-    async def read_for_client(
-        self, made: AsyncGenerator[Chunk, None]
-    ) -> AsyncGenerator[Chunk, None]:
-        """The chunks of a client program's call. A runtime that closes ends the reading."""
-        reading = Reading(made.__anext__)
-        self.begin_client_call(reading)
-        try:
-            async with contextlib.aclosing(made):
-                async for chunk in reading:
-                    reading.task = None
-                    yield chunk
-        finally:
-            self.end_client_call(reading)
-
-    def begin_client_call(self, reading: Reading[Chunk]) -> None:
-        """A client program's call, which `make` made, is read, until `end_client_call`.
-
-        The task that waits for its next chunk is in no run of its own, and may be another each
-        time: so a runtime that closes finds it.
-        """
-        self.services.client_calls[reading] = self._run.id
-
-    def end_client_call(self, reading: Reading[Chunk]) -> None:
-        """It is over."""
-        del self.services.client_calls[reading]
+    @property
+    def program_id(self) -> str:
+        """The id of its run."""
+        return self._run.id
 
     def caller(self, scope: Scope) -> RunCaller:
         """A client program's code in ``scope``, as who makes calls through a front end."""
@@ -213,41 +193,66 @@ class RunEmitter(InterruptEmitter):
         stream: bool,
         name: str = "llm",
         replies: list[Reply] | None = None,
+        client: ClientCall | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Make a call, and give its chunks, to be read outside of programs' own code. The reply
-        is added to ``replies``.
+        is added to ``replies``. A client program's call is ``client``.
         """
-        run, registry, executor = self._run, self._registry, self.services.executor
-        executor.info.check_served(spec.model)
-        if spec.sampling is not None:
-            executor.info.check_logits(spec.sampling.logits)
-        node = registry.begin_call(run, scope, name, map(node_of, after))
-        call = self._identify(node, scope, spec)
-        over = False
+        over, loop = False, asyncio.get_running_loop()
         try:
-            async with contextlib.aclosing(executor.generate(call, stream=stream)) as chunks:
-                async for chunk in chunks:
-                    if chunk.reply is not None:
-                        over = True
-                        registry.end_call(run, scope, node, chunk.reply.report)
-                        chunk.reply = dataclasses.replace(
-                            chunk.reply, node=node.id, program_id=run.id
-                        )
-                        if replies is not None:
-                            replies.append(chunk.reply)
-                    yield chunk
-        except (asyncio.CancelledError, GeneratorExit):
-            if not over:
-                report = CallReport()
-                try:  # a second cancellation must not leave the call open
-                    report = await executor.aborted(call.call_id)
-                finally:
-                    registry.end_call(run, scope, node, report, cancelled=True)
-            raise
-        except Exception as error:
-            if not over:
-                registry.end_call(run, scope, node, CallReport(), error=error)
-            raise
+            node, call = self._begin(spec, scope, name, after)
+            made = self.services.executor.generate(call, stream=stream)
+            try:
+                async with contextlib.aclosing(made) as chunks:
+                    if client is not None:
+                        self.services.client_calls.add(client)
+                        client.task = asyncio.current_task(loop)
+                    async for chunk in chunks:
+                        if client is not None:
+                            client.task = None
+                        if chunk.reply is not None:
+                            over = True
+                            self._registry.end_call(self._run, scope, node, chunk.reply.report)
+                            if client is None or replies is not None:
+                                chunk.reply = self._signed(chunk.reply, node, replies)
+                        yield chunk
+                        if client is not None:
+                            client.task = asyncio.current_task(loop)
+            except BaseException as error:
+                if not over:
+                    await self._failed(call, scope, node, error)
+                raise
+        finally:
+            if client is not None:
+                self.services.client_calls.discard(client)
+                client.ended()
+
+    def _begin(
+        self, spec: CallSpec, scope: Scope, name: str, after: Iterable[Reply]
+    ) -> tuple[Node, Call]:
+        info = self.services.executor.info
+        info.check_served(spec.model)
+        if spec.sampling is not None:
+            info.check_logits(spec.sampling.logits)
+        node = self._registry.begin_call(self._run, scope, name, map(node_of, after))
+        return node, self._identify(node, scope, spec)
+
+    def _signed(self, reply: Reply, node: Node, replies: list[Reply] | None) -> Reply:
+        """A call's reply, for the run's own code."""
+        reply = dataclasses.replace(reply, node=node.id, program_id=self._run.id)
+        if replies is not None:
+            replies.append(reply)
+        return reply
+
+    async def _failed(self, call: Call, scope: Scope, node: Node, error: BaseException) -> None:
+        run, registry, report = self._run, self._registry, CallReport()
+        if isinstance(error, Exception):
+            registry.end_call(run, scope, node, report, error=error)
+            return
+        try:  # a second cancellation must not leave the call open
+            report = await self.services.executor.aborted(call.call_id)
+        finally:
+            registry.end_call(run, scope, node, report, cancelled=True)
 
     def _identify(self, node: Node, scope: Scope, spec: CallSpec) -> Call:
         run = self._run

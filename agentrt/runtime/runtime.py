@@ -306,10 +306,10 @@ class Runtime:
 
     async def _cancel_client_calls(self, program_id: str) -> None:
         """Abort the calls that threads and other loops still make for the program."""
-        if not (readings := self._services.client_calls.items()):
+        if not (calls := self._services.client_calls):
             return
         me = asyncio.current_task()
-        tasks = [one.task for one, owner in readings if owner == program_id]
+        tasks = [one.task for one in calls if one.program_id == program_id]
         calling = [task for task in tasks if task is not None and task is not me]
         for task in calling:
             task.cancel()

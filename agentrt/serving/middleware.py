@@ -57,7 +57,8 @@ class Middleware:
     """Admits requests to ``app``, or answers with an error. Those at a path that ``direct`` has go
     to its application, past the many routes and the middleware of ``app``.
 
-    ``scope["state"]`` gets the ``tenant``, whether it is an ``operator``, and the ``request_id``.
+    ``scope["state"]`` gets the ``tenant``, whether it is an ``operator``, the ``request_id`` and
+    the ``headers`` by their names.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class Middleware:
             return
         headers = dict(reversed(scope["headers"]))
         request_id = _request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"], state["headers"] = request_id, headers
         is_begun = False
 
         def send_with_id(message: Message) -> Awaitable[None]:

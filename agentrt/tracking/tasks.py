@@ -210,7 +210,8 @@ class _Factory:
         self.installs = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> Any:
-        scope = current_scope()
+        # Most tasks of a server are nobody's.
+        scope = None if SCOPE.get() is None else current_scope()
         if scope is None or not self.installs or frameworks.is_internal(coro):
             if self.previous is None:
                 return asyncio.Task(coro, loop=loop, **kwargs)

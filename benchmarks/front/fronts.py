@@ -107,7 +107,7 @@ async def stock() -> AsyncIterator[Served]:
     args = front_args(setup, (Server.NAME,))
     client = _Client(setup, *make_renderer(setup.vllm_config), engine)
     client.engine = engine
-    app = await make_app(client, args, setup.tasks, metrics=True)
+    app = await make_app(client, args, setup.tasks, alone=True)
     with socket.create_server((_HOST, 0)) as listener:
         config = uvicorn.Config(app, log_level="error", access_log=False)
         config.load()

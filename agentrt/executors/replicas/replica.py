@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import (
-    AsyncGenerator,
     Awaitable,
     Callable,
     Iterator,
@@ -18,9 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
-from agentrt.executors.base import Chunk, Executor, Progress, Reading
+from agentrt.executors.base import Executor, Progress, Reading
 from agentrt.executors.info import ExecutorInfo, is_model
-from agentrt.request import Call
 from agentrt.router import ReplicaView
 
 if TYPE_CHECKING:
@@ -93,7 +91,7 @@ class CancelScope:
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await ``work()`` until this scope is cancelled."""
         with self.reading(work) as reading:
-            return await anext(reading)
+            return await reading.__anext__()
 
     @contextlib.contextmanager
     def reading(self, following: Callable[[], Awaitable[T]]) -> Iterator[Reading[T]]:
@@ -196,17 +194,6 @@ class Replica:
         """Stop the engine, and wait for old ones that are still closing."""
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self.executor.close()
-
-    @contextlib.contextmanager
-    def running(self, call: Call, chunks: AsyncGenerator[Chunk, None]) -> Iterator[Reading[Chunk]]:
-        """Read the call's chunks, as long as the engine of now lives. It is counted meanwhile."""
-        self.calls += 1
-        self.programs.add(call.program_id)
-        try:
-            with self.cancel_scope.reading(chunks.__anext__) as reading:
-                yield reading
-        finally:
-            self.calls -= 1
 
     async def snapshot(self) -> Mapping[str, Any]:
         """What the engine says; nothing while there is none, or one that does not answer."""

@@ -6,8 +6,7 @@ Prompts are hashed only for a router that reads blocks, on engines that show the
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from agentrt import tracking
@@ -99,16 +98,8 @@ class Routing:
         routed = self.dispatcher.send(question, [replica.view for replica in candidates])
         return next(r for r in candidates if r.view is routed.replica), routed
 
-    @contextlib.contextmanager
-    def counting(self, routed: RoutedCall) -> Iterator[None]:
-        """However the body ends, the routed is over then."""
-        try:
-            yield
-        finally:
-            self.dispatcher.ended(routed)
-
-    def ended(self, routed: RoutedCall, report: CallReport) -> None:
-        """The call's engine gave its report."""
+    def ended(self, routed: RoutedCall, report: CallReport | None = None) -> None:
+        """The call is over, the first time that this is said; its engine may have a ``report``."""
         self.dispatcher.ended(routed, report)
 
     # -- KV events ---------------------------------------------------------------------

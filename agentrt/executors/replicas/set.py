@@ -15,7 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
-from agentrt.executors.base import Chunk, Executor, FrontSetup, Notification, Progress
+from agentrt.executors.base import (
+    Chunk,
+    Executor,
+    FrontSetup,
+    Notification,
+    Progress,
+    Reading,
+)
 from agentrt.executors.history import HistoryFile
 from agentrt.executors.info import ExecutorInfo, not_served
 from agentrt.executors.replicas.output import CallOutput
@@ -29,8 +36,8 @@ from agentrt.executors.replicas.replica import (
 )
 from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
-from agentrt.request import Call, CallReport
-from agentrt.router import Router
+from agentrt.request import Call, CallReport, Reply
+from agentrt.router import RoutedCall, Router
 from agentrt.router.policies import RoundRobin
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends, make_policy
@@ -158,16 +165,13 @@ class ReplicaSet(Executor):
             engine = replica.executor
             try:
                 async with contextlib.aclosing(engine.generate(call, stream=stream)) as chunks:
-                    with (
-                        self._running(call, replica),
-                        self.routing.counting(routed),
-                        replica.running(call, chunks) as reading,
-                    ):
+                    with self._running(call, replica, routed, chunks) as reading:
                         async for chunk in reading:
                             reading.task = None
                             if chunk.reply is not None:
                                 self.routing.ended(routed, chunk.reply.report)
-                            new = output.take(_signed(chunk, replica))
+                                chunk.reply = self._signed(chunk.reply, replica)
+                            new = output.take(chunk)
                             if output.delivered:
                                 self._where.pop(call.call_id, None)
                             if new is not None:
@@ -181,19 +185,32 @@ class ReplicaSet(Executor):
                 replica.reruns += not output.delivered
 
     @contextlib.contextmanager
-    def _running(self, call: Call, replica: Replica) -> Iterator[None]:
+    def _running(
+        self, call: Call, replica: Replica, routed: RoutedCall, chunks: AsyncGenerator[Chunk, None]
+    ) -> Iterator[Reading[Chunk]]:
+        """Read the call's chunks, as long as the engine of now lives; it is counted meanwhile."""
         self._where[call.call_id] = replica
+        replica.calls += 1
+        replica.programs.add(call.program_id)
         aborted = False
         try:
-            yield
+            with replica.cancel_scope.reading(chunks.__anext__) as reading:
+                yield reading
         except (asyncio.CancelledError, GeneratorExit):
             aborted = True  # `aborted` will ask where it was
             raise
         finally:
+            replica.calls -= 1
+            self.routing.ended(routed)
             if not aborted:
                 self._where.pop(call.call_id, None)
             if not replica.calls:
                 self._supervisor.signal_change()
+
+    def _signed(self, reply: Reply, replica: Replica) -> Reply:
+        """A call's reply with the name of the replica that it is from."""
+        report = dataclasses.replace(reply.report, replica=replica.name)
+        return dataclasses.replace(reply, report=report)
 
     async def _ready(self, call: Call) -> list[Replica]:
         """The replicas that can run the call now, once there is one."""
@@ -283,17 +300,12 @@ class RestartedEngine(ReplicaSet):
         replica = self.replicas[0]
         return replica.info if replica.starts else replica.executor.info
 
+    def _signed(self, reply: Reply, replica: Replica) -> Reply:
+        return reply
+
     async def snapshot(self) -> Mapping[str, Any]:
         replica = self.replicas[0]
         found = await replica.snapshot()
         if not found or not replica.deaths:
             return found
         return {**found, "deaths": replica.deaths, "last_error": replica.last_error}
-
-
-def _signed(chunk: Chunk, replica: Replica) -> Chunk:
-    """The last chunk with the name of the replica that it is from."""
-    if chunk.reply is None:
-        return chunk
-    report = dataclasses.replace(chunk.reply.report, replica=replica.name)
-    return dataclasses.replace(chunk, reply=dataclasses.replace(chunk.reply, report=report))

@@ -5,6 +5,7 @@ Bodies are not validated yet. A value of the wrong type is left for vLLM to refu
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -66,8 +67,11 @@ def calls_of(path: str, body: Mapping[str, Any]) -> int:
     return choices * max(1, prompts)
 
 
-def check_bounds(path: str, body: Mapping[str, Any]) -> None:
-    """Raise `ApiError` for lists, schemas and patterns beyond the limits; it names the field."""
+def check_bounds(path: str, body: Mapping[str, Any], size: float = math.inf) -> None:
+    """Raise `ApiError` for lists, schemas and patterns beyond the limits; it names the field.
+
+    ``size`` is that of the body (bytes): a short one has not many messages.
+    """
     for name in _LISTS.keys() & body.keys():
         given, most = body[name], _LISTS[name]
         if isinstance(given, list | dict) and len(given) > most:
@@ -77,7 +81,7 @@ def check_bounds(path: str, body: Mapping[str, Any]) -> None:
     for one in given if isinstance(given, list) else [given]:
         if isinstance(one, str) and len(one) > _LONGEST_STOP:
             raise _too_much(stop, len(one), _LONGEST_STOP, "characters of one string")
-    for name in ("messages", "input"):
+    for name in ("messages", "input") if size > MOST_MESSAGES else ():
         _check_messages(name, body.get(name))
     weight = _Weight()
     for field, schema in _schemas(body):

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError
-from agentrt.executors.base import Chunk, Reading
+from agentrt.executors.base import Chunk
+from agentrt.executors.frontend import Caller
 from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
+from agentrt.runtime.services import ClientCall
 from agentrt.serving.error_responses import CalledOffError
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.tracking.scope import Scope
 
+_LATER_S = 0.1
 _LOG = logging.getLogger(__name__)
 
 
-class RequestCaller:
+class RequestCaller(Caller):
     """Makes the calls of one request of a client's program, which has been entered.
 
     Calls that run beside each other are siblings; one that begins when others have ended comes
@@ -28,108 +31,90 @@ class RequestCaller:
     """
 
     def __init__(self, runtime: Runtime, entry: Entry) -> None:
-        self._runtime = runtime
         self._entry = entry
         self._emitter = runtime.emitter(entry.program.run)
-        self._open: dict[Reading[Chunk], AsyncGenerator[Chunk, None]] = {}
+        self._open: dict[ClientCall, AsyncGenerator[Chunk, None]] = {}
         self._over = asyncio.Event()
+        self._is_late = False
+        self._called_off: set[ClientCall] = set()
+        self._deadline: asyncio.TimerHandle | None = None
         self.is_gone = False
         self.error: AgentrtError | None = None
+        if (deadline_at := entry.program.deadline_at) is not None:
+            loop, left = asyncio.get_running_loop(), deadline_at - runtime.now()
+            self._deadline = loop.call_later(max(0.0, left), self._too_late)
 
     @contextlib.contextmanager
     def siblings(self, count: int) -> Iterator[Sequence[Sibling]]:
         """One with a scope of its own for each call: the last begins when the first may be over."""
         yield [Sibling(self, self._entry.scope()) for _ in range(count)]
 
-    async def chunks(
+    def chunks(
         self, spec: CallSpec, *, stream: bool, scope: Scope | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Make a call, in ``scope`` or in a new one.
-
-        Raises `CallTimeoutError` at the program's deadline, and `CalledOffError` when the program
-        is ended.
-        """
+        """Make a call, in ``scope`` or in a new one, that is read at once."""
         run = self._entry.program.run
         if run.ended_at is not None:
             raise CalledOffError(run.id)
         scope = scope or self._entry.scope()
-        made = self._emitter.make(spec, scope, (), stream=stream)
-        reading = self._reading(made)
-        self._open[reading] = made
-        self._emitter.begin_client_call(reading)
-        try:
-            async with contextlib.aclosing(made):
-                async for chunk in reading:
-                    reading.task = None
-                    yield chunk
-        except asyncio.CancelledError:
-            if run.ended_at is None or self.is_gone:
-                raise
-            _uncancel()  # nobody else called it off
-            self.error = CalledOffError(run.id)
-            raise self.error from None
-        except AgentrtError as error:
-            self.error = error
-            raise
-        except Exception as error:  # vLLM would tell the client what it says
-            _LOG.error("a call failed", exc_info=error)
-            self.error = InvariantError("the server failed")
-            raise self.error from error
-        finally:
-            self._emitter.end_client_call(reading)
+
+        def ended() -> None:
             self._entry.ended(scope)
-            self._open.pop(reading, None)
+            self._open.pop(call, None)
             if not self._open:
                 self._over.set()
 
-    def _reading(self, made: AsyncGenerator[Chunk, None]) -> Reading[Chunk]:
-        program, now = self._entry.program, self._runtime.now
-        if program.deadline_at is None:
-            return Reading(made.__anext__)
-        return _TimedReading(made, program.run.id, program.deadline_at, now)
+        call = ClientCall(run.id, ended)
+        made = self._emitter.make(spec, scope, (), stream=stream, client=call)
+        self._open[call] = made
+        return made
+
+    def failed(self, error: BaseException) -> AgentrtError | None:
+        """A `CallTimeoutError` at the program's deadline, and a `CalledOffError` when the program
+        is ended. None where the request itself is cancelled.
+        """
+        run = self._entry.program.run
+        if isinstance(error, asyncio.CancelledError):
+            if self.is_gone or not (self._is_late or run.ended_at is not None):
+                return None
+            _uncancel()  # nobody else called it off
+            self.error = CalledOffError(run.id)
+            if self._is_late:
+                text = f"program {run.id} is over its deadline; its calls were aborted"
+                self.error = CallTimeoutError(text)
+        elif isinstance(error, AgentrtError):
+            self.error = error
+        else:  # vLLM would tell the client what it says
+            _LOG.error("a call failed", exc_info=error)
+            self.error = InvariantError("the server failed")
+        return self.error
+
+    def _too_late(self) -> None:
+        """Cancel whoever waits for a chunk; who reads on later, then."""
+        self._is_late = True
+        for call in self._open.keys() - self._called_off:
+            if call.task is not None:
+                self._called_off.add(call)
+                call.task.cancel()
+        self._deadline = asyncio.get_running_loop().call_later(_LATER_S, self._too_late)
 
     async def close(self) -> None:
         """Abort the calls that nobody reads to their end, and wait until they are over."""
-        for reading, made in tuple(self._open.items()):
-            if reading.task is not None:
-                reading.task.cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for call, made in tuple(self._open.items()):
+            if call.task is not None:
+                call.task.cancel()
             else:
                 await made.aclose()
-                self._open.pop(reading, None)
+                self._open.pop(call, None)
         while self._open:
             self._over.clear()
             await self._over.wait()
 
 
-class _TimedReading(Reading[Chunk]):
-    """Reads a call of a program that has a deadline, whichever task waits for a chunk."""
-
-    __slots__ = ("_deadline_at", "_now", "_program_id")
-
-    def __init__(
-        self,
-        chunks: AsyncGenerator[Chunk, None],
-        program_id: str,
-        deadline_at: float,
-        now: Callable[[], float],
-    ) -> None:
-        super().__init__(chunks.__anext__)
-        self._program_id, self._deadline_at, self._now = program_id, deadline_at, now
-
-    async def __anext__(self) -> Chunk:
-        try:
-            async with asyncio.timeout(self._deadline_at - self._now()):
-                return await super().__anext__()
-        except TimeoutError as error:
-            if isinstance(error, CallTimeoutError):  # an engine's own
-                raise
-            raise CallTimeoutError(
-                f"program {self._program_id} is over its deadline; its calls were aborted"
-            ) from error
-
-
 @dataclass(frozen=True, slots=True)
-class Sibling:
+class Sibling(Caller):
     """Makes one of several calls that run beside each other."""
 
     caller: RequestCaller
@@ -140,6 +125,9 @@ class Sibling:
 
     def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Sibling]]:
         return self.caller.siblings(count)
+
+    def failed(self, error: BaseException) -> AgentrtError | None:
+        return self.caller.failed(error)
 
 
 def _uncancel() -> None:

@@ -14,10 +14,10 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from agentrt.errors import AgentrtError, NotServedError
-from agentrt.executors.frontend import WORKS_FOR, Frontend
+from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
-from agentrt.serving.bodies import pause
+from agentrt.serving.bodies import LONG, pause
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
 from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length
 from agentrt.serving.frontend.exchange import Exchange
@@ -103,9 +103,10 @@ class FrontendApp:
             await response(request.scope, request.receive, send)
             return
         body = await request.body() if request.method == "POST" else b""
-        kind = request.headers.get("content-type", "")
+        kind = request.scope["state"]["headers"].get(b"content-type", b"").decode("latin-1")
         fields = _fields(kind, body)
-        await pause()
+        if len(body) > LONG:
+            await pause()
         for known in self._known[:1]:  # all front ends have the same routes
             known.check(path, fields)
         model = await _model(request, kind, fields)
@@ -113,13 +114,14 @@ class FrontendApp:
         WORKS_FOR.set(tenant)
         token = ASKING.set(Asking(tenant, len(body), model))
         try:
-            handed = _handed_on(request), _replay(body, request.receive)
+            handed = _handed_on(request, body, fields)
             if request.method != "POST":
                 await front.app(*handed, send)
             elif makes_calls(path):
-                check_bounds(path, fields)
+                check_bounds(path, fields, len(body))
                 check_length(fields, front.max_model_len)
-                await pause()
+                if len(body) > LONG:
+                    await pause()
                 exchange = Exchange(self._server, self._store, tenant, path, fields)
                 await exchange.run(front.app, *handed, send)
             else:
@@ -188,14 +190,16 @@ async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str 
     return model if isinstance(model, str) else None
 
 
-def _handed_on(request: Request) -> Scope:
+def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tuple[Scope, Receive]:
     """The request as vLLM sees it: its id is the server's own."""
     given = [header for header in request.scope["headers"] if header[0] != b"x-request-id"]
     own = (b"x-request-id", request.state.request_id.encode("ascii"))
     scope = {**request.scope, "headers": [*given, own]}
     for name in ("router", "endpoint"):  # of our own application, where it was asked first
         scope.pop(name, None)
-    return scope
+    if fields:
+        scope[FIELDS] = fields
+    return scope, _replay(body, request.receive)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -35,6 +35,8 @@ from agentrt.serving.server import Server
 _OK = 200
 _STREAM = b"text/event-stream"
 _ERROR = b"event: error"
+_BATCH = 16 * 1024
+"""Bytes of a stream that are read together."""
 _PIECE = 256
 """Messages. To hash so many of a kilobyte takes some 0.6 ms."""
 
@@ -53,7 +55,7 @@ class Exchange:
     _caller: RequestCaller = field(init=False)
     _answer: AnswerReader = field(init=False)
     _start: Message = field(init=False)
-    _body: bytes = b""
+    _body: bytearray = field(default_factory=bytearray)
     _size: int = 0
     _is_stream: bool = False
     _is_left: bool = False
@@ -85,10 +87,10 @@ class Exchange:
         def send_watched(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 self._begin(message)
+            elif self._start["status"] == _OK and not self._is_left:
+                self._read(message)
             if self._start["status"] != _OK:
                 return self._refuse(message, send)
-            if message is not self._start:
-                self._read(message)
             return send(message)
 
         try:
@@ -108,12 +110,9 @@ class Exchange:
     # -- the request -------------------------------------------------------------------
 
     def _enter(self, scope: Scope, hashes: list[bytes]) -> Entry:
-        # Looked at often: Starlette's headers would be searched each time.
-        sent = reversed(scope["headers"])
+        sent = scope["state"]["headers"]
         headers = {
-            name.decode("latin-1"): value.decode("latin-1")
-            for name, value in sent
-            if name in CLAIMED
+            name.decode("latin-1"): sent[name].decode("latin-1") for name in CLAIMED & sent.keys()
         }
         claim = read_claim(headers, read_hints(self.fields))
         tenants = self.server.tenants
@@ -154,20 +153,21 @@ class Exchange:
 
     def _read(self, message: Message) -> None:
         """Read a piece of the answer. At its end the calls are over."""
-        body = message.get("body", b"")
+        body = message["body"]
         if self.path == RESPONSES:
             self._size += len(body)
-        if self._is_left or self._caller.is_gone:  # vLLM answers nothing to those who went
+        if self._caller.is_gone:  # vLLM answers nothing to those who went
             return
+        self._body += body
         if self._is_stream:
-            self._answer.feed(body)
+            if self._answer.end in body or len(self._body) > _BATCH:
+                self._answer.feed(bytes(self._body))
+                self._body.clear()
             if self.path == MESSAGES and body.startswith(_ERROR) and self._caller.error:
                 # vLLM's converter does not know errors, and says so at length.
                 message["body"] = broken_off(self.path, self._caller.error)
-        else:
-            self._body += body
-            if not message.get("more_body", False):
-                self._answer.read(self._body)
+        elif not message.get("more_body", False):
+            self._answer.read(bytes(self._body))
         if self._answer.is_over and not self.fields.get("background"):
             self._leave()  # before its client can go on from it
 
@@ -177,7 +177,7 @@ class Exchange:
         if message is self._start or message.get("more_body", False):
             return
         status = self._start["status"]
-        body = clearer(self.path, status, self._body)
+        body = clearer(self.path, status, bytes(self._body))
         headers = [one for one in self._start["headers"] if one[0] != b"content-length"]
         headers += [(b"content-length", str(len(body)).encode()), *retry_headers(status)]
         await send({**self._start, "headers": headers})

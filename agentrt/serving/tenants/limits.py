@@ -159,28 +159,32 @@ class Tenants:
 
         Raises `BusyError` where one of its rates is used up, and then uses nothing.
         """
-        self._check_rate(tenant, "tokens_per_minute", 1.0)
-        self._check_rate(tenant, "requests_per_minute", float(requests))
-        self._take(tenant, "requests_per_minute", float(requests))
+        use = self._use(tenant)
+        if use.buckets:  # most have none
+            self._check_rate(tenant, use, "tokens_per_minute", 1.0)
+            self._check_rate(tenant, use, "requests_per_minute", float(requests))
+            self._take(use, "requests_per_minute", float(requests))
 
     def arrive(self, tenant: str) -> None:
         """A request of ``tenant`` comes over HTTP, whatever it asks for.
 
         Raises `BusyError` where there were too many.
         """
-        self._check_rate(tenant, "http_requests_per_minute", 1.0)
-        self._take(tenant, "http_requests_per_minute", 1.0)
+        use = self._use(tenant)
+        if use.buckets:
+            self._check_rate(tenant, use, "http_requests_per_minute", 1.0)
+            self._take(use, "http_requests_per_minute", 1.0)
 
     def charge(self, tenant: str, tokens: float) -> None:
         """A call of ``tenant`` has used so many tokens."""
-        self._take(tenant, "tokens_per_minute", tokens)
+        self._take(self._use(tenant), "tokens_per_minute", tokens)
 
-    def _take(self, tenant: str, rate: str, amount: float) -> None:
-        if (bucket := self._use(tenant).buckets.get(rate)) is not None:
+    def _take(self, use: _Use, rate: str, amount: float) -> None:
+        if (bucket := use.buckets.get(rate)) is not None:
             bucket.take(amount, self._clock())
 
-    def _check_rate(self, tenant: str, rate: str, amount: float) -> None:
-        bucket = self._use(tenant).buckets.get(rate)
+    def _check_rate(self, tenant: str, use: _Use, rate: str, amount: float) -> None:
+        bucket = use.buckets.get(rate)
         wait = 0.0 if bucket is None else bucket.wait_s(amount, self._clock())
         if wait:
             raise BusyError(

@@ -26,6 +26,9 @@ def completing(parser: type[Any], ends: frozenset[int]) -> type[Any]:
 
     ``ends`` are the tokens by which the model ends an output: what is cut off stays as it is.
     """
+    tools = parser.tool_parser_cls
+    if tools is None or tools.engine_based_streaming:
+        return parser
     if parser.parse_delta is not DelegatingParser.parse_delta:
         return parser
 
@@ -38,8 +41,6 @@ def completing(parser: type[Any], ends: frozenset[int]) -> type[Any]:
             self, delta_text: str, delta_token_ids: list[int], request: Any, *args: Any, **more: Any
         ) -> Any:
             delta = super().parse_delta(delta_text, delta_token_ids, request, *args, **more)
-            if self.tool_parser is None or self.tool_parser.engine_based_streaming:
-                return delta
             self._streamed.text |= delta is not None and bool(delta.content)
             if delta is not None and delta.tool_calls:  # a field that is set is sent
                 delta.tool_calls = self._streamed.noted(delta.tool_calls)

@@ -6,12 +6,20 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from agentrt.executors.frontend import FIELDS
+
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from fastapi import FastAPI
+    from fastapi.routing import APIRoute
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
-_METRICS = "PrometheusInstrumentatorMiddleware"
+_NOT_NEEDED = ("PrometheusInstrumentatorMiddleware", "CORSMiddleware", "ScalingMiddleware")
+"""Middleware of vLLM's: nobody is shown what it measures, the server in front has the rules for web
+pages, and its engines do not grow.
+"""
+_CALLS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 _MESSAGES = "vllm.entrypoints.anthropic.api_router"
 
 
@@ -25,21 +33,51 @@ def make_arg_parser(parser: Any) -> Any:
 
 
 async def make_app(
-    client: Any, args: Namespace, tasks: tuple[Any, ...], *, metrics: bool = False
+    client: Any, args: Namespace, tasks: tuple[Any, ...], *, alone: bool = False
 ) -> FastAPI:
     """vLLM's application on an engine client, with its state.
 
-    By default it measures nothing: its metrics would cost every request, and nobody is shown them.
+    It stands behind a server of ours, and has none of what costs every request and is not needed
+    there. ``alone`` is as `vllm serve` has it.
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
 
     app = build_app(args, tasks, client.model_config)
-    if not metrics:
-        own = [one for one in app.user_middleware if getattr(one.cls, "__name__", "") != _METRICS]
-        app.user_middleware, app.middleware_stack = own, None  # made at the first request
+    if not alone:
+        own = app.user_middleware
+        own[:] = [one for one in own if getattr(one.cls, "__name__", "") not in _NOT_NEEDED]
+        app.middleware_stack = None  # made at the first request
+        app.router.routes.sort(key=lambda route: getattr(route, "path", "") not in _CALLS)
+        for route in app.router.routes[: len(_CALLS)]:
+            route.app = _with_fields(route)
     await init_app_state(client, app.state, args, tasks)
     logging.getLogger(_MESSAGES).addFilter(_is_no_refusal)
+    return app
+
+
+def _with_fields(route: APIRoute) -> ASGIApp:
+    """A route of one body, which is not parsed again where the scope has its `FIELDS`."""
+    from fastapi.exceptions import RequestValidationError
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import request_response
+
+    body, endpoint, whole = route.body_field, route.endpoint, route.app
+    assert body is not None
+
+    async def answer(request: Request) -> Response:
+        fields = request.scope[FIELDS]
+        value, errors = body.validate(fields, {}, loc=("body",))
+        if errors:
+            raise RequestValidationError(errors, body=fields)
+        return await endpoint(value, request) or JSONResponse(None)
+
+    parsed = request_response(answer)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (parsed if FIELDS in scope else whole)(scope, receive, send)
+
     return app
 
 

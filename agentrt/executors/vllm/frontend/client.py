@@ -42,7 +42,7 @@ _NOT_OPTIONS = ("session_id", "trace_headers", "priority", "data_parallel_rank",
 
 
 @dataclass(slots=True)
-class ProgramRequest:
+class ProgramRequest(Caller):
     """A chat request of a program, which is the ``program`` that makes its calls.
 
     ``error`` is the error of a call that failed: vLLM's front end replaces it by one of its own.
@@ -65,6 +65,10 @@ class ProgramRequest:
 
     def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Caller]]:
         return self.program.siblings(count)
+
+    def failed(self, error: BaseException) -> AgentrtError | None:
+        self.error = self.program.failed(error)
+        return self.error
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -128,9 +132,9 @@ class ProgramEngineClient(EngineClient):
                 async for chunk in chunks:
                     chunk.output.request_id = request_id
                     yield chunk.output
-        except AgentrtError as error:
-            if isinstance(who, ProgramRequest):
-                who.error = error
+        except (asyncio.CancelledError, Exception) as raised:
+            if (error := who.failed(raised)) is None:
+                raise
             refusal = error.__cause__
             if isinstance(error, CallRejectedError) and isinstance(refusal, VLLMError | ValueError):
                 raise refusal from None  # in its own words, and its own fields
@@ -174,7 +178,10 @@ class ProgramEngineClient(EngineClient):
                 async with contextlib.aclosing(self._one(one, prompt, own, options)) as chunks:
                     async for chunk in chunks:
                         queue.put_nowait((index, chunk.output))
-            except Exception as error:
+            except (asyncio.CancelledError, Exception) as raised:
+                error = who.failed(raised) or raised
+                if not isinstance(error, Exception):
+                    raise
                 queue.put_nowait((index, error))
 
         async def begin(each: Sequence[Caller]) -> None:
