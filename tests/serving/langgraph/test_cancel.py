@@ -25,23 +25,6 @@ async def at_a_gate(client: LangGraphClient) -> tuple[str, str]:
     return thread, run["run_id"]
 
 
-async def test_a_run_that_is_rolled_back_never_was(client: LangGraphClient) -> None:
-    thread, run = await at_a_gate(client)
-    await client.runs.cancel(thread, run, wait=True, action="rollback")
-    with pytest.raises(NotFoundError):
-        await client.runs.get(thread, run)
-    state = await client.threads.get_state(thread)
-    assert state["values"] == {"steps": ["in", "first", "inner", "last"]}
-    assert state["next"] == []
-    kept = await client.threads.get(thread)
-    assert (kept["status"], kept["values"]) == ("idle", state["values"])
-    assert all(run != (one["metadata"] or {})["run_id"] for one in await _history(client, thread))
-
-
-async def _history(client: LangGraphClient, thread: str) -> list[Any]:
-    return list(await client.threads.get_history(thread, limit=100))
-
-
 async def test_an_answer_that_is_rolled_back_can_be_given_again(client: LangGraphClient) -> None:
     thread = await a_thread(client)
     await client.runs.wait(thread, "ask", input=IN)

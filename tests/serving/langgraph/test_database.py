@@ -17,7 +17,7 @@ from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.serving.langgraph import database, tables
 from agentrt.serving.langgraph.database import Address, open_database
 from agentrt.serving.langgraph.responses import check_json, encode, to_json
-from agentrt.serving.langgraph.tables import has, is_within, threads
+from agentrt.serving.langgraph.tables import is_within
 from tests.serving.langgraph.graphs import bare_graph
 from tests.serving.langgraph.serve import serving
 
@@ -164,14 +164,6 @@ def test_containment_is_that_of_jsonb(part: Any, whole: Any, within: bool) -> No
     assert is_within(part, whole) is within
 
 
-def test_containment_is_an_operator_in_postgresql() -> None:
-    from sqlalchemy.dialects import postgresql
-
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-    asked = str(has(threads.c.metadata, {"a": 1}).compile(dialect=dialect))
-    assert " @> CAST(" in asked
-
-
 # -- JSON ---------------------------------------------------------------------------------
 
 anything = st.recursive(
@@ -187,20 +179,6 @@ anything = st.recursive(
 def test_whatever_a_graph_has_becomes_json_that_can_be_kept(value: Any) -> None:
     check_json(to_json(value))
     assert encode(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ({"a": "\0"}, "a NUL character"),
-        ({"\0": 1}, "a NUL character"),
-        ("\ud800", "surrogates not allowed"),
-        ([2**64], "64-bit"),
-    ],
-)
-def test_json_that_cannot_be_kept_is_told(value: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_json(value)
 
 
 def test_an_object_without_json_becomes_its_text() -> None:

@@ -16,7 +16,6 @@ from langgraph_sdk.errors import InternalServerError
 from agentrt.errors import ProgramLoadError
 from agentrt.integrations.langgraph.graphs import Access, open_graph
 from tests.serving.langgraph.factories import FORMS, OPENED, OTHERS
-from tests.serving.langgraph.graphs import GATES, gate_graph
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_runs import IN, a_thread
 
@@ -26,12 +25,8 @@ ANN: Any = {"configurable": {"who": "Ann"}}
 @pytest.fixture(scope="module")
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder: Path = tmp_path_factory.mktemp("factories")
-    with serving({**FORMS, **OTHERS, "gated": _gated}, folder / "agentrt.db") as it:
+    with serving({**FORMS, **OTHERS}, folder / "agentrt.db") as it:
         yield it
-
-
-def _gated(config: Any) -> Any:
-    return gate_graph()
 
 
 @pytest_asyncio.fixture
@@ -107,14 +102,6 @@ async def test_a_factory_that_fails_for_a_run_fails_the_run(client: LangGraphCli
         await client.assistants.get_graph("needs_who")
     done: Any = await client.runs.wait(thread, "needs_who", input=IN, config=ANN)
     assert done["steps"][-1] == "made for Ann"
-
-
-async def test_a_run_of_a_factory_is_stopped(client: LangGraphClient) -> None:
-    thread = await a_thread(client)
-    run = await client.runs.create(thread, "gated", input={"gate": "stopped", "steps": []})
-    await GATES.reached("stopped")
-    await client.runs.cancel(thread, run["run_id"], wait=True)
-    assert (await client.threads.get_state(thread))["next"] == ["wait"]
 
 
 def _needs_a_database(database: str) -> Any: ...

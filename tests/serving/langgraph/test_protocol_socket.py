@@ -22,7 +22,7 @@ from agentrt.serving.langgraph.protocol_routes import ProtocolRoutes
 from tests.serving.langgraph.graphs import TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_auth import HOOKS
-from tests.serving.langgraph.test_protocol import STEPS, VALUES, start, told, until
+from tests.serving.langgraph.test_protocol import VALUES, start, told, until
 from tests.serving.langgraph.test_runs import DONE, IN
 from tests.serving.tenants.plain_keys import PlainKeys
 
@@ -105,21 +105,6 @@ def test_the_synchronous_client_runs_a_graph(it: Serving) -> None:
 
 
 # -- messages -----------------------------------------------------------------------------
-
-
-async def test_commands_and_events_share_a_connection(it: Serving) -> None:
-    async with opened(it.url) as socket:
-        await socket.subscribe(*VALUES)
-        done = await socket.ask("run.start", assistant_id="steps", input=IN)
-        assert done["meta"]["applied_through_seq"] > 0
-        events = await socket.until("completed")
-        assert [told(one) for one in events if not one["params"]["namespace"]] == [
-            ("lifecycle", "running"),
-            *(("values", values) for values in STEPS),
-            ("lifecycle", "completed"),
-        ]
-        state = await socket.ask("state.get", namespace=[])
-        assert state["result"]["values"] == DONE
 
 
 async def test_events_are_those_of_http_and_go_on_from_a_number(
