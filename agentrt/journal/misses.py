@@ -9,9 +9,10 @@ contexts are recorded as token ids, and compared as these.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 from agentrt.journal.codec import UnkeptError, loads
@@ -62,15 +63,25 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What a call asked, as one text or as token ids, and with its answer; of a text its ``parts``
-    are the messages.
+    """What a call asked, as one text or as token ids, with its answer after so much of it as its
+    ``size`` says. Of a text, messages have their ``ends``: each is there once.
     """
 
     node: str
-    asked: Sequence[Any]
     whole: Sequence[Any]
+    size: int
     salt: str | None
-    parts: Sequence[str] = ()
+    ends: Sequence[int] = ()
+
+    @property
+    def asked(self) -> Sequence[Any]:
+        return self.whole[: self.size]
+
+    def after(self, at: int) -> tuple[Sequence[Any], list[Sequence[Any]]]:
+        """What is left of the message at this place; and that message, with those after it."""
+        index = bisect_right(self.ends, at)
+        edges = pairwise((0, *self.ends)[index:])
+        return self.whole[at : self.ends[index]], [self.whole[one:end] for one, end in edges]
 
 
 def misses_of(recorded: Recorded) -> list[Miss]:
@@ -122,7 +133,7 @@ def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] 
     was = closest.whole
     if closest.salt != prompt.salt and at:
         return (SALTED, closest.node, 0, "characters", "", str(closest.salt), str(prompt.salt), at)
-    if at >= len(closest.asked) or at >= len(now):
+    if at >= closest.size or at >= len(now):
         return None
     unit, around = ("characters", _AROUND) if isinstance(now, str) else ("tokens", _AROUND // 4)
     shown = (part[max(0, begin) : at + end] for part, begin, end in (
@@ -136,21 +147,11 @@ def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] 
 
 def _again(earlier: _Prompt, prompt: _Prompt, at: int) -> int:
     """How much of the earlier prompt comes again in this one, after ``at``."""
-    if not prompt.parts:
+    if not prompt.ends:
         return _common(earlier.asked[:at:-1], prompt.asked[:at:-1])
-    (old, was), (new, now) = _part_at(earlier.parts, at), _part_at(prompt.parts, at)
-    later = set(earlier.parts[old:])
-    again = sum(len(part) for part in prompt.parts[new + 1 :] if part in later)
-    return _common(was[::-1], now[::-1]) + again
-
-
-def _part_at(parts: Sequence[str], at: int) -> tuple[int, str]:
-    """The part after so many characters, of which there are more, and what is left of it."""
-    index = 0
-    while at >= len(parts[index]):
-        at -= len(parts[index])
-        index += 1
-    return index, parts[index][at:]
+    (was, old), (now, new) = earlier.after(at), prompt.after(at)
+    later = set(old)
+    return _common(was[::-1], now[::-1]) + sum(len(one) for one in new[1:] if one in later)
 
 
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -184,11 +185,11 @@ def _prompt(stay: Stay) -> _Prompt | None:
     reply = _reply(stay)
     if isinstance(ids, list):
         answer = [] if reply is None else list(reply.token_ids)
-        return _Prompt(stay.start.node, ids, [*ids, *answer], salt)
+        return _Prompt(stay.start.node, [*ids, *answer], len(ids), salt)
     parts = list(texts_of(asked))
     said = "" if reply is None else _message(reply.message)
-    text = "".join(parts)
-    return _Prompt(stay.start.node, text, text + said, salt, parts)
+    ends = [*accumulate(map(len, parts))]
+    return _Prompt(stay.start.node, "".join((*parts, said)), sum(map(len, parts)), salt, ends)
 
 
 def _reply(stay: Stay) -> Reply | None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orjson import Fragment
 
@@ -37,7 +37,6 @@ from agentrt.journal.schema import (
 )
 
 if TYPE_CHECKING:
-    from agentrt.journal.journal import Journal
     from agentrt.tracking.place import Place
 
 _NEVER = (UsageError, JournalWriteError, DivergenceError)
@@ -47,6 +46,26 @@ _SHORT_S = 0.001
 """A tool that waited less for its turn, by a limit of how many run at once, did not wait."""
 _FAULTS = (EngineError, ToolLostError)
 """What ends a program without its doing: recorded only once the program has gone on."""
+
+
+class Sink(Protocol):
+    """Where a record is written: a `agentrt.journal.journal.Journal`, which makes it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def content(self) -> str: ...
+
+    @property
+    def reruns(self) -> bool: ...
+
+    def put(self, row: Change) -> None: ...
+
+    async def written(self) -> None: ...
 
 
 class ProgramRecord:
@@ -59,16 +78,14 @@ class ProgramRecord:
     that.
     """
 
-    def __init__(
-        self, program_id: str, journal: Journal, past: Past, code_changed: str = ""
-    ) -> None:
+    def __init__(self, program_id: str, sink: Sink, past: Past, code_changed: str = "") -> None:
         self.id = program_id
         self.past = past
         self.stopping: Callable[[], bool] = lambda: False
         self.places: dict[int, str] = {}  # of nodes, by their ids in the DAG
         self.rests: dict[asyncio.Task[Any] | None, Rest] = {}
         self.listens = self.parked = False
-        self._journal = journal
+        self._sink = sink
         self._ended = past.turns.last + 1
         self._held: list[EndRow] = []
         self._streams: set[str] = set()  # those that were made now, and not found
@@ -82,7 +99,7 @@ class ProgramRecord:
 
     def key_of(self, place: str) -> str:
         """The key of a node's work: the same, however often it is begun."""
-        return digest_of(self._journal.uid, self.id, place)
+        return digest_of(self._sink.uid, self.id, place)
 
     # -- nodes -------------------------------------------------------------------------
 
@@ -107,7 +124,7 @@ class ProgramRecord:
             self._diverge(at, number, past, f"{kind} {name}", text)
             past = None
         name = _plain(name)
-        full, kept = self._journal.content == "full", self._journal.content != "none"
+        full, kept = self._sink.content == "full", self._sink.content != "none"
         start = StartRow(
             self.id,
             place,
@@ -125,7 +142,7 @@ class ProgramRecord:
     def _diverge(self, at: Place, number: int, past: PastNode, what: str, asked: str) -> None:
         """Another node is recorded: forget it and what came after it, or raise."""
         start = past.start
-        if not (self._journal.reruns or start.during in self._streams):
+        if not (self._sink.reruns or start.during in self._streams):
             recorded = f"{start.kind} {start.name}"
             words = f"{recorded!r} is recorded there, and the code now asks for {what!r}"
             if recorded == what:
@@ -201,7 +218,7 @@ class ProgramRecord:
         told = None if self.past.root is None else self.past.root.end
         if self._unsaid is None or told is None or outcome != (told.state, told.outcome):
             self._end(self._start, *outcome)
-        await self._journal.written()
+        await self._sink.written()
 
     def asks_no_more(self, key: str) -> bool:
         """Whether the code has left the node of that key, and runs as if it had never been."""
@@ -213,12 +230,12 @@ class ProgramRecord:
         """Write a row with the next that is waited for."""
         if self._unsaid is not None:
             begun, self._unsaid = self._unsaid, None
-            self._journal.put(begun)
-        self._journal.put(change)
+            self._sink.put(begun)
+        self._sink.put(change)
 
     def outcome(self, value: Any, state: str, said: Said | None = None) -> tuple[str, str]:
         """A node's state and its outcome, as far as that can be kept."""
-        if self._journal.content != "full":
+        if self._sink.content != "full":
             return state, ""
         try:
             return state, dumps(value, said)
@@ -275,7 +292,7 @@ class ProgramRecord:
 
     async def written(self) -> None:
         """Wait until it is on the disk. Raises `JournalWriteError`."""
-        await self._journal.written()
+        await self._sink.written()
 
     def value_of(self, past: PastNode) -> Any:
         """What a node had answered: a value or an error. Raises `JournalError`."""
@@ -284,7 +301,7 @@ class ProgramRecord:
             return loads(past.end.outcome)
         except UnkeptError as error:
             raise JournalError(
-                f"journal {self._journal.name}: node {past.start.node} of {self.id} cannot be read "
+                f"journal {self._sink.name}: node {past.start.node} of {self.id} cannot be read "
                 f"again: {error}; give the program back what it had then"
             ) from error
 

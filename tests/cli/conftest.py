@@ -147,12 +147,16 @@ def refused(invoke: Invoke, capsys: pytest.CaptureFixture[str]) -> Refused:
 
     def run(*args: object, says: Iterable[str]) -> None:
         capsys.readouterr()
-        code = invoke(*args)
-        out, err = capsys.readouterr()
-        assert (code, out) == (2, ""), err
-        [line] = err.splitlines()
-        assert line.startswith("error: ")
-        for word in says:
-            assert word in line
+        check(capsys, invoke(*args), *says)
 
     return run
+
+
+def check(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> None:
+    """The command was refused: exit code 2, and one line on stderr with these words."""
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, ""), err
+    [line] = err.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from importlib.metadata import version
 
 from agentrt import __version__
@@ -17,12 +18,12 @@ sys.exit(code)
 """
 
 
-def told(*args: str) -> str:
-    return python("-c", SCRIPT.format(heavy=HEAVY), *args).stdout
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return python("-c", SCRIPT.format(heavy=HEAVY), *args)
 
 
 def test_versions_of_what_runs_the_engine() -> None:
-    first, *others, heavy = told("--version").splitlines()
+    first, *others, heavy = run("--version").stdout.splitlines()
     assert first == f"agentrt {__version__}"
     assert [line.split()[0] for line in others] == ["Python", "vLLM", "torch", "LangGraph"]
     assert others[-1] == f"LangGraph {version('langgraph')}"
@@ -30,13 +31,13 @@ def test_versions_of_what_runs_the_engine() -> None:
 
 
 def test_help_names_the_commands() -> None:
-    out = told("--help")
+    out = run("--help").stdout
     assert "Commands:\n  demo " in out
     assert out.endswith("\nheavy:\n")
 
 
 def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
-    out = told("run", "--help")
+    out = run("run", "--help").stdout
     for words in (
         "Usage: agentrt run PROGRAM.py[:NAME] [OPTIONS] [-- VLLM_FLAGS]",
         "\nProgram:\n",

@@ -65,6 +65,19 @@ def test_a_message_that_reads_as_two(tmp_path: Path) -> None:
     assert miss.again == len(f"{RULES}\n")
 
 
+def test_a_message_that_is_new_before_others(tmp_path: Path) -> None:
+    """What comes after it is the same again, from the beginning of its message on."""
+    system, asks = chat(RULES, f"tea? {RULES}")["messages"]
+    between = {"role": "user", "content": "and milk?"}
+    (miss,) = misses(
+        tmp_path / "j",
+        ({"messages": [system, asks]}, computed(100, 0), "yes"),
+        ({"messages": [system, between, asks]}, computed(120, 0), "yes"),
+    )
+    assert (miss.was[:4], miss.now[:4]) == ("tea?", "and ")
+    assert miss.again == len("\n") + len(f"[user] tea? {RULES}\n")
+
+
 def test_a_chat_that_goes_on_misses_nothing(tmp_path: Path) -> None:
     """What it adds was never there; nor was another question after the same rules."""
     found = misses(
