@@ -57,7 +57,7 @@ def test_react_has_the_means_of_bfcl() -> None:
 
 
 def test_lats_has_the_means_of_lats() -> None:
-    some = programs("lats", 1500)
+    some = programs("lats", 900)
     each = calls(some)
     assert len(each) / len(some) == pytest.approx(159.7, rel=0.06)
     assert fmean(call.output_tokens for call in each) == pytest.approx(72.6, rel=0.05)
@@ -82,7 +82,7 @@ def test_a_chain_extends_the_call_before(name: str) -> None:
 
 
 def test_a_search_fans_out_and_joins() -> None:
-    for program in programs("lats", 1500)[:50]:
+    for program in programs("lats", 900)[:50]:
         nodes = Counter(call.node for call in program.calls)
         iterations = nodes["expand"] // WIDTH
         assert 1 <= iterations <= LIMIT
@@ -99,10 +99,10 @@ def test_a_search_fans_out_and_joins() -> None:
 
 
 def test_searches_end_early_or_at_the_limit() -> None:
-    counts = Counter(len(program.calls) for program in programs("lats", 1500))
+    counts = Counter(len(program.calls) for program in programs("lats", 900))
     longest = LIMIT * (2 * WIDTH + 1) - 1
     assert max(counts) == longest
-    assert 0.15 < counts[longest] / 1500 < 0.4
+    assert 0.15 < counts[longest] / 900 < 0.4
     assert min(counts) == 2 * WIDTH
 
 
@@ -116,7 +116,7 @@ def test_types_have_equal_shares_in_random_order(name: str, types: int) -> None:
 
 def test_the_eight_types_differ_in_size_by_more_than_an_order_of_magnitude() -> None:
     sizes: dict[str, list[int]] = {}
-    for program in programs("graphs8", 800):
+    for program in programs("graphs8", 320):
         sizes.setdefault(program.type, []).append(program.output_tokens)
     means = sorted(fmean(some) for some in sizes.values())
     assert len(means) == 8
@@ -127,7 +127,7 @@ def test_the_eight_types_differ_in_size_by_more_than_an_order_of_magnitude() -> 
 
 
 def test_graphs_fan_out_and_join_as_they_say() -> None:
-    by_type = {program.type: program for program in programs("graphs8", 800)}
+    by_type = {program.type: program for program in programs("graphs8", 320)}
     judge = by_type["best_of_n"].calls[-1]
     assert judge.node == "judge"
     assert judge.after == tuple(range(len(by_type["best_of_n"].calls) - 1))
