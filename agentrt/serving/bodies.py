@@ -74,8 +74,13 @@ async def read_body(
         await pause()
     body.add(message.get("body", b""))
     if message["type"] == "http.request":
-        message = {"type": "http.request", "body": b"".join(body.pieces), "more_body": False}
-    return _given(message, receive)
+        message = whole(b"".join(body.pieces))
+    return given(message, receive)
+
+
+def whole(body: bytes) -> Message:
+    """A body as one message."""
+    return {"type": "http.request", "body": body, "more_body": False}
 
 
 class _Body:
@@ -107,11 +112,12 @@ class _Body:
             raise TooLargeError(f"has more than {MOST_OBJECTS} objects and lists")
 
 
-def _given(first: Message, receive: Receive) -> Receive:
+def given(first: Message, receive: Receive) -> Receive:
+    """Gives ``first``, and then what ``receive`` does."""
     messages = iter((first,))
 
-    async def given() -> Message:
+    async def received() -> Message:
         message = next(messages, None)
         return await receive() if message is None else message
 
-    return given
+    return received

@@ -10,14 +10,14 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
-from agentrt.serving.bodies import LONG, pause
+from agentrt.serving.bodies import LONG, given, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
 from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length
 from agentrt.serving.frontend.exchange import Exchange
@@ -192,28 +192,14 @@ async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str 
 
 def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tuple[Scope, Receive]:
     """The request as vLLM sees it: its id is the server's own."""
-    given = [header for header in request.scope["headers"] if header[0] != b"x-request-id"]
+    headers = [one for one in request.scope["headers"] if one[0] != b"x-request-id"]
     own = (b"x-request-id", request.state.request_id.encode("ascii"))
-    scope = {**request.scope, "headers": [*given, own]}
+    scope = {**request.scope, "headers": [*headers, own]}
     for name in ("router", "endpoint"):  # of our own application, where it was asked first
         scope.pop(name, None)
     if fields:
         scope[FIELDS] = fields
-    return scope, _replay(body, request.receive)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A request whose body was read already. What comes then is that its client goes."""
-    is_read = False
-
-    async def replayed() -> Message:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
+    return scope, given(whole(body), request.receive)
 
 
 def is_public(path: str, *, operator: bool) -> bool:
