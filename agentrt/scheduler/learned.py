@@ -48,7 +48,7 @@ class Mean:
 
     def add(self, value: float) -> None:
         """One more sample."""
-        self.n = min(self.n, WINDOW - 1.0) + 1.0
+        self.n = self.n + 1.0 if self.n < WINDOW - 1.0 else WINDOW
         self.value += (value - self.value) / self.n
 
     def refine(self, prior: float) -> float:
@@ -87,9 +87,10 @@ class _Recent(OrderedDict[Key, Value]):
     def of(self, key: Key) -> Value:
         """That of a key, which is seen now."""
         value = self.get(key)
-        if value is None:
-            value = self[key] = self._make()
-        self.move_to_end(key)
+        if value is not None:
+            self.move_to_end(key)
+            return value
+        value = self[key] = self._make()
         if len(self) > KINDS:
             self.popitem(last=False)
         return value

@@ -37,7 +37,7 @@ class Promoter:
         """It began to run."""
 
     def charged(self, call: QueuedCall, seconds: float) -> None:
-        """It was served."""
+        """A call that was moved up was served."""
 
     def left(self, call: QueuedCall) -> None:
         """It ended, in whatever state."""

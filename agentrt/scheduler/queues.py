@@ -77,6 +77,7 @@ class LevelQueues:
         self._promoter = self.policy.promoter(slots) or Promoter()
         self._waiting: Heap[QueuedCall] = Heap()
         self._deferred: dict[QueuedCall, None] = {}
+        self._queued = 0
         self._seqs = count(1)
 
     # -- what happens ------------------------------------------------------------------
@@ -183,10 +184,12 @@ class LevelQueues:
             call.served_s = served = call.served_s + seconds
             call.program.attained_s += seconds
             call.steps += 1
+            if call.promoted:
+                self._promoter.charged(call, seconds)
             spent = served >= call.quantum_ends_s - _EPSILON_S
-            if not (spent or call.promoted or call.since is not None):
+            if not (spent or call.since is not None):
                 continue  # as for most: `_charged` would change nothing
-            if levelled and self._charged(call, seconds, now):
+            if levelled and self._charged(call, now):
                 moved.append(call)
         for part in self._parts:
             part.stepped(seconds, tokens, len(call_ids))
@@ -197,11 +200,12 @@ class LevelQueues:
         call.served_s += seconds
         call.program.attained_s += seconds
         call.steps += steps
-        return self._charged(call, seconds, now)
+        if call.promoted:
+            self._promoter.charged(call, seconds)
+        return self._charged(call, now)
 
-    def _charged(self, call: QueuedCall, seconds: float, now: float) -> bool:
+    def _charged(self, call: QueuedCall, now: float) -> bool:
         promoter = self._promoter
-        promoter.charged(call, seconds)
         moved = call.served_s >= call.quantum_ends_s - _EPSILON_S
         if moved and promoter.keeps and call.promoted:
             call.quantum_ends_s = call.served_s + promoter.priority.quantum_s
@@ -218,8 +222,7 @@ class LevelQueues:
 
     def __len__(self) -> int:
         """How many calls wait, the deferred ones and those outside included."""
-        outside = 0 if self.admission is None else self.admission.calls_outside
-        return len(self._waiting) + len(self._deferred) + outside
+        return self._queued
 
     @property
     def ready(self) -> bool:
@@ -239,6 +242,7 @@ class LevelQueues:
 
     def put(self, call: QueuedCall, *, deferred: bool = False) -> None:
         """Queue a waiting call by its priority; ``deferred``, only from when it is `release`d."""
+        self._queued += 1
         if deferred:
             call.go(DEFERRED)
             self._deferred[call] = None
@@ -259,6 +263,7 @@ class LevelQueues:
             self.admission.leave(call)
         else:
             return False
+        self._queued -= 1
         call.go(ASIDE)
         return True
 
@@ -310,7 +315,7 @@ class LevelQueues:
         which delays all others too.
         """
         config, victims = self.config, list[QueuedCall]()
-        if not (config.preemption and running):
+        if not (config.preemption and running) or free_slots >= len(self._waiting):
             return victims
         pool = (
             call

@@ -237,22 +237,6 @@ def past() -> Past:
     return Past()
 
 
-def test_after_equal_programs_what_remains_is_known_to_a_bins_width(past: Past) -> None:
-    """At ``a`` seconds of 16, 16 - a are left; ``a`` is known up to a factor of 1.41."""
-    for _ in range(400):
-        past.live([16.0])
-    for attained in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0):
-        slack = (math.sqrt(2.0) - 1.0) * attained + 0.06 * 16.0
-        assert past.expect_at(attained) == pytest.approx(16.0 - attained, abs=slack)
-
-
-def test_a_program_that_outlives_its_kin_is_expected_to_go_on_as_long(past: Past) -> None:
-    for _ in range(400):
-        past.live([9.06])
-    for attained in (9.06 * math.sqrt(2.0), 20.0, 1000.0):
-        assert past.expect_at(attained) == attained
-
-
 def test_tenants_and_types_are_no_kin(past: Past) -> None:
     for _ in range(50):
         past.live([99.0], type="long", tenant="a")
@@ -263,16 +247,6 @@ def test_tenants_and_types_are_no_kin(past: Past) -> None:
     assert past.expect_at(0.5, type="long") == pytest.approx(mean), "that of all is all they share"
 
 
-def test_hints_are_told_apart_to_a_factor_of_two_in_any_unit(past: Past) -> None:
-    for _ in range(100):
-        past.live([2.0], hint=0.0125)
-        past.live([50.0], hint=0.05)
-    first, same, other = (past.expect_at(0.0, hint=hint) for hint in (0.0125, 0.01, 0.025))
-    assert first == same < 4.0
-    assert other == past.expect_at(0.0), "no hint was like it: it counts as none"
-    assert past.expect_at(0.0, hint=0.05) > 40.0
-
-
 @pytest.mark.parametrize("hint", [0.0, -5.0, 1e-300, 1e300, math.inf, math.nan, "40", [1], None])
 def test_no_hint_is_too_odd(past: Past, hint: Any) -> None:
     """One that is no positive number counts as none."""
@@ -280,20 +254,6 @@ def test_no_hint_is_too_odd(past: Past, hint: Any) -> None:
     assert math.isfinite(past.expect_at(1.0, hint=hint))
     kinds = {what for (_, _, what), _, _ in past.policy.learned.service.entries()}
     assert any(what.startswith("hint") for what in kinds) == (hint in (1e-300, 1e300))
-
-
-def test_the_turn_and_the_node_tell_programs_of_the_same_age_apart(past: Past) -> None:
-    """After 4 s in one call 60 are to come; after 4 s in sixteen calls, nearly none."""
-    for _ in range(100):
-        past.live([4.0, 60.0], nodes=lambda index: "plan")
-        past.live([0.25] * 17, nodes=lambda index: "act")
-    one, many = past.begin(), past.begin()
-    past.serve(one, 4.0)
-    for _ in range(16):
-        past.serve(many, 0.25)
-    assert past.ask(one, "plan") > 40.0
-    assert past.ask(many, "act") < 4.0
-    assert past.ask(past.begin(), "plan") > 2.0 * past.ask(past.begin(), "act")
 
 
 def test_a_call_stands_by_its_path_with_its_own_service() -> None:

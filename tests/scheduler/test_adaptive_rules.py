@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 from agentrt.scheduler import ProgramRow, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.adaptive import Adaptive
+from tests.scheduler.ages import bin_of, edge
 
 Key = tuple[str, str, str, int]
-
-
-def bin_of(seconds: float) -> int:
-    """How many of the edges, each half a doubling above the one before, were passed."""
-    return sum(1 for n in range(80) if 0.05 * 2 ** (n / 2) <= seconds) if seconds > 0.05 else 0
-
-
-def edge(number: int) -> float:
-    return float(0.05 * 2 ** ((number - 1) / 2)) if number else 0.0
 
 
 @dataclass

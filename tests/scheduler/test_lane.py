@@ -59,16 +59,6 @@ def test_the_oldest_programs_call_is_promoted_and_goes_first() -> None:
     assert d.order() == ["big", "small"]
 
 
-def test_a_new_call_of_an_old_program_goes_before_one_of_a_younger() -> None:
-    d = harness(0.25)
-    d.table.start_program("old", "t", 0.0)
-    d.now = 3.0
-    d.call("young")
-    d.now = 5.0
-    d.call("old")
-    assert [c.program.program_id for c in d.queues.promote(d.now)] == ["old"]
-
-
 @pytest.mark.parametrize(("slots", "saved_s"), [(2, 1.0), (40, 10.0)])
 def test_an_idle_lane_saves_a_second_of_its_rate_or_of_one_slot(slots: int, saved_s: float) -> None:
     """A quarter of 2 and of 40 slots: half a slot, and ten."""
@@ -105,37 +95,6 @@ def test_a_policy_without_a_lane_keeps_none() -> None:
     assert d.queues.promote(1e6) == []
 
 
-def test_a_lane_narrower_than_a_slot_is_used_part_of_the_time() -> None:
-    """0.1 of 4 slots: after a call of 10 s, the next may come when 25 s are over."""
-    d = harness(0.1)
-    d.now = 100.0
-    call = d.call("a")
-    d.call("b")
-    assert d.queues.promote(d.now) == [call]
-    assert d.queues.promote(d.now) == [], "one at a time"
-    assert d.start() is call
-    while d.now < 110.0:
-        assert d.queues.promote(d.now) == []
-        d.serve(call, STEP_S)
-    d.end(call)
-    moment = d.queues.next_promotion(d.now)
-    assert moment is not None
-    assert moment == pytest.approx(100.0 + (10.0 - 1.0) / 0.4, abs=0.5), "1 s was saved up"
-    assert d.queues.promote(moment - 0.01) == []
-    assert len(d.queues.promote(moment + 0.01)) == 1
-
-
-def test_no_more_calls_are_inside_than_the_lane_is_wide() -> None:
-    d = harness(0.6)
-    d.now = 10.0
-    for name in "abcdef":
-        d.call(name)
-    inside = d.queues.promote(d.now)
-    assert [c.program.program_id for c in inside] == ["a", "b", "c"], "2.4 slots, rounded up"
-    d.end(inside[0])
-    assert [c.program.program_id for c in d.queues.promote(d.now)] == ["d"]
-
-
 def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
     d = harness(0.5, slots=2)
     d.now = 1.0
@@ -161,19 +120,6 @@ def test_a_lanes_call_stays_where_it_is_and_gets_its_quantum_anew() -> None:
     d.start()
     assert not d.queues.charge(call, 500.0, d.now)
     assert call.quantum_ends_s == 500.0 + d.lane.priority.quantum_s
-
-
-def test_an_idle_lane_saves_up_little() -> None:
-    d = harness(0.25)
-    d.now = 1e6
-    call = d.call("a")
-    assert d.queues.promote(d.now) == [call]
-    d.start()
-    d.queues.charge(call, 3.0, d.now)
-    d.end(call)
-    d.call("b")
-    assert d.queues.promote(d.now + 1.9) == []
-    assert len(d.queues.promote(d.now + 2.1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -229,8 +175,7 @@ def test_who_began_or_left_otherwise_is_in_line_no_longer() -> None:
     lane.began(calls[0], 4.0)
     lane.left(calls[1])
     assert list(lane._line) == [calls[2]]
-    lane.charged(calls[2], 5.0)
-    assert promoted(lane, 4.0) is calls[2], "who is not inside pays nothing"
+    assert promoted(lane, 4.0) is calls[2]
 
 
 def test_no_moment_is_named_while_the_lane_is_full_or_nobody_waits() -> None:

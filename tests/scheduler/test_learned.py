@@ -23,6 +23,7 @@ from agentrt.scheduler.learned import (
     age_bin,
     bin_edge,
 )
+from tests.scheduler.ages import bin_of, edge
 
 ANY, GREP = ("acme", "agent", ""), ("acme", "agent", "grep")
 KIND = ("acme", "agent")
@@ -69,15 +70,6 @@ def test_bins_are_half_a_doubling_wide_and_end_somewhere() -> None:
 @pytest.mark.parametrize("elapsed", [0.0, 0.05, 0.3, 7.7, 12345.6])
 def test_what_nothing_is_known_of_lasts_as_long_again(elapsed: float) -> None:
     assert Durations().expect([ANY, GREP], elapsed) == Forecast(1.0, max(elapsed, RESOLUTION_S))
-
-
-def bin_of(seconds: float) -> int:
-    """How many of the edges, each half a doubling above the one before, were passed."""
-    return sum(1 for n in range(80) if 0.05 * 2 ** (n / 2) <= seconds) if seconds > 0.05 else 0
-
-
-def edge(number: int) -> float:
-    return float(0.05 * 2 ** ((number - 1) / 2)) if number else 0.0
 
 
 def refined(prior: float, samples: Sequence[float]) -> float:

@@ -16,7 +16,6 @@ from agentrt.scheduler import (
     SchedulerConfig,
     policy_names,
 )
-from agentrt.scheduler.queues import Room
 from agentrt.scheduler.starvation import Starvation
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 from tests.scheduler.integrity import check_queues
@@ -31,10 +30,6 @@ def config(**changes: object) -> SchedulerConfig:
         "min_remaining_tokens": 0,
     }
     return SchedulerConfig(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def quantum_left(call: QueuedCall) -> float:
-    return call.quantum_ends_s - call.served_s
 
 
 class Harness:
@@ -57,71 +52,6 @@ class Harness:
         assert self.queues.take() is call
         self.queues.call_began(call, now)
         return call
-
-    def victims(
-        self, running: list[QueuedCall], slots: int = 0, blocks: int = 100, size: int = 1
-    ) -> list[QueuedCall]:
-        running = sorted(running, key=lambda c: c.key)
-        return self.queues.victims(running, slots, blocks, Room(lambda c: size))
-
-
-def test_a_call_enters_the_level_of_its_programs_service() -> None:
-    harness = Harness()
-    levels = [harness.arrive(f"c{s}", f"p{s}", service=s).level for s in (0, 0.99, 1, 2.99, 3, 99)]
-    assert levels == [0, 0, 1, 1, 2, 2]
-
-
-def test_a_spent_quantum_demotes_to_the_tail_of_the_next_level() -> None:
-    harness = Harness()
-    call = harness.run(harness.arrive("a", "p"))
-    assert not harness.queues.charge(call, 0.5, 0.0)
-    assert harness.queues.charge(call, 0.5, 0.0)
-    assert (call.level, quantum_left(call), call.demotions) == (1, 2.0, 1)
-    harness.queues.charge(call, 2.0, 0.0)
-    assert not harness.queues.charge(call, 1e9, 0.0), "the last level has no end"
-    assert call.level == 2
-
-
-def test_a_preempted_call_comes_back_ahead_of_later_ones() -> None:
-    harness = Harness()
-    first = harness.run(harness.arrive("a", "p"))
-    harness.arrive("b", "q")
-    harness.queues.call_preempted(first, 3.0)
-    harness.queues.put(first)
-    assert harness.queues.head() is first
-    assert first.preemptions == 1
-
-
-def test_the_worst_goes_first_and_no_more_than_needed() -> None:
-    harness = Harness()
-    bad = harness.run(harness.arrive("bad", "p", service=1))
-    worse = harness.run(harness.arrive("worse", "q", service=9))
-    harness.arrive("x", "r")
-    assert harness.victims([bad, worse]) == [worse]
-    harness.arrive("y", "s")
-    assert harness.victims([bad, worse]) == [worse, bad]
-    assert harness.victims([bad, worse], slots=1) == [worse]
-    assert harness.victims([bad, worse], slots=2) == []
-
-
-def test_nobody_gives_way_for_memory() -> None:
-    harness = Harness()
-    running = harness.run(harness.arrive("a", "p", service=9))
-    harness.arrive("x", "r")
-    harness.arrive("y", "s")
-    assert harness.victims([running], blocks=3, size=3) == [running]
-    assert harness.victims([running], blocks=2, size=3) == []
-    assert harness.victims([running], slots=1, blocks=5, size=3) == [], "y would not fit"
-
-
-def test_a_starved_call_is_promoted_when_its_ratio_reaches_beta() -> None:
-    """W/T of the program with the call's own: (0 + w) / (4 + 0) >= 2 at w = 8."""
-    harness = Harness(beta=2.0)
-    call = harness.arrive("a", "p", now=10, service=4)
-    assert harness.queues.promote(17.9) == []
-    assert harness.queues.promote(18.0) == [call]
-    assert (call.level, call.promotions, quantum_left(call)) == (0, 1, 1.0)
-    assert harness.queues.head() is call
 
 
 def test_a_step_that_was_in_flight_is_charged_to_the_call_that_waits() -> None:

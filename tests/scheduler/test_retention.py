@@ -66,14 +66,6 @@ def test_a_program_waits_when_the_last_of_its_calls_is_over(book: Book) -> None:
     assert book.changed == [blocks] * 4
 
 
-@pytest.mark.parametrize("what", ["grep", HUMAN])
-def test_a_call_that_ends_leaves_the_wait_that_goes_on(book: Book, what: str) -> None:
-    blocks = book.call("p", 0.0)
-    book.begins("p", what, 1.0)
-    book.over("p", 2.0)
-    assert waits_for(blocks) == (what, 1.0)
-
-
 def test_the_last_of_several_tools_brings_the_program_back(book: Book) -> None:
     blocks = book.called("p", 0.0)
     for _ in range(2):
@@ -88,21 +80,6 @@ def test_the_last_of_several_tools_brings_the_program_back(book: Book) -> None:
     assert book.changed == [blocks] * 7
     assert book.gaps() == [("grep", 4.0)]
     assert returns(book.learned, blocks, 9.0) == Forecast(1.0, 0.05), "its call is on its way"
-
-
-def test_an_answer_does_not_end_the_wait_for_a_tool_nor_a_call_that_for_it(book: Book) -> None:
-    blocks = book.called("p", 0.0)
-    book.begins("p", HUMAN, 1.0)
-    book.begins("p", "grep", 2.0)
-    book.answered("p", "human", 3.0)
-    assert waits_for(blocks) == ("grep", 2.0)
-    asks = book.called("q", 0.0)
-    book.begins("q", HUMAN, 1.0)
-    book.call("q", 2.0)
-    assert waits_for(asks) == (None, 2.0), "the call came before the news of the answer"
-    book.answered("q", "human", 3.0)
-    assert waits_for(asks) == (None, 2.0)
-    assert book.gaps() == [(HUMAN, 1.0)]
 
 
 def test_what_was_never_heard_of_does_no_harm(book: Book) -> None:
@@ -212,46 +189,6 @@ def test_a_cache_that_was_emptied_on_purpose_is_forgotten(book: Book) -> None:
 # -- the order -------------------------------------------------------------------------
 
 
-def test_idle_sessions_go_first_then_those_outside_then_the_least_worth(book: Book) -> None:
-    late, early, outside, idle, soon = (
-        book.called(name, at, session=name)
-        for name, at in (("late", 9.0), ("early", 1.0), ("out", 8.0), ("idle", 8.0), ("soon", 9.0))
-    )
-    book.end("idle", 9.5)
-    book.rows["out"].member = False
-    calls = book.call("calls", 0.0)
-    book.begins("early", HUMAN, 1.0)
-    book.begins("soon", "grep", 9.9)
-    found = book.order(10.0, calls, soon, late, early, outside, idle)
-    assert found == [idle, outside, early, late, soon, calls]
-
-
-def test_slow_tools_are_learned_and_their_programs_go_first(book: Book) -> None:
-    for n in range(40):
-        for tool, seconds in (("build", 100.0), ("grep", 0.5)):
-            book.called(f"past-{n}", 0.0)
-            book.begins(f"past-{n}", tool, 0.0)
-            book.answered(f"past-{n}", "tool", seconds)
-        book.end(f"past-{n}", 100.0)
-    slow, fast = (book.called(name, 200.0) for name in ("slow", "fast"))
-    book.begins("slow", "build", 200.0)
-    book.begins("fast", "grep", 200.0)
-    assert book.order(200.1, slow, fast) == [slow, fast]
-    # The fast tool is long overdue: now the slow one is the likelier to come back.
-    assert book.order(295.0, slow, fast) == [fast, slow]
-
-
-def test_types_that_never_return_are_not_waited_for(book: Book) -> None:
-    for n in range(40):
-        book.called(f"once-{n}", 0.0, type="once")
-        book.end(f"once-{n}", 5.0)
-        book.called(f"agent-{n}", 0.0)
-        book.call(f"agent-{n}", 5.0)
-    once, agent = book.called("x", 10.0, type="once"), book.called("y", 10.0)
-    assert book.order(10.5, once, agent) == [once, agent]
-    assert returns(book.learned, once, 10.5).chance < 0.2
-
-
 @pytest.mark.parametrize("gap", [HUMAN, SESSION])
 def test_humans_and_sessions_are_not_expected_until_they_are_known(book: Book, gap: str) -> None:
     blocks = CachedBlocks("a", "acme", gap=gap)
@@ -280,36 +217,6 @@ def test_branches_and_shared_blocks_are_worth_less_the_longer_they_are_unused(bo
     assert retention.worth(shared, 14.0, 0) == 1 / 4.0
     assert retention.worth(branching, 10.0, 3) == retention.worth(chain, 99.0, 3)
     assert book.order(20.0, chain, shared, branching) == [branching, shared, chain]
-
-
-def test_of_branches_that_call_those_that_were_unused_for_longer_go_first(book: Book) -> None:
-    for name, oldest in (("old", 10.0), ("new", 15.0)):
-        for now in (0.0, oldest):
-            blocks = book.call(name, now)
-        blocks.oldest = blocks.since = oldest
-    old, new = (book.owners.own(book.rows[name]) for name in ("old", "new"))
-    assert book.order(20.0, old, new) == book.order(20.0, new, old) == [old, new]
-
-
-def test_of_equals_the_one_that_came_last_is_served_last(book: Book) -> None:
-    """Two calls of equal contexts run: who began earlier keeps its blocks longer."""
-    old, new = book.called("old", 0.0), book.called("new", 0.0)
-    for name, at in (("old", 1.0), ("new", 2.0)):
-        book.call(name, at)
-    assert book.order(5.0, old, new) == book.order(5.0, new, old) == [new, old]
-
-
-def test_ttl_is_first_in_first_out_but_for_those_who_call_and_expires() -> None:
-    book = Book("ttl", retention_ttl=30.0)
-    first, second = book.called("first", 1.0), book.called("second", 2.0)
-    calls = book.call("calls", 0.0)
-    assert book.order(3.0, calls, second, first) == [first, second, calls]
-    expired = book.retention.expired
-    assert (expired(first, 31.0), expired(first, 31.1)) == (False, True)
-    book.begins("first", "grep", 20.0)
-    assert not expired(first, 31.1)
-    assert not expired(calls, 1e6)
-    assert not Book().retention.expired(first, 1e9)
 
 
 def test_who_changes_its_place_is_put_there() -> None:

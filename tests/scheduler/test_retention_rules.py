@@ -15,6 +15,7 @@ from agentrt.scheduler.retention import (
     HUMAN,
     SESSION,
 )
+from tests.scheduler.ages import bin_of, edge
 from tests.scheduler.book import Book
 
 
@@ -113,29 +114,21 @@ class Rules:
         if program.gap is None or program.calls:
             return 1 / 0.05
         away_s = self.now - program.since
-        age = self.bin_of(away_s)
+        age = bin_of(away_s)
         chance, seconds = 1.0, max(away_s, 0.05)
         for gap in (None, program.gap):
             known = [
                 (s, well)
                 for type_, name, s, well in self.gaps
-                if type_ == program.type and gap in (None, name) and self.bin_of(s) >= age
+                if type_ == program.type and gap in (None, name) and bin_of(s) >= age
             ]
-            lasted = [s - self.edge(age) for s, well in known if well]
+            lasted = [s - edge(age) for s, well in known if well]
             chance = (sum(well for _, well in known) + 8 * chance) / (len(known) + 8)
             seconds = max((sum(lasted) + 8 * seconds) / (len(lasted) + 8), 0.05)
         if program.gap in (HUMAN, SESSION):
             of_kind = [one for one in self.gaps if one[:2] == (program.type, program.gap)]
             seconds = seconds if len(of_kind) >= 8 else math.inf
         return chance / seconds
-
-    @staticmethod
-    def bin_of(seconds: float) -> int:
-        return sum(1 for n in range(60) if 0.05 * 2 ** (n / 2) <= seconds) if seconds > 0.05 else 0
-
-    @staticmethod
-    def edge(number: int) -> float:
-        return float(0.05 * 2 ** ((number - 1) / 2)) if number else 0.0
 
     def rank(self, program: Program) -> tuple[float, ...]:
         if not self.by_cost:

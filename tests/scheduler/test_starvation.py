@@ -25,58 +25,6 @@ def watched(*calls: QueuedCall, most: int = 99) -> Starvation:
     return starvation
 
 
-def test_the_first_of_a_programs_calls_sets_its_moment() -> None:
-    row = program("a")
-    late, early, last = (waiting(row, name, born) for name, born in (("l", 5), ("e", 3), ("z", 9)))
-    starvation = watched(late)
-    assert starvation.next_moment(0.0) == 15.0
-    starvation.waits(early)
-    starvation.waits(last)
-    assert starvation.next_moment(0.0) == 13.0
-    assert starvation.promote(13.0) is early
-    assert starvation.promote(13.0) is None
-    assert starvation.next_moment(13.0) == 15.0
-
-
-def test_a_call_below_q_1_starves_and_one_that_rose_does_not() -> None:
-    row = program("a")
-    call = waiting(row, "one", 0.0)
-    starvation = watched(call)
-    call.level = 0
-    starvation.waits(call)
-    assert starvation.promote(99.0) is None
-    again = waiting(row, "two", 0.0)
-    starvation.waits(again)
-    assert starvation.promote(99.0) is again
-
-
-def test_whoever_is_gone_hides_nobody_behind_it() -> None:
-    """All calls of ``a`` are gone, and the first of ``b``. ``c`` starves last, and is found."""
-    gone, first, second, third = (
-        waiting(program("a"), "gone", 0.0),
-        waiting(b := program("b"), "first", 1.0),
-        waiting(b, "second", 40.0),
-        waiting(program("c"), "third", 2.0),
-    )
-    starvation = watched(gone, first, second, third)
-    starvation.left(gone)
-    starvation.began(first, 5.0)
-    assert starvation.promote(20.0) is third
-    assert starvation.promote(20.0) is None
-    assert starvation.promote(50.0) is second
-
-
-def test_a_moment_that_changed_hides_nobody() -> None:
-    """The program of the first has been served since: its moment is a later one."""
-    first, second = waiting(program("a"), "first", 0.0), waiting(program("b"), "second", 1.0)
-    starvation = watched(first, second)
-    first.program.service_s = 30.0
-    starvation.program_changed(first.program)
-    assert starvation.promote(20.0) is second
-    assert starvation.promote(29.0) is None
-    assert starvation.promote(30.0) is first
-
-
 def test_so_many_promoted_calls_wait_and_no_more() -> None:
     calls = [waiting(program(name), name, 0.0) for name in "abc"]
     starvation = watched(*calls, most=2)
@@ -86,21 +34,6 @@ def test_so_many_promoted_calls_wait_and_no_more() -> None:
     assert starvation.promote(11.0) is calls[2]
     starvation.left(calls[1])
     assert starvation._promoted == {calls[2]}
-
-
-def test_its_waits_add_up_until_it_is_promoted_and_then_count_anew() -> None:
-    """It waits for 4 s, runs for 1 s and waits again: of 10 + 1 s, 7 are left to be waited."""
-    call = waiting(program("a"), "a", 0.0)
-    starvation = watched(call)
-    starvation.began(call, 4.0)
-    call.served_s, call.since = 1.0, 5.0
-    starvation.waits(call)
-    assert starvation.next_moment(5.0) == 5.0 + 10.0 + 1.0 - 4.0
-    assert starvation.promote(12.0) is call
-    starvation.began(call, 13.0)
-    call.since = 14.0
-    starvation.waits(call)
-    assert starvation.next_moment(14.0) == 14.0 + 10.0 - 1.0
 
 
 def test_a_program_whose_calls_are_gone_is_not_kept() -> None:

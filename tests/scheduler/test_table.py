@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.graph import NodeKind
-from agentrt.request import CallReport, Usage
+from agentrt.request import CallReport
 from agentrt.scheduler import (
     LevelQueues,
     ProcessTable,
@@ -36,50 +36,6 @@ def test_a_row_and_its_totals_say_the_same() -> None:
     assert ProgramTotals.of(totals.row()) == totals
 
 
-def test_a_rows_metrics_follow_its_calls() -> None:
-    table = ProcessTable()
-    row = table.start_program("p", "chat", now=0)
-    table.call_arrived(row, "c1", now=1)
-    table.call_arrived(row, "c2", now=2)
-    assert (row.calls, row.last_arrival) == ({"c1": 1, "c2": 2}, 2)
-    table.call_ended(row, "c1", 5, 0.0, 3, 1, Usage(output_tokens=7))
-    table.call_ended(row, "c2", 6, 0.0, 2, 4, Usage(output_tokens=1))
-    assert (row.service_s, row.path_s, row.waiting_s) == (5, 3, 5), "a sum, a path, a sum"
-    assert (row.finished_calls, row.usage.output_tokens, row.last_completion) == (2, 8, 6)
-    table.call_arrived(row, "c3", now=7)
-    table.call_ended(row, "c3", 9, 3.0, 4, 0)
-    assert row.path_s == 7, "p(c) = 3 of its parent, and its own 4"
-
-
-def test_without_edges_the_path_grows_from_the_scalar() -> None:
-    table = ProcessTable()
-    row = table.start_program("p", "chat", now=0)
-    for _ in range(2):
-        table.call_ended(row, "c", 1, None, 2, 0)
-    assert row.path_s == 4
-
-
-def test_the_state_says_what_a_program_does() -> None:
-    table = ProcessTable()
-    row = table.start_program("p", "chat", now=0)
-    table.interrupt_started(row, 1, NodeKind.HUMAN)
-    assert state_of(row, 2, 100) is ProgramState.WAITING_FOR_HUMAN
-    table.interrupt_started(row, 2, NodeKind.EVENT)
-    assert state_of(row, 2, 100) is ProgramState.WAITING_FOR_EVENT
-    table.interrupt_ended(row, 2, NodeKind.EVENT, seconds=0)
-    table.interrupt_started(row, 2, NodeKind.TOOL)
-    assert state_of(row, 2, 100) is ProgramState.IN_TOOL
-    assert (row.tools, row.humans, row.events, row.last_arrival) == (1, 1, 0, 2)
-    table.call_arrived(row, "c", 3)
-    assert state_of(row, 3, 100) is ProgramState.RUNNING
-    table.call_ended(row, "c", 4, None, 0, 0)
-    table.interrupt_ended(row, 5, NodeKind.TOOL, seconds=3)
-    table.interrupt_ended(row, 6, NodeKind.HUMAN, seconds=5)
-    assert row.interrupt_s == 8
-    assert state_of(row, 105, 100) is ProgramState.RUNNING
-    assert state_of(row, 106, 100) is ProgramState.STALE
-
-
 def test_a_program_is_live_once() -> None:
     table = ProcessTable()
     table.start_program("p", "t", now=0)
@@ -88,28 +44,6 @@ def test_a_program_is_live_once() -> None:
     assert table.end_program("p") is not None
     assert table.end_program("p") is None
     assert len(table) == 0
-
-
-def test_an_event_after_the_end_does_not_bring_a_row_back() -> None:
-    table = ProcessTable()
-    row = table.start_program("p", "t", now=0)
-    table.call_arrived(row, "c", 1)
-    table.end_program("p")
-    table.call_ended(row, "c", 2, None, 1, 0)
-    assert "p" not in table
-
-
-def test_who_was_not_heard_of_for_long_is_stale_unless_something_is_active() -> None:
-    table = ProcessTable()
-    rows = {name: table.start_program(name, "t", now=0) for name in "abcdef"}
-    table.call_arrived(rows["a"], "c", 1)
-    table.call_ended(rows["a"], "c", 5, None, 1, 0)
-    table.call_arrived(rows["b"], "c", 1)
-    for name, kind in (("c", NodeKind.TOOL), ("d", NodeKind.HUMAN), ("e", NodeKind.EVENT)):
-        table.interrupt_started(rows[name], 1, kind)
-    assert table.stale(9.9, 10) == []
-    assert table.stale(10, 10) == [rows["f"]]
-    assert table.stale(15, 10) == [rows["f"], rows["a"]]
 
 
 def test_service_elsewhere_counts_here() -> None:

@@ -7,6 +7,7 @@ only keeps count: nothing of vLLM's is replaced.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -34,7 +35,8 @@ class BlockRetention:
     ) -> None:
         self._scheduler, self._owners = scheduler, owners
         self._block_size = hash_block_size(scheduler)
-        self._computed: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
+        self._computed: OrderedDict[str, tuple[Sequence[bytes], int]] = OrderedDict()
+        """By call that ended: the hashes of its blocks, and how many of them it had computed."""
         self.now = 0.0
         self.queue: ProtectedFreeQueue | None = None
         self.host: ProgramCachePolicy | None = None
@@ -47,7 +49,7 @@ class BlockRetention:
         if isinstance(host, ProgramCachePolicy):
             self.host = host
             host.bind(owners, EvictionOrder(policy, owners.sharers))
-        owners.changed = self._changed
+        owners.changed = self.queue.changed if self.host is None else self._changed
 
     @property
     def protected(self) -> int:
@@ -113,20 +115,19 @@ class BlockRetention:
         if owner is not None:
             note_blocks(owner.chains, request.block_hashes, computed)
         if self.queue is not None and call_id:
-            self._computed[call_id] = tuple(request.block_hashes[:computed])
+            self._computed[call_id] = request.block_hashes, computed
             if len(self._computed) > KINDS:
                 self._computed.popitem(last=False)
 
     def drop(self, row: ProgramRow, call_id: str, kept: int = 0) -> None:
         """What a program's call had computed after its first tokens, no one will come back for."""
-        owner, hashes = row.cached, self._computed.get(call_id, ())
+        owner, (hashes, computed) = row.cached, self._computed.get(call_id, ((), 0))
         if owner is None or self.queue is None:
             return
-        first = kept // self._block_size  # a block with more is its own
-        blocks = find_cached(self._scheduler, hashes[first:])
-        self.queue.give_up(blocks[::-1], owner)
+        lost = hashes[kept // self._block_size : computed]  # a block with more is its own
+        self.queue.give_up(find_cached(self._scheduler, lost)[::-1], owner)
         if self.host is not None:
-            self.host.give_up(keys_of(self._scheduler, hashes[first:]), owner)
+            self.host.give_up(keys_of(self._scheduler, lost), owner)
         self._changed(owner)
 
     def cache_emptied(self, rows: Any) -> None:

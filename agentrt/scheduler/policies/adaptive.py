@@ -66,13 +66,14 @@ class Adaptive(Policy):
     def _expected_s(self, row: ProgramRow, node: str, path_s: float) -> float:
         """The seconds of service that it is expected to need still; ATLAS ranks by ``path_s``."""
         at, age = self.learned.service.at, age_bin(row.attained_s)
-        tenant, type, visits = *row.kind, self._visits.setdefault(row, {})
+        tenant, type, visits = row.tenant, row.type, self._visits.setdefault(row, {})
         expected, factor = RESOLUTION_S, 1.0
         if (known := at(_ALL, 0)) is not None:
             expected = max(known.left_s.value, path_s, RESOLUTION_S)
         if (known := at((tenant, type, ""), age)) is not None:
             expected = max(known.left_s.refine(expected), RESOLUTION_S)
-        for what in (*_hint(row), _place(row.finished_calls, node)):
+        place = _place(row.finished_calls, node)
+        for what in (place,) if row.size_hint is None else (*_hint(row), place):
             kind = tenant, type, what
             if len(visits) < WINDOW:
                 visits.setdefault((kind, age), row.attained_s)
@@ -143,8 +144,7 @@ class Lane(Promoter):
         self._inside -= call.promoted
 
     def charged(self, call: QueuedCall, seconds: float) -> None:
-        if call.promoted:
-            self._credit -= seconds
+        self._credit -= seconds
 
     def promote(self, now: float) -> QueuedCall | None:
         self._credit = min(self._most_credit, self._credit + self._rate * (now - self._at))

@@ -84,17 +84,6 @@ def test_a_program_in_a_tool_keeps_its_prefix_while_others_pass() -> None:
     assert lost == {"lru": 160, "cost": 0}
 
 
-@pytest.mark.parametrize("retention", ["lru", "ttl", "cost"])
-def test_who_waits_for_a_human_keeps_nothing_from_others(retention: str) -> None:
-    """30 blocks; a has 20 and asks, and b takes 29 at once: nobody is preempted for it."""
-    e = engine(retention)
-    call(e, "a/1", text(1, 20))
-    ours(e).control("boundary", [("a", "human", "")])
-    report = call(e, "b/1", text(2, 29))
-    assert report["preemptions"] == 0
-    assert ours(e).control("snapshot", None)["free_blocks"] == 30
-
-
 def test_an_unknown_notification_is_refused_by_name() -> None:
     e = engine()
     call(e, "a/1", text(1, 2))
@@ -111,14 +100,6 @@ def test_protected_blocks_give_way_when_nothing_else_fits() -> None:
     assert queue(e).yielded == 9
     report = call(e, "a/2", [*text(1, 10), 5])
     assert report["lost_tokens"] == 144
-
-
-def test_a_partly_lost_context_keeps_its_beginning() -> None:
-    e = engine()
-    call(e, "a/1", text(1, 10))
-    call(e, "b/1", text(2, 24))
-    report = call(e, "a/2", [*text(1, 10), 5])
-    assert 0 < report["lost_tokens"] < 160
 
 
 def test_an_end_releases_at_once_and_a_session_stays() -> None:

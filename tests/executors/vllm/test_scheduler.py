@@ -107,28 +107,6 @@ def test_reports_add_up() -> None:
     assert report.output_tokens == 12
 
 
-def test_the_report_comes_back_with_the_last_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    e = engine()
-    e.add("r", prompt(40), 3, of("a"))
-    request = e.requests["r"]
-    e.step()
-    e.step()
-    outputs: list[Any] = []
-    update = e.scheduler.update_from_output
-
-    def recording(*args: Any) -> Any:
-        outputs.append(update(*args))
-        return outputs[-1]
-
-    monkeypatch.setattr(e.scheduler, "update_from_output", recording)
-    e.step()
-    assert request.is_finished()
-    captured = outputs[0][0].outputs[0].kv_transfer_params
-    assert captured["agentrt"]["service_s"] == 3.0
-    assert captured["agentrt"]["prompt_tokens"] == 40
-    assert captured["agentrt"]["steps"] == 3
-
-
 def test_an_aborted_calls_report_can_be_asked_for_once() -> None:
     e = engine()
     e.add("r", prompt(40), 30, of("a", "a/0"))
