@@ -46,7 +46,9 @@ class WorkingSet(Admission):
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
         """By type: how many members share a prefix, and the blocks that it is counted with."""
         self._away: Heap[ProgramRow] = Heap()
-        """Members without calls, by when they are held no longer."""
+        """Members without calls that are held, by when they are held no longer."""
+        self._due: dict[ProgramRow, None] = {}
+        """Members that are held no longer: they leave when that makes room for another."""
         self._by_age: Heap[QueuedCall] = Heap()
         """The calls outside, the one that has waited the longest first."""
         self._full_at: int | None = None
@@ -60,7 +62,7 @@ class WorkingSet(Admission):
 
     def call_arrived(self, call: QueuedCall, now: float) -> None:
         row = call.program
-        self._away.discard(row)
+        self._not_away(row)
         self.learned.call_arrived(row.kind, beside=len(row.queued) > 1)
         if not (row.finished_calls or row.member or len(row.queued) > 1):
             row.shared_tokens = self.learned.shared(row.kind)
@@ -114,6 +116,7 @@ class WorkingSet(Admission):
             return
         chance, seconds = returns(self.learned, row.cached, now)
         held_s = self._compute_s(self.capacity.blocks)
+        self._due.pop(row, None)
         self._away.put(row, now if seconds > chance * held_s else now + held_s)
         self._full_at = None
 
@@ -164,11 +167,14 @@ class WorkingSet(Admission):
         return row.member
 
     def _has_room(self, row: ProgramRow, now: float) -> bool:
+        """Whether it fits, once those whose time is up have left: no more of them than it takes."""
+        while (until := self._away.first_key()) is not None and until <= now:
+            self._due[self._away.pop()] = None
+        due = sum(one.claim for one in self._due)
+        if self.claimed - due + self._needs(row) > self.capacity.blocks:
+            return False
         while not self._fits(row):
-            until = self._away.first_key()
-            if until is None or until > now:
-                return False
-            self._leave(self._away.pop())
+            self._leave(next(iter(self._due)))
         return True
 
     def _fills_batch(self, row: ProgramRow, running: int) -> bool:
@@ -305,8 +311,12 @@ class WorkingSet(Admission):
             self._share(0 if sharers else blocks)
             self._sharers[row.kind] = sharers + 1, blocks
 
-    def _leave(self, row: ProgramRow) -> None:
+    def _not_away(self, row: ProgramRow) -> None:
         self._away.discard(row)
+        self._due.pop(row, None)
+
+    def _leave(self, row: ProgramRow) -> None:
+        self._not_away(row)
         if not row.member:
             return
         self._full_at = None

@@ -70,6 +70,51 @@ def test_who_asks_a_human_is_held_until_somebody_wants_in() -> None:
     assert engine.inside() == {"b"}
 
 
+@pytest.mark.parametrize(
+    ("wants", "inside"),
+    [
+        (71, {"a", "b", "c"}),
+        (60, {"c", "new"}),
+        (40, {"b", "c", "new"}),
+        (10, {"a", "b", "c", "new"}),
+    ],
+)
+def test_no_more_leave_than_make_room_and_none_for_who_does_not_fit_then(
+    wants: int, inside: set[str]
+) -> None:
+    """30 blocks each: a's time is up, then b's, and c runs."""
+    engine = Counted()
+    calls = {name: engine.wants(name, 30) for name in "abc"}
+    engine.step(0.0)
+    for name in "ab":
+        engine.end(calls[name], output=0)
+        engine.now += 1e-3
+    engine.now += WORTH_S
+    engine.wants("new", wants)
+    engine.let_in()
+    assert engine.inside() == inside
+
+
+def test_whose_time_was_up_is_held_anew_once_it_was_back() -> None:
+    engine = Counted()
+    call = engine.wants("a", 60)
+    engine.wants("c", 20)
+    engine.step(0.0)
+    engine.end(call, output=0)
+    engine.wants("large", 90)
+    engine.now = WORTH_S
+    engine.let_in()
+    call = engine.arrive("a", 0)
+    engine.step(0.0)
+    engine.end(call, output=0)
+    engine.wants("b", 30)
+    engine.let_in()
+    assert engine.inside() == {"a", "c"}
+    engine.now += WORTH_S
+    engine.let_in()
+    assert engine.inside() == {"b", "c"}
+
+
 def test_an_earlier_tool_does_not_count_once_the_program_was_back() -> None:
     engine = Counted()
     for at in (0.0, WORTH_S / 2):
