@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.frontend import Frontend, Request, calling
+from agentrt.executors.frontend import Caller, Frontend, Request, calling
 from agentrt.executors.replies import StreamedAnswer
 from agentrt.request import Call, CallSpec, Identity
 
 
 @dataclass
-class Calls:
+class Calls(Caller):
     """Whoever asks: each call of its own name."""
 
     executor: Executor
