@@ -37,6 +37,7 @@ _NO_CALLS = (
     *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
 )
+_JSON = b"application/json"
 _MODELS = "/v1/models"
 _OF_RESPONSES = "/v1/responses/"
 
@@ -197,7 +198,8 @@ def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tupl
     scope = {**request.scope, "headers": [*headers, own]}
     for name in ("router", "endpoint"):  # of our own application, where it was asked first
         scope.pop(name, None)
-    if fields:
+    kind = request.scope["state"]["headers"].get(b"content-type", b"").lower()
+    if fields and kind.partition(b";")[0] == _JSON:  # vLLM refuses all other names of JSON
         scope[FIELDS] = fields
     return scope, given(whole(body), request.receive)
 
