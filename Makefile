@@ -11,11 +11,12 @@ NEXT := 0.33.0
 NEXT_BIN := .venv-vllm-$(NEXT)/bin
 NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
-# The tests of LangGraph's API, and those that share nothing with others (Ray's, those of whole commands, the chat page).
-LANGGRAPH := tests/serving/langgraph
+# The tests of LangGraph's API, and the comparison with vLLM's own server, which makes the parts even.
+LANGGRAPH := tests/serving/langgraph tests/engine/test_differential.py
+# Those that share nothing with others: Ray's, those of whole commands, the chat page.
 APART := $(addprefix tests/engine/test_,ray.py cli_process.py script.py openai_server.py) tests/serving/chat
 # Those with engines, which share one and start in two seconds where vLLM has been imported.
-ENGINES := tests/engine tests/techniques tests/contexts/test_real_engine.py tests/test_contexts_page.py tests/executors/transformers tests/benchmarks/test_techniques.py tests/journal/test_kill_real.py tests/lab/bench/test_memory.py
+ENGINES := tests/engine tests/techniques tests/contexts/test_real_engine.py tests/test_contexts_page.py tests/executors/transformers/test_contexts.py tests/benchmarks/test_techniques.py tests/journal/test_kill_real.py tests/lab/bench/test_memory.py
 # Those of servers, tools and commands, which mostly wait for processes.
 SERVERS := tests/serving tests/integrations tests/clients tests/cli tests/interrupts tests/journal
 # For tests that take longer than one of `make test` may.
@@ -51,7 +52,7 @@ test: $(INSTALLED) ## Check the style, the types and the layers, and run all tes
 
 # Five at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
 test-engine: $(CLIENTS) test-needs
-	$(BIN)/pytest $(ENGINES) $(addprefix --ignore ,$(APART))
+	$(BIN)/pytest $(ENGINES) $(addprefix --ignore ,$(LANGGRAPH) $(APART))
 
 test-langgraph: $(CLIENTS) test-needs
 	$(BIN)/pytest $(LANGGRAPH)
@@ -63,7 +64,7 @@ test-servers: $(CLIENTS) test-needs
 	$(BIN)/pytest $(SERVERS) $(addprefix --ignore ,$(LANGGRAPH) $(APART) $(ENGINES))
 
 test-rest: $(CLIENTS) test-needs
-	$(BIN)/pytest $(addprefix --ignore ,$(SERVERS) $(APART) $(ENGINES))
+	$(BIN)/pytest $(addprefix --ignore ,$(SERVERS) $(LANGGRAPH) $(APART) $(ENGINES))
 
 # Compiled here, since tests start hundreds of processes, and PYTHONDONTWRITEBYTECODE may be set.
 test-needs: $(INSTALLED)

@@ -16,7 +16,7 @@ from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallSpec, Identity
-from agentrt.router import ROUTERS, make_router
+from agentrt.router import make_router
 from benchmarks.chaos.command import Chaos, ChaosConfig
 from benchmarks.chaos.programs import ChaosPrograms
 from tests.doubles.tinymodel import tiny_model
@@ -57,9 +57,7 @@ async def expected(engines: list[VLLMEngine]) -> list[list[str]]:
     return told
 
 
-@pytest.mark.parametrize(
-    ("router", "count"), [*((name, 2) for name in sorted(ROUTERS)), ("least-used", 4)]
-)
+@pytest.mark.parametrize(("router", "count"), [("agentix", 2), ("prefix", 2), ("least-used", 4)])
 async def test_the_texts_are_those_of_one_engine(
     engines: list[VLLMEngine], expected: list[list[str]], router: str, count: int
 ) -> None:
@@ -73,14 +71,16 @@ async def test_the_texts_are_those_of_one_engine(
     assert min(one.calls for one in lent) > 0
 
 
-async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]) -> None:
+async def test_the_router_knows_what_each_engine_holds(
+    engines: list[VLLMEngine], expected: list[list[str]]
+) -> None:
     """1. After many calls, streamed ones among them, its index is what the engines hold.
     2. What it expects of a prompt is what the engine finds in its cache.
     """
     lent = [Lent(engine) for engine in engines[:2]]
     replicas = ReplicaSet(lambda index: lent[index], 2, make_router("cost"))
     async with Runtime(replicas) as runtime:
-        await PROGRAMS.run(runtime)
+        assert await PROGRAMS.run(runtime) == expected
         await knows_what_they_hold(replicas)
         engine, dispatcher = engines[0], replicas.routing.dispatcher
         spec = CallSpec(prompt_token_ids=tuple(range(100, 300)), max_tokens=4)
@@ -92,13 +92,13 @@ async def test_the_router_knows_what_each_engine_holds(engines: list[VLLMEngine]
         cached = -1
         for number in range(2):
             hashes = engine.block_hashes(spec)
-            expected = dispatcher.cached_blocks.match(hashes, size, length - 1)
+            matches = dispatcher.cached_blocks.match(hashes, size, length - 1)
             call = Call(Identity(f"s/{number}", "s", "t"), spec)
             reply = await last_reply(replicas.generate(call, stream=False))
             assert reply.report.prompt_tokens == length
             cached = reply.report.cached_tokens
-            assert cached in expected
-        assert cached == max(expected) >= size
+            assert cached in matches
+        assert cached == max(matches) >= size
         await replicas.end_program("s")
 
 

@@ -70,8 +70,11 @@ def _value(given: Any) -> Any:
 
 
 def lengths(kind: str) -> list[int]:
-    """At which this output has not begun as an earlier one, and so reads as that does."""
+    """At which this output has not begun as an earlier one, and so reads as that does. Arguments
+    that are cut off are broken in each."""
     ids = encode(SAID[kind])
+    if kind == "broken":
+        return [len(ids)]
     earlier = [encode(SAID[other]) for other in list(SAID)[: list(SAID).index(kind)]]
     every = range(1, len(ids) + 1)
     return [n for n in every if not any(other[:n] == ids[:n] for other in earlier)]
