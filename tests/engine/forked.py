@@ -55,22 +55,6 @@ def _start_server() -> None:
             _SERVER.ensure_running()
 
 
-def server() -> tuple[str, dict[str, str]]:
-    """Where other processes reach it, and the variables with which it was started."""
-    prepare_environment(EngineOptions())
-    _start_server()
-    return _SERVER._forkserver_address, _SERVER_HAS  # type: ignore[attr-defined]  # typeshed lacks it
-
-
-def use_server(address: str, variables: Mapping[str, str]) -> None:
-    """In another process: its cores are forks of this `server`."""
-    _SERVER_HAS.update(variables)
-    nothing = os.open(os.devnull, os.O_WRONLY)  # for what keeps a server alive
-    vars(_SERVER).update(
-        _forkserver_address=address, _forkserver_alive_fd=nothing, ensure_running=lambda: None
-    )
-
-
 class ForkedCore(EarlyCore):
     """An `EarlyCore` that finds its modules imported."""
 
@@ -142,7 +126,9 @@ def forked_python(folder: Path) -> Iterator[None]:
 
     For commands of which a test asks what they serve, and not how they start or end.
     """
-    address, _ = server()
+    prepare_environment(EngineOptions())
+    _start_server()
+    address = _SERVER._forkserver_address  # type: ignore[attr-defined]  # typeshed lacks it
     program, script = folder / "python.py", folder / "python"
     program.write_text(
         _PROGRAM.format(root=str(_ROOT), server=address, path=sys.path),

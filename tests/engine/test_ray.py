@@ -23,7 +23,6 @@ from agentrt.router import make_router
 from benchmarks.chaos.programs import ChaosPrograms
 from benchmarks.chaos.report import CallAudit
 from tests.doubles.raycluster import LocalCluster
-from tests.engine.forking_actor import ForkingCluster
 from tests.engine.lent import Lent, WithFront, knows_what_they_hold, lent_front
 from tests.engine.seeing import image, said, seeing_flags
 from tests.engine.tiny_vision import tiny_adapter, tiny_vision_model
@@ -61,7 +60,7 @@ async def replicas(
     adapter = tiny_adapter(tmp_path_factory.mktemp("adapter"), model)
     flags = (*seeing_flags(adapter), "--max-model-len", "1024")
     options = EngineOptions(str(model), 8, flags=flags, kv_events=True)
-    cluster = ForkingCluster(nodes.address, 2, memory=GIB)
+    cluster = Cluster(nodes.address, 2, memory=GIB)
     replicas = ReplicaSet(
         lambda index: audit.engine(RayEngine(options, cluster)),
         2,

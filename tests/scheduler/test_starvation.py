@@ -25,6 +25,18 @@ def watched(*calls: QueuedCall, most: int = 99) -> Starvation:
     return starvation
 
 
+def test_a_call_below_q_1_starves_and_one_that_rose_does_not() -> None:
+    row = program("a")
+    call = waiting(row, "one", 0.0)
+    starvation = watched(call)
+    call.level = 0
+    starvation.waits(call)
+    assert starvation.promote(99.0) is None
+    again = waiting(row, "two", 0.0)
+    starvation.waits(again)
+    assert starvation.promote(99.0) is again
+
+
 def test_so_many_promoted_calls_wait_and_no_more() -> None:
     calls = [waiting(program(name), name, 0.0) for name in "abc"]
     starvation = watched(*calls, most=2)
