@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -55,14 +56,24 @@ async def hold(state: Told, config: RunnableConfig) -> None:
 
 
 @pytest.fixture(scope="module")
-def it(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Serving]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Serving]]:
+    """A server by its database. It starts when it is first asked for, and serves all that follow:
+    pytest would make one for each pair of parameters.
+    """
     with ExitStack() as stack:
-        in_file = request.param == "sqlite"
-        file = tmp_path_factory.mktemp("rollback") / "a.db"
-        database = file if in_file else stack.enter_context(cluster())
-        yield stack.enter_context(serving(dict(Nested(note, hold).all()), database))
+
+        @cache
+        def started(database: str) -> Serving:
+            file = tmp_path_factory.mktemp("rollback") / "a.db"
+            where = file if database == "sqlite" else stack.enter_context(cluster())
+            return stack.enter_context(serving(dict(Nested(note, hold).all()), where))
+
+        yield started
+
+
+@pytest.fixture
+def it(request: pytest.FixtureRequest, servers: Callable[[str], Serving]) -> Serving:
+    return servers(request.param)
 
 
 @pytest_asyncio.fixture
