@@ -173,9 +173,9 @@ class WorkingSet(Admission):
         due = sum(one.claim for one in self._due)
         if self.claimed - due + self._needs(row) > self.capacity.blocks:
             return False
-        while not self._fits(row):
+        while self._due and not self._fits(row):
             self._leave(next(iter(self._due)))
-        return True
+        return self._fits(row)
 
     def _fills_batch(self, row: ProgramRow, running: int) -> bool:
         """Whether a program comes in without room, since little of the batch is taken.
