@@ -39,11 +39,6 @@ class Admission(Events):
         self.members: dict[ProgramRow, None] = {}  # as they came in
         self._outside: Heap[QueuedCall] = Heap()
 
-    @property
-    def calls_outside(self) -> int:
-        """How many calls wait outside."""
-        return len(self._outside)
-
     def rank(self, call: QueuedCall) -> tuple[Any, ...]:
         """The least is the first to be let in; asked anew when the policy's answer changes."""
         return call.key

@@ -140,12 +140,17 @@ class Durations:
 @dataclass(slots=True)
 class _Usual:
     """What is usual of a type's calls: tokens of output, and of prompt that all share; and how
-    often a call comes beside another one of its program.
+    often a call comes beside another one of its program. Of its programs: how many calls they have,
+    and from the end of one to that of the next, what their contexts grow by and the seconds it
+    takes, waiting left out.
     """
 
     output: Mean = field(default_factory=Mean)
     shared: Mean = field(default_factory=Mean)
     beside: Mean = field(default_factory=Mean)
+    calls: Mean = field(default_factory=Mean)
+    grown: Mean = field(default_factory=Mean)
+    turn_s: Mean = field(default_factory=Mean)
 
 
 class StepCost:
@@ -197,6 +202,17 @@ class Learned:
         usual = self._usual.get(kind)
         return usual is not None and usual.beside.value > BRANCHING
 
+    def growth(self, kind: tuple[str, str], context_tokens: int, seconds: float) -> int:
+        """The tokens by which a chain's context is expected to grow in so many seconds.
+
+        That it may end in that time counts against it: then it gives up its ``context_tokens``.
+        """
+        usual = self._usual.get(kind)
+        if usual is None or not usual.turn_s.value or usual.beside.value > BRANCHING:
+            return 0
+        given_up = context_tokens / usual.calls.value if usual.calls.n else 0.0
+        return int(max(usual.grown.value - given_up, 0.0) * seconds / usual.turn_s.value)
+
     def call_arrived(self, kind: tuple[str, str], *, beside: bool) -> None:
         """A call came, ``beside`` another of its program or alone."""
         self._usual.of(kind).beside.add(beside)
@@ -205,6 +221,16 @@ class Learned:
         """A call ended with so many tokens of output."""
         self._all.output.add(output_tokens)
         self._usual.of(kind).output.add(output_tokens)
+
+    def turn_ended(self, kind: tuple[str, str], grown_tokens: int, seconds: float) -> None:
+        """A program with one call at a time went on by so many tokens and seconds."""
+        usual = self._usual.of(kind)
+        usual.grown.add(grown_tokens)
+        usual.turn_s.add(seconds)
+
+    def program_ended(self, kind: tuple[str, str], calls: int) -> None:
+        """A program ended that made so many calls."""
+        self._usual.of(kind).calls.add(calls)
 
     def first_call(self, kind: tuple[str, str], cached_tokens: int) -> None:
         """A program's first call found so many tokens of its prompt cached.

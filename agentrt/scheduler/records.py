@@ -31,7 +31,8 @@ class ProgramRow:
     admission ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context
     that it comes back for, of which all programs of its type share the first ``shared_tokens``, and
     for its calls. ``in_use`` is the claim of a member with calls. A ``member`` may use the cache;
-    it had attained ``attained_before_s`` when it last came in, perhaps ``by_age`` alone.
+    it had attained ``attained_before_s`` when it last came in, perhaps ``by_age`` alone. Its last
+    call ended at ``turned_at``.
     """
 
     program_id: str
@@ -66,6 +67,7 @@ class ProgramRow:
     was_member: bool = False
     by_age: bool = False
     attained_before_s: float = 0.0
+    turned_at: float | None = None
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -77,6 +79,7 @@ class ProgramRow:
         self.cached = None
         self.context_tokens = self.shared_tokens = self.claim = self.in_use = 0
         self.member = self.was_member = self.by_age = False
+        self.turned_at = None
 
 
 @dataclass(slots=True, eq=False)

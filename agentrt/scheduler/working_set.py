@@ -90,9 +90,13 @@ class WorkingSet(Admission):
 
     def call_ended(self, call: QueuedCall, now: float) -> None:
         row, tokens = call.program, call.computed_tokens
-        row.context_tokens = max(row.context_tokens, tokens)
         if tokens >= call.prompt_tokens:  # else it was cancelled before any output
             self.learned.call_ended(row.kind, tokens - call.prompt_tokens)
+            if row.turned_at is not None and not row.queued:
+                grown = max(tokens - row.context_tokens, 0)
+                self.learned.turn_ended(row.kind, grown, now - row.turned_at - call.waited_s)
+            row.turned_at = now
+        row.context_tokens = max(row.context_tokens, tokens)
         self._reckon(row)
         self._goes_away(row, now)
 
@@ -101,6 +105,8 @@ class WorkingSet(Admission):
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
         self._full_at = None  # its calls that wait outside claim nothing any more
+        if row.service_s:
+            self.learned.program_ended(row.kind, row.finished_calls)
         self._leave(row)
 
     def stepped(self, seconds: float, tokens: int, calls: int) -> None:
@@ -173,9 +179,9 @@ class WorkingSet(Admission):
         due = sum(one.claim for one in self._due)
         if self.claimed - due + self._needs(row) > self.capacity.blocks:
             return False
-        while not self._fits(row):
+        while self._due and not self._fits(row):
             self._leave(next(iter(self._due)))
-        return True
+        return self._fits(row)
 
     def _fills_batch(self, row: ProgramRow, running: int) -> bool:
         """Whether a program comes in without room, since little of the batch is taken.
@@ -276,15 +282,18 @@ class WorkingSet(Admission):
     def _reckon(self, row: ProgramRow) -> None:
         """Claim anew what a program takes of the cache, beside what its type shares.
 
-        A chain goes on from its context. Branches have contexts of their own, and each that has a
-        call is counted; one that waits for a tool is not.
+        A chain goes on from its context, and grows for as long as holding room for that costs less
+        than computing again what has to leave for it. Branches have contexts of their own, and each
+        that has a call is counted; one that waits for a tool is not.
         """
         calls = [*row.queued.values()]
-        if len(calls) == 1:
-            tokens = row.context_tokens + calls[0].adds - row.shared_tokens
+        tokens = row.context_tokens - row.shared_tokens
+        if len(calls) <= 1:
+            tokens += sum(call.adds for call in calls)
+            held_s = self._compute_s(self.capacity.blocks)
+            tokens += self.learned.growth(row.kind, tokens, held_s)
         else:
-            own = row.context_tokens - row.shared_tokens
-            tokens = max(own, sum(call.holds for call in calls))
+            tokens = max(tokens, sum(call.holds for call in calls))
         claim = min(self._blocks(max(tokens, 0)) + len(calls), self.capacity.blocks)
         if row.member:
             self.claimed += claim - row.claim

@@ -119,7 +119,7 @@ def check_nothing_is_left(replicas: SteppedReplicas) -> None:
         assert found["programs"] == found["running"] == found["waiting"] == []
         assert found["free_blocks"] == engine.blocks - 1
         admission = engine.scheduler.queues.admission
-        assert admission is None or admission.calls_outside == len(admission.members) == 0
+        assert admission is None or len(admission._outside) == len(admission.members) == 0
         assert engine.scheduler.reset_prefix_cache()
 
 

@@ -185,7 +185,7 @@ def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there() -> No
     assert engine.step() == stay, "they fit without it"
     engine.end("large/1")
     engine.end_program("large")
-    assert (engine.admission.calls_outside, len(engine.queues)) == (0, 0)
+    assert (len(engine.admission._outside), len(engine.queues)) == (0, 0)
     assert engine.step() == []
     check_queues(engine.queues)
 

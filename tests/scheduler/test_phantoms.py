@@ -36,7 +36,7 @@ def state(engine: Admitting) -> dict[str, Any]:
     }
     if admission is not None:
         found["members"] = [row.program_id for row in admission.members]
-        found["outside"] = admission.calls_outside
+        found["outside"] = len(admission._outside)
     if isinstance(admission, WorkingSet):
         found["claims"] = admission.claimed, admission.in_use, admission.came_in
         found["types"] = dict(admission._sharers)

@@ -189,6 +189,20 @@ def test_a_cache_that_was_emptied_on_purpose_is_forgotten(book: Book) -> None:
 # -- the order -------------------------------------------------------------------------
 
 
+def test_idle_sessions_go_first_then_those_outside_then_the_least_worth(book: Book) -> None:
+    late, early, outside, idle, soon = (
+        book.called(name, at, session=name)
+        for name, at in (("late", 9.0), ("early", 1.0), ("out", 8.0), ("idle", 8.0), ("soon", 9.0))
+    )
+    book.end("idle", 9.5)
+    book.rows["out"].member = False
+    calls = book.call("calls", 0.0)
+    book.begins("early", HUMAN, 1.0)
+    book.begins("soon", "grep", 9.9)
+    found = book.order(10.0, calls, soon, late, early, outside, idle)
+    assert found == [idle, outside, early, late, soon, calls]
+
+
 @pytest.mark.parametrize("gap", [HUMAN, SESSION])
 def test_humans_and_sessions_are_not_expected_until_they_are_known(book: Book, gap: str) -> None:
     blocks = CachedBlocks("a", "acme", gap=gap)

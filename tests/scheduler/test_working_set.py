@@ -191,7 +191,7 @@ def through(seed: int, policy: str, target: float | None, programs: int) -> Crow
         len(crowd.working.members)
         == crowd.working.claimed
         == crowd.working.in_use
-        == crowd.admission.calls_outside
+        == len(crowd.admission._outside)
         == 0
     )
     assert len(crowd.queues) == 0
