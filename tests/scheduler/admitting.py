@@ -13,6 +13,8 @@ BLOCK = 16
 KIND = ("default", "t")
 TOKEN_S = 1 / 1024
 """What a token of a prompt takes in `Counted`."""
+WORTH_S = 100 * BLOCK * TOKEN_S
+"""What its whole cache takes to compute anew."""
 
 
 class Admitting:

@@ -13,11 +13,7 @@ from agentrt.scheduler.admission import Capacity
 from agentrt.scheduler.by_name import Cap, make_admission
 from agentrt.scheduler.learned import DOUBT, SCANNED, Learned
 from agentrt.scheduler.working_set import OLDEST_EVERY, WorkingSet
-from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Admitting, Counted, full
-
-WORTH_S = 100 * BLOCK * TOKEN_S
-"""What the whole cache takes to compute anew."""
-
+from tests.scheduler.admitting import BLOCK, KIND, Admitting, Counted, full
 
 # -- by name, and by a cap -------------------------------------------------------------
 
@@ -121,47 +117,6 @@ def test_a_call_claims_half_of_the_output_that_is_expected_of_its_type() -> None
     engine.wants("a", 10)
     engine.step()
     assert engine.working.claimed == 9 + 3 + 1
-
-
-@pytest.mark.parametrize(
-    ("turn_s", "calls", "beside", "grown"),
-    [
-        (0.5, None, False, 4.0),
-        (1.0, None, False, 2.0),
-        (0.5, 9, False, 2.0),  # each call is the last of one in nine, which gives up 9 blocks
-        (0.5, 4, False, 0.0),
-        (0.5, None, True, 0.0),
-    ],
-)
-def test_a_chain_claims_what_it_grows_by_while_holding_room_for_that_pays(
-    turn_s: float, calls: int | None, beside: bool, grown: float
-) -> None:
-    """2 blocks with each turn; the whole cache takes `WORTH_S` to compute."""
-    engine = Counted()
-    engine.learned.call_arrived(KIND, beside=beside)
-    engine.learned.turn_ended(KIND, 2 * BLOCK, turn_s * WORTH_S)
-    if calls is not None:
-        engine.learned.program_ended(KIND, calls)
-    engine.learned.call_arrived = lambda kind, *, beside: None  # type: ignore[method-assign]
-    engine.wants("a", 10)
-    engine.let_in()
-    assert engine.working.claimed == 9 + grown + 1
-
-
-def test_what_contexts_grow_by_is_learned_from_one_calls_end_to_the_next() -> None:
-    engine = Counted()
-    call = engine.wants("a", 10)
-    engine.step(3.0)
-    engine.end(call, output=BLOCK)
-    assert engine.learned.growth(KIND, 0, 8.0) == 0, "nothing went on from anything yet"
-    engine.now += 2.0
-    call = engine.arrive("a", 2 * BLOCK)
-    engine.now += 7.0  # it waits for a slot, which is no part of its turn
-    engine.step(2.0)
-    engine.end(call, output=BLOCK)
-    assert engine.learned.growth(KIND, 0, 8.0) == 6 * BLOCK
-    engine.end_program("a")
-    assert engine.learned.growth(KIND, 2 * BLOCK, 8.0) == 4 * BLOCK, "one of two calls is the last"
 
 
 def test_what_a_call_finds_cached_is_not_added() -> None:

@@ -10,12 +10,8 @@ import pytest
 
 from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.working_set import WorkingSet
-from tests.scheduler.admitting import BLOCK, TOKEN_S, Admitting, Counted
+from tests.scheduler.admitting import BLOCK, TOKEN_S, WORTH_S, Admitting, Counted
 from tests.scheduler.integrity import check_queues
-
-WORTH_S = 100 * BLOCK * TOKEN_S
-"""What the whole cache takes to compute anew."""
-
 
 # -- where nothing runs ----------------------------------------------------------------
 
