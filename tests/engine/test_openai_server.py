@@ -105,7 +105,7 @@ def test_text_whole_and_in_pieces(model: ChatAgentRT) -> None:
     assert message.usage_metadata["output_tokens"] > 0
     chunks = list(model.stream("Say hello."))
     assert "".join(chunk.text for chunk in chunks) == message.text
-    assert len(chunks) > 2
+    assert len(chunks) > 1, "what an answer's end is in, at least: tokens are joined for the slow"
     usages = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata is not None]
     assert [usage["output_tokens"] for usage in usages] == [message.usage_metadata["output_tokens"]]
 
