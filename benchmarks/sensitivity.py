@@ -197,13 +197,20 @@ def replaced(constant: Constant, value: float) -> Iterator[None]:
         package = constant.module.partition(".")[0]
         loaded = [vars(one) for name, one in sys.modules.items() if name.startswith(f"{package}.")]
         having += [names for names in loaded if names.get(constant.name) is before]
-    for names in having:
-        names[constant.name] = value
+    _put(constant.name, value, having)
     try:
         yield
     finally:
-        for names in having:
-            names[constant.name] = before
+        _put(constant.name, before, having)
+
+
+def _put(name: str, value: float, having: Sequence[dict[str, Any]]) -> None:
+    """Change it, and forget what was computed with the value of before."""
+    for names in having:
+        names[name] = value
+        for one in names.values():
+            if hasattr(one, "cache_clear"):
+                one.cache_clear()
 
 
 def run(trial: Trial) -> Outcome:

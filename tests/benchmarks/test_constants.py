@@ -14,6 +14,7 @@ from benchmarks.sensitivity import Constant, constants, replaced
 RULES = """
 from __future__ import annotations
 
+from functools import cache
 from math import inf
 
 COUNT = 4
@@ -29,6 +30,7 @@ _FIRST, _SECOND = 0, 1
 lower = 3
 
 
+@cache
 def share() -> float:
     LOCAL = 5
     return _SHARE * COUNT

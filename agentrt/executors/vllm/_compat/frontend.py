@@ -48,9 +48,10 @@ async def make_app(
         own = app.user_middleware
         own[:] = [one for one in own if getattr(one.cls, "__name__", "") not in _NOT_NEEDED]
         app.middleware_stack = None  # made at the first request
-        app.router.routes.sort(key=lambda route: getattr(route, "path", "") not in _CALLS)
-        for route in app.router.routes[: len(_CALLS)]:
+        calls = [one for one in app.router.routes if getattr(one, "path", "") in _CALLS]
+        for route in calls:  # none where the model only pools
             route.app = _with_fields(route)
+        app.router.routes[:] = [*calls, *(one for one in app.router.routes if one not in calls)]
     await init_app_state(client, app.state, args, tasks)
     logging.getLogger(_MESSAGES).addFilter(_is_no_refusal)
     return app
