@@ -98,6 +98,8 @@ def magic(number: Literal[1, 2, 3]) -> int:
 
 
 def test_text_whole_and_in_pieces(model: ChatAgentRT) -> None:
+    # So many tokens that vLLM does not join them all while its server has no time.
+    model = model.model_copy(update={"max_tokens": 400})
     message = model.invoke("Say hello.")
     assert message.text
     assert message.response_metadata["model_name"] == "tiny"
@@ -105,7 +107,7 @@ def test_text_whole_and_in_pieces(model: ChatAgentRT) -> None:
     assert message.usage_metadata["output_tokens"] > 0
     chunks = list(model.stream("Say hello."))
     assert "".join(chunk.text for chunk in chunks) == message.text
-    assert len(chunks) > 1, "what an answer's end is in, at least: tokens are joined for the slow"
+    assert len(chunks) > 2
     usages = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata is not None]
     assert [usage["output_tokens"] for usage in usages] == [message.usage_metadata["output_tokens"]]
 
@@ -122,8 +124,7 @@ def test_a_tool_that_must_be_called_is(model: ChatAgentRT) -> None:
     assert call["name"] == "magic"
     assert isinstance(call["args"]["number"], int)
     first, *more = list(bound.stream("Do magic with 3."))
-    # Where the reader is slow, vLLM joins tokens, and its parser may begin the call twice.
-    assert sum(more, first).tool_calls[-1]["args"] == call["args"]
+    assert [streamed["args"] for streamed in sum(more, first).tool_calls] == [call["args"]]
 
 
 def test_what_the_server_refuses_is_told(model: ChatAgentRT) -> None:

@@ -91,8 +91,10 @@ class ChunkMaker:
         message = AIMessageChunk(
             content=delta.get("content") or "",
             additional_kwargs={_THOUGHT: thought} if thought else {},
-            tool_call_chunks=calls,
+            tool_call_chunks=calls[:1],
         )
+        for call in calls[1:]:  # LangChain joins parts of one call only from different messages
+            message += AIMessageChunk(content="", tool_call_chunks=[call])
         yield ChatGenerationChunk(message=message, generation_info=logprobs or None)
 
     def _call(self, call: Mapping[str, Any]) -> ToolCallChunk:

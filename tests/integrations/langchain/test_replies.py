@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 
 from agentrt import Runtime, ToolCall
 from agentrt.errors import ConfigError
 from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.integrations.langchain.replies import ChunkMaker
 from tests.doubles.choices import Output
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.samples import (
@@ -120,6 +121,24 @@ async def test_several_calls_come_back_and_stream_by_their_index(
         assert (one.content, one.invalid_tool_calls) == ("I shall add.", [])
     parts = [part for chunk in chunks for part in chunk.tool_call_chunks]
     assert {part["index"] for part in parts} == {0, 1}
+
+
+def test_parts_of_a_call_that_come_in_one_piece_are_one_call() -> None:
+    """So vLLM's parsers give the name and the first arguments where its tokens are joined."""
+    maker = ChunkMaker()
+    named = {"index": 0, "id": "c1", "function": {"name": "add"}}
+    parts = [{"index": 0, "function": {"arguments": text}} for text in ('{"a": ', "1}")]
+    pieces = [[named, parts[0], {"index": 1, "id": "c2", "function": {"name": "ping"}}], [parts[1]]]
+    chunks = [
+        chunk.message
+        for calls in pieces
+        for chunk in maker.chunks({"choices": [{"index": 0, "delta": {"tool_calls": calls}}]})
+    ]
+    found = whole([one for one in chunks if isinstance(one, AIMessageChunk)]).tool_calls
+    assert [(call["name"], call["args"], call["id"]) for call in found] == [
+        ("add", {"a": 1}, "c1"),
+        ("ping", {}, "c2"),
+    ]
 
 
 async def test_choices_are_generations(model: ChatAgentRT, executor: ScriptedExecutor) -> None:
