@@ -56,16 +56,12 @@ def gpu_tool(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
 
 def test_nothing_is_missing_where_engines_run(doctor: Doctor, tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
-    broker = Mosquitto(tmp_path)
-    broker.start()
-    try:
+    with Mosquitto(tmp_path) as broker:
         code, found = doctor(
             *("--model", tmp_path, "--port", reserved_port()),
             *("--broker", f"mqtt://127.0.0.1:{broker.port}"),
             *("--database", f"sqlite:{tmp_path}/new.db"),
         )
-    finally:
-        broker.stop()
     missing = {name for name, one in found.items() if one["state"] == MISSING}
     assert missing <= {"memory"}  # which engines of other tests may have
     assert code == len(missing)

@@ -188,12 +188,8 @@ async def asks(ctx, port):
 def test_without_a_terminal_a_question_is_answered_at_the_broker(
     run_program: Run, tmp_path: Path
 ) -> None:
-    mosquitto = Mosquitto(tmp_path)
-    mosquitto.start()
-    url = f"mqtt://127.0.0.1:{mosquitto.port}"
-    try:
+    with Mosquitto(tmp_path) as mosquitto:
+        url = f"mqtt://127.0.0.1:{mosquitto.port}"
         ran = run_program(ANSWERS, "--input", mosquitto.port, "--broker", url)
-    finally:
-        mosquitto.stop()
     assert f"asks-1 asks: Which drink? (answer at {url})" in ran.err
     assert ran.out == "tea\n"

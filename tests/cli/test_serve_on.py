@@ -40,10 +40,8 @@ LISTENING = (4, 5, 0)
 
 @pytest.fixture
 def mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
-    mosquitto = Mosquitto(tmp_path)
-    mosquitto.start()
-    yield mosquitto
-    mosquitto.stop()
+    with Mosquitto(tmp_path) as mosquitto:
+        yield mosquitto
 
 
 class Machine:

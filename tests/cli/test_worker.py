@@ -80,28 +80,20 @@ def test_a_worker_loads_no_engine(write: Write) -> None:
 
 
 def test_a_program_calls_a_worker(run_program: Run, tmp_path: Path) -> None:
-    mosquitto = Mosquitto(tmp_path)
-    mosquitto.start()
     (tmp_path / "gate1").touch()
-    url = f"mqtt://127.0.0.1:{mosquitto.port}/cli"
-    try:
+    with Mosquitto(tmp_path) as mosquitto:
+        url = f"mqtt://127.0.0.1:{mosquitto.port}/cli"
         with workers(1, url, "--name", "drill", folder=tmp_path) as (worker,):
             assert worker.name().startswith("drill-")
             assert run_program(CALLS, "--broker", url).json == 7
-    finally:
-        mosquitto.stop()
 
 
 def test_a_worker_that_the_broker_refuses_says_so_and_ends(tmp_path: Path) -> None:
     """Neither the password nor a traceback is printed."""
-    mosquitto = Mosquitto(tmp_path, ("allow_anonymous false",))
-    mosquitto.start()
-    url = f"mqtt://robot@127.0.0.1:{mosquitto.port}"
-    try:
+    with Mosquitto(tmp_path, ("allow_anonymous false",)) as mosquitto:
+        url = f"mqtt://robot@127.0.0.1:{mosquitto.port}"
         worker = WorkerProcess(url, folder=tmp_path, AGENTRT_BROKER_PASSWORD="hidden")
         _, said = worker.process.communicate(timeout=60)
-    finally:
-        mosquitto.stop()
     assert worker.process.returncode == 2
     assert said == f"error: broker {url}: it refused the user 'robot' with this password\n"
 

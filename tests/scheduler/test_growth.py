@@ -26,7 +26,6 @@ def test_a_chain_claims_what_it_grows_by_while_holding_room_for_that_pays(
     engine.learned.turn_ended(KIND, 2 * BLOCK, turn_s * WORTH_S)
     if calls is not None:
         engine.learned.program_ended(KIND, calls)
-    engine.learned.call_arrived = lambda kind, *, beside: None  # type: ignore[method-assign]
     engine.wants("a", 10)
     engine.let_in()
     assert engine.working.claimed == 9 + grown + 1

@@ -24,7 +24,9 @@ async def test_ten_thousand_calls_cost_the_same_each() -> None:
         for _ in range(5_000):
             await p.emit("", 0)
             await asyncio.gather(p.emit("", 0))
-            assert len(current_scope().frontier.ids) <= 1  # type: ignore[union-attr]
+            scope = current_scope()
+            assert scope is not None
+            assert len(scope.frontier.ids) <= 1
 
     await run(p, main())
     assert isinstance(p.dag, Counting)

@@ -17,10 +17,8 @@ from tests.integrations.mqtt.mosquitto import Mosquitto
 
 @pytest.fixture(scope="session")
 def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    broker = Mosquitto(tmp_path_factory.mktemp("mosquitto"))
-    broker.start()
-    yield broker
-    broker.stop()
+    with Mosquitto(tmp_path_factory.mktemp("mosquitto")) as broker:
+        yield broker
 
 
 @pytest.fixture
@@ -32,10 +30,8 @@ def broker(mosquitto: Mosquitto) -> Broker:
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[Mosquitto]:
     """A broker for one test, which may end it."""
-    mosquitto = Mosquitto(tmp_path)
-    mosquitto.start()
-    yield mosquitto
-    mosquitto.stop()
+    with Mosquitto(tmp_path) as mosquitto:
+        yield mosquitto
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from agentrt.integrations.mqtt.broker import Broker
 from agentrt.integrations.mqtt.topics import Prefix
@@ -19,7 +20,9 @@ PLAIN = ("allow_anonymous true",)
 
 
 class Mosquitto:
-    """A broker that can be killed and started again. It keeps nothing on disk."""
+    """A broker that can be killed and started again; in a ``with`` block it runs. It keeps nothing
+    on disk.
+    """
 
     def __init__(self, folder: Path, settings: tuple[str, ...] = PLAIN) -> None:
         self.port = reserved_port()
@@ -27,6 +30,13 @@ class Mosquitto:
         lines = (f"listener {self.port} 127.0.0.1", "set_tcp_nodelay true", "sys_interval 1")
         self._config.write_text("\n".join([*lines, *settings, "log_type none"]) + "\n")
         self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     def start(self) -> None:
         program = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/bin")

@@ -69,10 +69,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mosquitt
     [settings], [rules] = blocks("mqtt.md", "conf"), blocks("mqtt.md", "acl")
     (folder / "acl").write_text(rules)
     lines = settings.replace("/etc/mosquitto", str(folder)).splitlines()[1:]
-    broker = Mosquitto(folder, ("user root", *lines))
-    broker.start()
-    yield broker, folder / "ca.pem"
-    broker.stop()
+    with Mosquitto(folder, ("user root", *lines)) as broker:
+        yield broker, folder / "ca.pem"
 
 
 def guarded_broker(mosquitto: Mosquitto, user: str, password: str, ca: Path | None) -> Broker:
@@ -111,7 +109,7 @@ async def test_a_worker_and_callers_with_tls_passwords_and_rules(
             assert await caller.call("asks") == "Go? yes"
         runs.unlink()
         command = [sys.executable, "-c", CALLER, other, str(ca)]
-        with subprocess.Popen(command, cwd=ROOT) as process:  # noqa: ASYNC220
+        with subprocess.Popen(command, cwd=ROOT) as process:  # noqa: ASYNC220  # it is only started here
             await until(runs.exists)
             process.kill()
         await until(lambda: runs.read_text() == "waits\ncancelled\n")

@@ -83,7 +83,7 @@ async def test_a_run_waits_its_seconds(client: LangGraphClient) -> None:
     soon = await client.runs.wait(thread, "steps", input=IN)
     assert soon == DONE
     assert (await client.runs.get(thread, late["run_id"]))["status"] == "pending"
-    short = await client.runs.create(thread, "steps", input=IN, after_seconds=0.1)  # type: ignore[call-overload]
+    short = await client.runs.create(thread, "steps", input=IN, after_seconds=0.1)  # type: ignore[call-overload]  # not whole, as its type has it
     assert len((await client.runs.join(thread, short["run_id"]))["steps"]) == 8
     await client.runs.cancel(thread, late["run_id"], wait=True)
 
