@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
+import pytest
 
-from agentrt import Context, program
+from agentrt import Context, Runtime, program
+from agentrt.errors import CallTimeoutError
+from agentrt.executors.base import Chunk
+from agentrt.request import Call, CallSpec
+from agentrt.serving.frontend.callers import RequestCaller
+from agentrt.serving.programs.client_programs import ClientPrograms
+from agentrt.serving.programs.identity import Claim
 from agentrt.serving.server import ServedProgram
 from agentrt.serving.tenants import Limits
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.local import MODEL, WAIT_S, Held, LocalServer, open_server
 
 CHAT = "/v1/chat/completions"
@@ -98,6 +107,31 @@ async def test_a_call_ends_at_its_programs_deadline() -> None:
         again = await local.client.post(CHAT, json=body(), headers=said)
         assert (again.status_code, again.json()["error"]["code"]) == (408, "deadline_exceeded")
         await is_rid_of(local)
+
+
+class Silent(ScriptedExecutor):
+    """It never says anything."""
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        await asyncio.Event().wait()
+        yield Chunk("")
+
+
+async def test_who_reads_on_after_the_deadline_learns_it_then() -> None:
+    """The time is up while nobody reads: whoever waits for a chunk later is not left alone."""
+    loop = asyncio.get_running_loop()
+    async with Runtime(Silent(), clock=lambda: 0.0) as runtime:
+        programs = ClientPrograms(runtime, lambda tenant: Limits(), idle_s=900, silent_idle_s=120)
+        caller = RequestCaller(runtime, programs.enter("a", Claim(deadline_s=1e-9), ()))
+        chunks = caller.chunks(CallSpec(), stream=True)
+        passed = loop.create_future()
+        loop.call_later(0.0, passed.set_result, None)  # after the deadline's own timer
+        await passed
+        reading = asyncio.ensure_future(anext(chunks))
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await asyncio.wait_for(reading, 10)
+        assert isinstance(caller.failed(cancelled.value), CallTimeoutError)
+        await caller.close()
 
 
 async def test_a_draining_server_finishes_what_runs_and_takes_nothing_new() -> None:
