@@ -129,7 +129,7 @@ async def test_who_reads_on_after_the_deadline_learns_it_then() -> None:
         await passed
         reading = asyncio.ensure_future(anext(chunks))
         with pytest.raises(asyncio.CancelledError) as cancelled:
-            await asyncio.wait_for(reading, 10)
+            await asyncio.wait_for(reading, WAIT_S)
         assert isinstance(caller.failed(cancelled.value), CallTimeoutError)
         await caller.close()
 
