@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from agentrt import Context, Runtime, program
 from agentrt.runtime.run import RunState
 from agentrt.serving import mcp as served_mcp
 from agentrt.serving.listen import Listener
-from agentrt.serving.mcp import app as served_mcp_app
+from agentrt.serving.mcp import sessions as served_mcp_sessions
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Bounds, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import Limits, Tenants
@@ -329,6 +331,16 @@ async def test_a_server_that_stops_takes_no_new_call(local: Local) -> None:
         assert "the server is stopping" in text_of(await client.call_tool("count", {}))
 
 
+def test_a_server_starts_without_the_sdks() -> None:
+    """They take a second to import, which most servers' clients never need."""
+    code = (
+        "import sys, agentrt.serving.mcp.app, agentrt.serving.langgraph.router\n"
+        "print({'mcp', 'a2a'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 @pytest.mark.parametrize("rest_s", [0.0, 1000.0])
 async def test_a_server_of_the_sdk_that_fails_is_started_again(
     monkeypatch: pytest.MonkeyPatch, rest_s: float
@@ -344,10 +356,12 @@ async def test_a_server_of_the_sdk_that_fails_is_started_again(
     async def fail() -> None:
         raise ValueError("a bug of the SDK")
 
-    monkeypatch.setattr(served_mcp_app, "StreamableHTTPSessionManager", Noted)
+    monkeypatch.setattr(served_mcp_sessions, "StreamableHTTPSessionManager", Noted)
     async with serving() as local:
         background = local.server.background
         background._rest_s = rest_s
+        async with httpx.AsyncClient(base_url=local.url, timeout=60) as http:
+            assert (await http.post("/mcp", json=initialize())).is_success
         assert made[0]._task_group is not None
         made[0]._task_group.start_soon(fail)
         await local.until(lambda: "mcp" in background.failing())

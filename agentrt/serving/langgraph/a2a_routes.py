@@ -1,7 +1,11 @@
-"""Each assistant as an agent of the Agent2Agent protocol (A2A): its requests, and its card."""
+"""Each assistant as an agent of the Agent2Agent protocol (A2A): its requests, and its card.
+
+The SDK is imported at the first request, in a thread, so that nobody else waits for it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -18,6 +22,7 @@ from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 if TYPE_CHECKING:
+    from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
     from a2a.types import AgentCard
 
 _AGENT = "/a2a/{assistant_id}"
@@ -37,24 +42,16 @@ class AgentRoutes(Routes):
     def __init__(
         self, state: TenantState, queue: RunQueue, starts: StartRoutes, runs: RunRoutes
     ) -> None:
-        from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
-
-        from agentrt.serving.langgraph.a2a_tasks import Tasks
-        from agentrt.serving.langgraph.a2a_values import CallerContext
-
-        # It logs each request that is wrong, some with a traceback.
-        logging.getLogger("a2a").setLevel(logging.CRITICAL)
         self._state = state
-        self._dispatcher = JsonRpcDispatcher(
-            Tasks(state, queue, starts, runs),
-            context_builder=CallerContext(),
-            enable_v0_3_compat=True,
-        )
+        self._made_of = state, queue, starts, runs
+        self._made: JsonRpcDispatcher | None = None
+        self._making = asyncio.Lock()
 
     @route("POST", _AGENT)
     async def request(self, assistant_id: str, request: Request) -> Response:
         """A request by JSON-RPC."""
-        response: Response = await self._dispatcher.handle_requests(request)
+        dispatcher = await self._dispatcher()
+        response: Response = await dispatcher.handle_requests(request)
         return response
 
     @route("GET", _AGENT)
@@ -64,6 +61,7 @@ class AgentRoutes(Routes):
         self, request: Request, caller: CallerDep, assistant_id: str | None = None
     ) -> JSON:
         """What an agent can do. Where one graph is served, no name is needed."""
+        await self._dispatcher()  # the SDK is there now
         from a2a.server.request_handlers.response_helpers import agent_card_to_dict
 
         served = self._state.server.served
@@ -78,6 +76,24 @@ class AgentRoutes(Routes):
         if self._state.server.keys is not None:
             _ask_for_key(card)
         return JSON(agent_card_to_dict(card))
+
+    async def _dispatcher(self) -> JsonRpcDispatcher:
+        async with self._making:
+            if self._made is None:
+                self._made = await asyncio.to_thread(self._make)
+        return self._made
+
+    def _make(self) -> JsonRpcDispatcher:
+        from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
+
+        from agentrt.serving.langgraph.a2a_tasks import Tasks
+        from agentrt.serving.langgraph.a2a_values import CallerContext
+
+        # It logs each request that is wrong, some with a traceback.
+        logging.getLogger("a2a").setLevel(logging.CRITICAL)
+        return JsonRpcDispatcher(
+            Tasks(*self._made_of), context_builder=CallerContext(), enable_v0_3_compat=True
+        )
 
 
 def _ask_for_key(card: AgentCard) -> None:

@@ -62,7 +62,7 @@ class ServedCall:
 class Calls:
     """The calls under way, and those that wait for the client's next request."""
 
-    def __init__(self, server: Server, offers: dict[str, Offer], runs: ProgramRuns) -> None:
+    def __init__(self, server: Server, offers: Mapping[str, Offer], runs: ProgramRuns) -> None:
         self._server = server
         self._offers = offers
         self._runs = runs
