@@ -2,20 +2,26 @@
 
 The real schedulers run over real KV-cache blocks without a model. Programs of several calls keep
 the batch full: calls arrive, run, end, and their programs end. The processor time of all that
-the engine core asks of a scheduler is summed up; cases take turns of a few steps. The functions
-that it calls are counted once, which no other work on the machine changes.
+the engine core asks of a scheduler is summed up; cases take turns of a few steps. Each has a
+process of its own, as engine cores have: Python makes code fast for the classes that run it, and
+schedulers of several classes in one process slow each other down. The functions that a scheduler
+calls are counted once, which no other work on the machine changes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import random
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count, product
+from multiprocessing.connection import Connection
 from typing import Any
 
 import click
@@ -91,20 +97,56 @@ def measure(
     cases: Sequence[Contender], running: int, waiting: int, options: dict[str, Any]
 ) -> Iterator[tuple[str, Figures]]:
     """Every case's figures in each repeat; all serve the same programs."""
-    loads = {case.name: Load(case, running, waiting, options["seed"]) for case in cases}
-    names = tuple(loads)
-    with no_collections():
-        for load in loads.values():
-            load.run(options["steps"])  # to warm up
-        functions = {name: load.functions(options["steps"]) for name, load in loads.items()}
+    with ExitStack() as stack:
+        loads = {
+            case.name: stack.enter_context(load_elsewhere(case, running, waiting, options["seed"]))
+            for case in cases
+        }
+        names, steps = tuple(loads), options["steps"]
+        for name in names:
+            loads[name]("run", steps)  # to warm up
+        functions = {name: loads[name]("functions", steps) for name in names}
         for repeat in range(options["repeat"]):
-            here = {name: loads[name].run(options["steps"]) for name in turns(names, repeat)}
+            here = {name: loads[name]("run", steps) for name in turns(names, repeat)}
             for name, timed in here.items():
                 mine = {**timed, "functions": functions[name]}
                 mine["functions_to_stock"] = functions[name] / functions[STOCK]
                 over = ratios(mine, here[STOCK], ["step"], "_to_stock", of="_us")
                 added = mine["step_us"] - here[STOCK]["step_us"]
                 yield name, {**mine, **over, "added_us": added}
+
+
+@contextmanager
+def load_elsewhere(*made_of: Any) -> Iterator[Callable[[str, int], Any]]:
+    """A `Load` in a process of its own, whose methods are called by name, with their steps."""
+    context = multiprocessing.get_context("fork")  # vLLM takes seconds to import
+    here, there = context.Pipe()
+    process = context.Process(target=_answer, args=(here, there, made_of), daemon=True)
+    process.start()
+    there.close()
+
+    def ask(method: str, steps: int) -> Any:
+        here.send((method, steps))
+        return here.recv()
+
+    try:
+        yield ask
+    finally:
+        here.close()
+        process.join()
+
+
+def _answer(other: Connection, asked: Connection, made_of: tuple[Any, ...]) -> None:
+    other.close()  # so that it is gone when who asks is gone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks ends it
+    load = Load(*made_of)
+    with no_collections():
+        while True:
+            try:
+                method, steps = asked.recv()
+            except EOFError:
+                return
+            asked.send(getattr(load, method)(steps))
 
 
 @dataclass(slots=True)
@@ -123,12 +165,10 @@ class Load:
     _calls: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from agentrt.executors.vllm.scheduler import ProgramScheduler
-
         config = self.case.config
         longest = PROMPT + CALLS * GROWTH + LONGEST
         made: Any = make_scheduler(
-            ProgramScheduler if config else stock_scheduler(),
+            _program_scheduler() if config else stock_scheduler(),
             max_num_seqs=self.running,
             blocks=2 * self.running * -(-longest // BLOCK_SIZE) + 1,
             settings=config.to_dict() if config else {},
@@ -201,3 +241,10 @@ class Load:
                     sys.setprofile(None)
 
         return timed
+
+
+def _program_scheduler() -> type[Any]:
+    # Not where stock runs, which would pay for what this changes in vLLM.
+    from agentrt.executors.vllm.scheduler import ProgramScheduler
+
+    return ProgramScheduler
