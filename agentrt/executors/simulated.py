@@ -19,7 +19,7 @@ from agentrt.executors.info import ExecutorInfo
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import AttainedService
-from agentrt.scheduler.queues import LevelQueues, Room
+from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.records import QueuedCall
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
@@ -174,11 +174,11 @@ class SimulatedEngine(Executor):
         queues, running = self._queues, self._running
         queues.promote(now)
         running.sort(key=attrgetter("key"))
-        for call in queues.victims(running, self.slots - len(running), 0, Room()):
+        for call in queues.victims(running, self.slots - len(running)):
             running.remove(call)
             queues.call_preempted(call, now)
             queues.put(call)
-        while len(running) < self.slots and queues.ready:
+        while len(running) < self.slots and queues.head() is not None:
             running.append(call := queues.take())
             queues.call_began(call, now)
 

@@ -138,11 +138,11 @@ class Durations:
 
 
 @dataclass(slots=True)
-class _Usual:
-    """What is usual of a type's calls: tokens of output, and of prompt that all share; and how
-    often a call comes beside another one of its program. Of its programs: how many calls they have,
-    and from the end of one to that of the next, what their contexts grow by and the seconds it
-    takes, waiting left out.
+class Usual:
+    """What is usual of a type's calls: tokens of ``output``, and of prompt that all ``shared``; and
+    how often a call comes ``beside`` another one of its program. Of its programs: how many
+    ``calls`` they have, and from the end of one to that of the next, by how many tokens their
+    contexts have ``grown`` and in which time, waiting left out.
     """
 
     output: Mean = field(default_factory=Mean)
@@ -151,6 +151,21 @@ class _Usual:
     calls: Mean = field(default_factory=Mean)
     grown: Mean = field(default_factory=Mean)
     turn_s: Mean = field(default_factory=Mean)
+
+    @property
+    def branches(self) -> bool:
+        """Whether its programs often have several calls at a time."""
+        return self.beside.value > BRANCHING
+
+    def growth(self, context_tokens: int, seconds: float) -> int:
+        """The tokens by which a chain's context is expected to grow in so many seconds.
+
+        That it may end in that time counts against it: then it gives up its ``context_tokens``.
+        """
+        if not self.turn_s.value or self.branches:
+            return 0
+        given_up = context_tokens / self.calls.value if self.calls.n else 0.0
+        return int(max(self.grown.value - given_up, 0.0) * seconds / self.turn_s.value)
 
 
 class StepCost:
@@ -183,62 +198,21 @@ class Learned:
 
     def __init__(self) -> None:
         self.service, self.gaps, self.costs = Durations(), Durations(), StepCost()
-        self._all = _Usual()
-        self._usual: _Recent[tuple[str, str], _Usual] = _Recent(_Usual)
+        self._output = Mean()
+        self._usual: _Recent[tuple[str, str], Usual] = _Recent(Usual)
+
+    def usual(self, kind: tuple[str, str]) -> Usual:
+        """What is known of programs of this tenant and type, to read or to add to."""
+        return self._usual.of(kind)
 
     def output(self, kind: tuple[str, str]) -> int:
         """The output tokens to expect of a call of a program of this tenant and type."""
-        prior = self._all.output.value
-        usual = self._usual.get(kind)
-        return int(prior if usual is None else usual.output.refine(prior))
-
-    def shared(self, kind: tuple[str, str]) -> int:
-        """The tokens at the start of a program that others of its type have, too."""
-        usual = self._usual.get(kind)
-        return 0 if usual is None else int(usual.shared.value)
-
-    def branches(self, kind: tuple[str, str]) -> bool:
-        """Whether a type's programs often have several calls at a time."""
-        usual = self._usual.get(kind)
-        return usual is not None and usual.beside.value > BRANCHING
-
-    def growth(self, kind: tuple[str, str], context_tokens: int, seconds: float) -> int:
-        """The tokens by which a chain's context is expected to grow in so many seconds.
-
-        That it may end in that time counts against it: then it gives up its ``context_tokens``.
-        """
-        usual = self._usual.get(kind)
-        if usual is None or not usual.turn_s.value or usual.beside.value > BRANCHING:
-            return 0
-        given_up = context_tokens / usual.calls.value if usual.calls.n else 0.0
-        return int(max(usual.grown.value - given_up, 0.0) * seconds / usual.turn_s.value)
-
-    def call_arrived(self, kind: tuple[str, str], *, beside: bool) -> None:
-        """A call came, ``beside`` another of its program or alone."""
-        self._usual.of(kind).beside.add(beside)
+        return int(self._usual.of(kind).output.refine(self._output.value))
 
     def call_ended(self, kind: tuple[str, str], output_tokens: int) -> None:
         """A call ended with so many tokens of output."""
-        self._all.output.add(output_tokens)
+        self._output.add(output_tokens)
         self._usual.of(kind).output.add(output_tokens)
-
-    def turn_ended(self, kind: tuple[str, str], grown_tokens: int, seconds: float) -> None:
-        """A program with one call at a time went on by so many tokens and seconds."""
-        usual = self._usual.of(kind)
-        usual.grown.add(grown_tokens)
-        usual.turn_s.add(seconds)
-
-    def program_ended(self, kind: tuple[str, str], calls: int) -> None:
-        """A program ended that made so many calls."""
-        self._usual.of(kind).calls.add(calls)
-
-    def first_call(self, kind: tuple[str, str], cached_tokens: int) -> None:
-        """A program's first call found so many tokens of its prompt cached.
-
-        One that found none says nothing: what others had there may have been evicted.
-        """
-        if cached_tokens:
-            self._usual.of(kind).shared.add(cached_tokens)
 
 
 def age_bin(seconds: float) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
-from typing import NamedTuple
 
 from agentrt.errors import InvariantError
 from agentrt.scheduler.admission import Capacity
@@ -35,13 +34,6 @@ from agentrt.scheduler.records import (
 
 _EPSILON_S = 1e-9
 """What a quantum may lack: rounding."""
-
-
-class Room(NamedTuple):
-    """The KV blocks that a call needs, and who is ``spared``. The default is unlimited memory."""
-
-    blocks_needed: Callable[[QueuedCall], int] = lambda call: 0
-    spared: Callable[[QueuedCall], bool] = lambda call: False
 
 
 class LevelQueues:
@@ -109,15 +101,11 @@ class LevelQueues:
         if call.preemptions == 0:
             self._reprioritize(self.policy.call_left(call), now)
 
-    def call_preempted(
-        self, call: QueuedCall, now: float, *, for_memory: bool = False, to_tail: bool = False
-    ) -> None:
-        """A running call stopped, and has to be `put` back: at its turn, or ``to_tail``."""
+    def call_preempted(self, call: QueuedCall, now: float, *, for_memory: bool = False) -> None:
+        """A running call stopped, and has to be `put` back."""
         call.go(ASIDE)
         call.since = now
         call.preemptions += 1
-        if to_tail:
-            call.key = (*call.key[:2], next(self._seqs))
         for part in self._parts:
             part.call_preempted(call, now, for_memory=for_memory)
 
@@ -173,49 +161,40 @@ class LevelQueues:
     # -- service -----------------------------------------------------------------------
 
     def charge_step(
-        self, call_ids: Collection[str], seconds: float, now: float, tokens: int = 0
+        self, call_ids: Collection[str], seconds: float, now: float, tokens: int = 0, steps: int = 1
     ) -> list[QueuedCall]:
-        """As `charge` for each call of a step of so many ``tokens``. Returns those it moved."""
+        """These calls ran for so many seconds, in a step of so many ``tokens`` (0: unknown).
+
+        Or in several ``steps``. Returns those that it moved to another place in the order.
+        """
         moved: list[QueuedCall] = []
-        levelled = self.policy.levelled
         for call in map(self.calls.get, call_ids):
             if call is None:
                 continue
             call.served_s = served = call.served_s + seconds
             call.program.attained_s += seconds
-            call.steps += 1
+            call.steps += steps
             if call.promoted:
                 self._promoter.charged(call, seconds)
             spent = served >= call.quantum_ends_s - _EPSILON_S
-            if not (spent or call.since is not None):
-                continue  # as for most: `_charged` would change nothing
-            if levelled and self._charged(call, now):
+            if (spent or call.since is not None) and self._charged(call, now):
                 moved.append(call)
-        for part in self._parts:
+        for part in self._parts if tokens else ():
             part.stepped(seconds, tokens, len(call_ids))
         return moved
 
-    def charge(self, call: QueuedCall, seconds: float, now: float, steps: int = 1) -> bool:
-        """A call ran for so many seconds, in one engine step or several. True if that moved it."""
-        call.served_s += seconds
-        call.program.attained_s += seconds
-        call.steps += steps
-        if call.promoted:
-            self._promoter.charged(call, seconds)
-        return self._charged(call, now)
-
     def _charged(self, call: QueuedCall, now: float) -> bool:
-        promoter = self._promoter
-        moved = call.served_s >= call.quantum_ends_s - _EPSILON_S
-        if moved and promoter.keeps and call.promoted:
-            call.quantum_ends_s = call.served_s + promoter.priority.quantum_s
-            moved = False
-        elif moved:
-            before = call.level
-            self._enter(call, self.policy.on_quantum_expired(call, now))
-            call.demotions += call.level > before
+        """Whether a call that was charged has another place in the order now."""
+        promoter, moved = self._promoter, False
+        if call.served_s >= call.quantum_ends_s - _EPSILON_S:
+            if promoter.keeps and call.promoted:
+                call.quantum_ends_s = call.served_s + promoter.priority.quantum_s
+            else:
+                before, moved = call.level, True
+                self._enter(call, self.policy.on_quantum_expired(call, now))
+                call.demotions += call.level > before
         if call.since is not None:  # it was preempted with this step in flight
-            self._promoter.waits(call)
+            promoter.waits(call)
         return moved
 
     # -- the waiting calls, in order ---------------------------------------------------
@@ -223,11 +202,6 @@ class LevelQueues:
     def __len__(self) -> int:
         """How many calls wait, the deferred ones and those outside included."""
         return self._queued
-
-    @property
-    def ready(self) -> bool:
-        """Whether a call waits that may run."""
-        return bool(self._waiting)
 
     def head(self) -> QueuedCall | None:
         """The call that should run next, or None."""
@@ -305,14 +279,19 @@ class LevelQueues:
         return self._promoter.next_moment(now)
 
     def victims(
-        self, running: Sequence[QueuedCall], free_slots: int, free_blocks: int, room: Room
+        self,
+        running: Sequence[QueuedCall],
+        free_slots: int,
+        free_blocks: int = 0,
+        blocks_needed: Callable[[QueuedCall], int] = lambda call: 0,
+        spared: Callable[[QueuedCall], bool] = lambda call: False,
     ) -> list[QueuedCall]:
         """Which running calls to preempt so that better waiting calls run in this step.
 
         ``running`` is sorted by key, the worst last. Only a call of a strictly worse level gives
         way. It does so for its slot of the batch, and never for its memory: a waiting call that
         does not fit into the ``free_blocks`` waits, since what is evicted has to be computed again,
-        which delays all others too.
+        which delays all others too. None of those that are ``spared`` gives way.
         """
         config, victims = self.config, list[QueuedCall]()
         if not (config.preemption and running) or free_slots >= len(self._waiting):
@@ -320,12 +299,12 @@ class LevelQueues:
         pool = (
             call
             for call in reversed(running)
-            if call.residency_steps >= config.min_residency_steps and not room.spared(call)
+            if call.residency_steps >= config.min_residency_steps and not spared(call)
         )
         for head in self._waiting:
             if len(victims) >= config.max_preemptions_per_step or head.level >= running[-1].level:
                 break
-            free_blocks -= room.blocks_needed(head)
+            free_blocks -= blocks_needed(head)
             if free_blocks < 0:
                 break
             if free_slots > 0:

@@ -34,15 +34,14 @@ class WorkingSet(Admission):
     measured in this engine.
 
     ``came_in`` counts the programs that ever became members, ``claimed`` are the blocks that the
-    members claim, ``in_use`` those of members that have calls: what the others hold is given up
-    block by block.
+    members claim.
     """
 
     name: ClassVar[str] = "memory"
 
     def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
         super().__init__(config, capacity, learned)
-        self.came_in = self.claimed = self.in_use = 0
+        self.came_in = self.claimed = 0
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
         """By type: how many members share a prefix, and the blocks that it is counted with."""
         self._away: Heap[ProgramRow] = Heap()
@@ -58,14 +57,20 @@ class WorkingSet(Admission):
         self._waits_until = math.inf
         """When the first of those kept out for a member that is due comes in anyway."""
 
+    @property
+    def in_use(self) -> int:
+        """What members with calls claim. What the others hold is given up block by block."""
+        return self.claimed - sum(row.claim for row in self.members if not row.queued)
+
     # -- events ------------------------------------------------------------------------
 
     def call_arrived(self, call: QueuedCall, now: float) -> None:
         row = call.program
         self._not_away(row)
-        self.learned.call_arrived(row.kind, beside=len(row.queued) > 1)
-        if not (row.finished_calls or row.member or len(row.queued) > 1):
-            row.shared_tokens = self.learned.shared(row.kind)
+        usual, beside = self.learned.usual(row.kind), len(row.queued) > 1
+        usual.beside.add(beside)
+        if not (row.finished_calls or row.member or beside):
+            row.shared_tokens = int(usual.shared.value)
         row.context_tokens = max(row.context_tokens, call.known_tokens)
         call.holds = self._adds(call, max(call.beside_tokens, row.shared_tokens))
         call.adds = self._adds(call, call.known_tokens)
@@ -76,8 +81,9 @@ class WorkingSet(Admission):
         self._join(row)  # it may have waited in a queue of vLLM's that nobody is kept out of
         if call.preemptions:
             return
-        if not row.finished_calls and len(row.queued) == 1:
-            self.learned.first_call(row.kind, cached)
+        # One that found nothing says nothing: what others had there may have been evicted.
+        if cached and not row.finished_calls and len(row.queued) == 1:
+            self.learned.usual(row.kind).shared.add(cached)
         adds = self._adds(call, cached)
         if adds < call.adds:
             row.context_tokens = max(row.context_tokens, cached)
@@ -93,8 +99,9 @@ class WorkingSet(Admission):
         if tokens >= call.prompt_tokens:  # else it was cancelled before any output
             self.learned.call_ended(row.kind, tokens - call.prompt_tokens)
             if row.turned_at is not None and not row.queued:
-                grown = max(tokens - row.context_tokens, 0)
-                self.learned.turn_ended(row.kind, grown, now - row.turned_at - call.waited_s)
+                usual = self.learned.usual(row.kind)
+                usual.grown.add(max(tokens - row.context_tokens, 0))
+                usual.turn_s.add(now - row.turned_at - call.waited_s)
             row.turned_at = now
         row.context_tokens = max(row.context_tokens, tokens)
         self._reckon(row)
@@ -106,7 +113,7 @@ class WorkingSet(Admission):
     def program_ended(self, row: ProgramRow, now: float) -> None:
         self._full_at = None  # its calls that wait outside claim nothing any more
         if row.service_s:
-            self.learned.program_ended(row.kind, row.finished_calls)
+            self.learned.usual(row.kind).calls.add(row.finished_calls)
         self._leave(row)
 
     def stepped(self, seconds: float, tokens: int, calls: int) -> None:
@@ -139,7 +146,8 @@ class WorkingSet(Admission):
             return False
         if len(row.queued) > 1:
             return True
-        outgrown = len(self.members) > 1 and self.in_use > self.capacity.blocks
+        room = self.capacity.blocks
+        outgrown = self.claimed > room and len(self.members) > 1 and self.in_use > room
         if outgrown or self._gives_way(row, call):
             self._leave(row)
         return row.member
@@ -190,7 +198,7 @@ class WorkingSet(Admission):
         that have ended. A chain comes back for all that it had, and would evict others each time.
         """
         few = running < _FILLED * self.capacity.slots
-        return few and self.learned.branches(row.kind)
+        return few and self.learned.usual(row.kind).branches
 
     def _waits_for_a_member(self, row: ProgramRow, now: float) -> bool:
         """Whether nothing runs yet, for a member that is due rather than one without room.
@@ -291,20 +299,14 @@ class WorkingSet(Admission):
         if len(calls) <= 1:
             tokens += sum(call.adds for call in calls)
             held_s = self._compute_s(self.capacity.blocks)
-            tokens += self.learned.growth(row.kind, tokens, held_s)
+            tokens += self.learned.usual(row.kind).growth(tokens, held_s)
         else:
             tokens = max(tokens, sum(call.holds for call in calls))
         claim = min(self._blocks(max(tokens, 0)) + len(calls), self.capacity.blocks)
         if row.member:
             self.claimed += claim - row.claim
         row.claim = claim
-        self._use(row)
         self._full_at = None
-
-    def _use(self, row: ProgramRow) -> None:
-        in_use = row.claim if row.member and row.queued else 0
-        self.in_use += in_use - row.in_use
-        row.in_use = in_use
 
     def _join(self, row: ProgramRow) -> None:
         if row.member:
@@ -314,10 +316,9 @@ class WorkingSet(Admission):
         row.attained_before_s = row.attained_s
         self.came_in += 1
         self.claimed += row.claim
-        self._use(row)
         if row.shared_tokens:
             sharers, blocks = self._sharers.get(row.kind, (0, self._blocks(row.shared_tokens)))
-            self._share(0 if sharers else blocks)
+            self.claimed += 0 if sharers else blocks
             self._sharers[row.kind] = sharers + 1, blocks
 
     def _not_away(self, row: ProgramRow) -> None:
@@ -332,15 +333,9 @@ class WorkingSet(Admission):
         self._set_member(row, False)
         row.was_member = True
         self.claimed -= row.claim
-        self._use(row)
         if row.shared_tokens:
             sharers, blocks = self._sharers.pop(row.kind)
             if sharers > 1:
                 self._sharers[row.kind] = sharers - 1, blocks
             else:
-                self._share(-blocks)
-
-    def _share(self, blocks: int) -> None:
-        """A type's prefix came in, or left: it counts once, and as used."""
-        self.claimed += blocks
-        self.in_use += blocks
+                self.claimed -= blocks

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.queues import LevelQueues, Room
+from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.records import ProgramRow, QueuedCall
 from agentrt.scheduler.table import ProcessTable
 
@@ -151,7 +151,9 @@ class ToyEngine:
         self.running.sort(key=lambda call: call.key)
         for call in self._strict_victims() if self._strict else self._victims():
             self.running.remove(call)
-            queues.call_preempted(call, self.now, to_tail=self._strict)
+            queues.call_preempted(call, self.now)
+            if self._strict:  # it goes to the tail of its level
+                call.key = (*call.key[:2], next(queues._seqs))
             queues.put(call)
             self.preemptions += 1
         while len(self.running) < self._batch and queues.head() is not None:
@@ -167,7 +169,7 @@ class ToyEngine:
 
     def _victims(self) -> list[QueuedCall]:
         free = self._batch - len(self.running)
-        return self.queues.victims(self.running, free, 1, Room())
+        return self.queues.victims(self.running, free)
 
     def _serve(self) -> list[_Live]:
         """One step of service. The programs that ended with it."""
@@ -176,7 +178,7 @@ class ToyEngine:
         self.running = [call for call in self.running if call not in ended]
         done = []
         for call in ended:
-            self.queues.charge(call, 1.0, self.now)
+            self.queues.charge_step([call.call_id], 1.0, self.now)
             live, index = call.item
             live.ended.add(index)
             self.queues.remove(call, self.now)
@@ -187,7 +189,7 @@ class ToyEngine:
             if len(live.ended) == len(live.left):
                 done.append(live)
         for call in self.running:
-            self.queues.charge(call, 1.0, self.now)
+            self.queues.charge_step([call.call_id], 1.0, self.now)
         return done
 
     @staticmethod

@@ -79,7 +79,7 @@ class Admitting:
             self.running.append(call)
             began.append(call.call_id)
         for call in self.running:
-            self.queues.charge(call, seconds, self.now)
+            self.queues.charge_step([call.call_id], seconds, self.now)
         self.now += seconds
         return began
 

@@ -15,7 +15,7 @@ from random import Random
 
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.queues import LevelQueues, Room
+from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.records import ProgramRow, QueuedCall
 from agentrt.scheduler.table import ProcessTable
 
@@ -27,7 +27,6 @@ CALLS_A_PROGRAM = 8
 _LEAST_PAST_S = 2.0
 """Who had less service than this does not wait long, and is not in a crowd that stands."""
 _MOST_PROMPT_TOKENS = 2048
-_ROOM = Room()
 
 
 class Crowd:
@@ -86,7 +85,7 @@ class Crowd:
     def charge(self) -> None:
         """Every running call was served for a step."""
         for call in self.running:
-            if self.queues.charge(call, STEP_S, self.now):
+            if self.queues.charge_step([call.call_id], STEP_S, self.now):
                 self._unsorted = True
 
     def end(self) -> None:
@@ -114,7 +113,7 @@ class Crowd:
         if self._unsorted:
             self.running.sort(key=_key)
             self._unsorted = False
-        for call in self.queues.victims(self.running, SLOTS - len(self.running), 0, _ROOM):
+        for call in self.queues.victims(self.running, SLOTS - len(self.running)):
             self.running.remove(call)
             self.queues.call_preempted(call, self.now)
             self.queues.put(call)

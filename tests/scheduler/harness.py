@@ -6,7 +6,6 @@ from typing import Any
 
 from agentrt.scheduler import LevelQueues, Policy, ProcessTable, QueuedCall, SchedulerConfig
 from agentrt.scheduler.policies.adaptive import Lane
-from agentrt.scheduler.queues import Room
 from tests.scheduler.integrity import check_queues
 
 
@@ -44,7 +43,7 @@ class Harness:
     def serve(self, call: QueuedCall, seconds: float) -> None:
         """A running call is served, and time passes."""
         self.now += seconds
-        self.queues.charge(call, seconds, self.now)
+        self.queues.charge_step([call.call_id], seconds, self.now)
 
     def preempt(self, call: QueuedCall, *, hold: bool = False) -> None:
         """A running call waits again."""
@@ -67,7 +66,7 @@ class Harness:
     def victims(self) -> list[QueuedCall]:
         """Whom to preempt for those that wait, in a full batch."""
         running = sorted(self.running, key=lambda call: call.key)
-        return self.queues.victims(running, 0, 0, Room())
+        return self.queues.victims(running, 0)
 
     def order(self) -> list[str]:
         """The programs of the waiting calls, best first."""

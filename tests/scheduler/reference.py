@@ -79,13 +79,10 @@ class Reference:
         call.debt_waited_s += now - call.debt_since
         call.since, call.promoted, call.steps = None, False, 0
 
-    def stop(self, call: Call, now: float, *, to_tail: bool = False, defer: bool = False) -> None:
-        """A preemption. The call keeps its place in its level, unless it goes to the tail."""
+    def stop(self, call: Call, now: float, *, defer: bool = False) -> None:
+        """A preemption. The call keeps its place in its level."""
         call.since = call.debt_since = now
         call.deferred = defer
-        if to_tail:
-            self.levels[call.level].remove(call)
-            self.levels[call.level].append(call)
 
     def serve(self, call: Call, seconds: float) -> None:
         """Lines 20-23: a call whose quantum is used up goes to the tail of the next level."""

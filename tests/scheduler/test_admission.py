@@ -100,7 +100,7 @@ def test_all_that_come_in_at_a_time_are_named() -> None:
 def test_a_program_that_waits_for_a_tool_claims_its_context_beside_its_types_prefix() -> None:
     for blocks, fits in ((70, True), (72, False)):
         engine = Counted()
-        engine.learned.first_call(KIND, 10 * BLOCK)
+        engine.learned.usual(KIND).shared.add(10 * BLOCK)
         call = engine.wants("a", 40)
         engine.step()
         engine.end(call, output=0)
@@ -166,7 +166,7 @@ def test_with_nothing_running_the_first_comes_in_whatever_it_needs() -> None:
 
 def test_a_shared_prefix_is_claimed_by_the_first_and_given_back_by_the_last() -> None:
     engine = Counted(slots=4)
-    engine.learned.first_call(KIND, 10 * BLOCK)
+    engine.learned.usual(KIND).shared.add(10 * BLOCK)
     calls = {name: engine.wants(name, 31) for name in "abcd"}
     engine.step()
     claimed = [engine.working.claimed]
@@ -184,7 +184,7 @@ def test_a_program_that_would_bring_its_types_prefix_needs_room_for_it(
     there: int, fits: bool
 ) -> None:
     engine = Counted(slots=1)
-    engine.learned.first_call(KIND, 10 * BLOCK)
+    engine.learned.usual(KIND).shared.add(10 * BLOCK)
     engine.wants("u", there, "u")
     engine.step()
     engine.wants("a", 31)
@@ -195,7 +195,7 @@ def test_a_program_that_would_bring_its_types_prefix_needs_room_for_it(
 @pytest.mark.parametrize(("blocks", "fits"), [(58, True), (59, False)])
 def test_whose_prefix_is_there_needs_no_room_for_it(blocks: int, fits: bool) -> None:
     engine = Counted()
-    engine.learned.first_call(KIND, 10 * BLOCK)
+    engine.learned.usual(KIND).shared.add(10 * BLOCK)
     for name, size in (("a", 31), ("b", 31), ("c", blocks)):
         engine.wants(name, size)
     engine.let_in(2)
@@ -213,11 +213,12 @@ def test_a_prefix_is_learned_from_first_calls_alone() -> None:
     engine.wants("b", 2)
     engine.wants("b", 2)
     engine.step()
-    assert engine.learned.shared(KIND) == 0
+    assert engine.learned.usual(KIND).shared.value == 0
     engine.contexts["c"] = 64
     engine.arrive("c", 80, fresh=True)
+    engine.arrive("d", 80, fresh=True)  # what others had there may have been evicted
     engine.step()
-    assert engine.learned.shared(KIND) == 64
+    assert engine.learned.usual(KIND).shared.value == 64
 
 
 @pytest.mark.parametrize("what", ["ended", "outside", "member"])
@@ -237,7 +238,7 @@ def test_a_program_keeps_the_prefix_that_was_known_when_it_began(what: str) -> N
         assert engine.inside() == {"b"}
     elif what == "member":
         engine.queues.remove(engine.queues.calls[first], engine.now)
-    engine.learned.first_call(KIND, 10 * BLOCK)
+    engine.learned.usual(KIND).shared.add(10 * BLOCK)
     engine.wants("a", 20)
     assert row.shared_tokens == 0
 
@@ -260,10 +261,10 @@ def test_a_type_branches_whose_calls_come_beside_others_of_their_program() -> No
     engine = Admitting("memory")
     engine.arrive("a", 16)
     engine.arrive("b", 16, "u")
-    assert not engine.learned.branches(KIND)
+    assert not engine.learned.usual(KIND).branches
     engine.arrive("a", 16)
-    assert engine.learned.branches(KIND)
-    assert not engine.learned.branches(("default", "u"))
+    assert engine.learned.usual(KIND).branches
+    assert not engine.learned.usual(("default", "u")).branches
 
 
 def test_what_a_token_takes_is_learned_from_the_steps() -> None:
@@ -358,7 +359,7 @@ def test_whoever_waits_for_the_target_comes_in() -> None:
 def branching(engine: Counted, *, branches: bool = True) -> None:
     """Programs of type u have branches, or not."""
     for _ in range(4):
-        engine.learned.call_arrived(("default", "u"), beside=branches)
+        engine.learned.usual(("default", "u")).beside.add(branches)
 
 
 @pytest.mark.parametrize(

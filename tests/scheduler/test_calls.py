@@ -329,7 +329,7 @@ def test_a_part_hears_of_each_event_once_and_when_it_was() -> None:
     queues.call_preempted(call, 3.0)
     queues.call_began(call, 4.0)
     queues.call_preempted(call, 5.0, for_memory=True)
-    queues.charge_step(["c"], 0.25, 6.0)
+    queues.charge_step(["c"], 0.25, 6.0)  # of how many tokens is unknown
     queues.charge_step(["c", "of nobody"], 0.5, 7.0, 9)
     queues.interrupt_began(call.program, "tool", "grep", 8.0)
     queues.interrupt_ended(call.program, 9.0)
@@ -344,7 +344,6 @@ def test_a_part_hears_of_each_event_once_and_when_it_was() -> None:
         ("preempted", "c", 3.0, False),
         ("began", "c", 4.0),
         ("preempted", "c", 5.0, True),
-        ("stepped", 0.25, 0, 1),
         ("stepped", 0.5, 9, 2),
         ("interrupt", "p", "tool", "grep", 8.0),
         ("answered", "p", 9.0),

@@ -22,10 +22,11 @@ def test_a_chain_claims_what_it_grows_by_while_holding_room_for_that_pays(
 ) -> None:
     """2 blocks with each turn; the whole cache takes `WORTH_S` to compute."""
     engine = Counted()
-    engine.learned.call_arrived(KIND, beside=beside)
-    engine.learned.turn_ended(KIND, 2 * BLOCK, turn_s * WORTH_S)
+    engine.learned.usual(KIND).beside.add(beside)
+    engine.learned.usual(KIND).grown.add(2 * BLOCK)
+    engine.learned.usual(KIND).turn_s.add(turn_s * WORTH_S)
     if calls is not None:
-        engine.learned.program_ended(KIND, calls)
+        engine.learned.usual(KIND).calls.add(calls)
     engine.wants("a", 10)
     engine.let_in()
     assert engine.working.claimed == 9 + grown + 1
@@ -36,12 +37,14 @@ def test_what_contexts_grow_by_is_learned_from_one_calls_end_to_the_next() -> No
     call = engine.wants("a", 10)
     engine.step(3.0)
     engine.end(call, output=BLOCK)
-    assert engine.learned.growth(KIND, 0, 8.0) == 0, "nothing went on from anything yet"
+    assert engine.learned.usual(KIND).growth(0, 8.0) == 0, "nothing went on from anything yet"
     engine.now += 2.0
     call = engine.arrive("a", 2 * BLOCK)
     engine.now += 7.0  # it waits for a slot, which is no part of its turn
     engine.step(2.0)
     engine.end(call, output=BLOCK)
-    assert engine.learned.growth(KIND, 0, 8.0) == 6 * BLOCK
+    assert engine.learned.usual(KIND).growth(0, 8.0) == 6 * BLOCK
     engine.end_program("a")
-    assert engine.learned.growth(KIND, 2 * BLOCK, 8.0) == 4 * BLOCK, "one of two calls is the last"
+    assert engine.learned.usual(KIND).growth(2 * BLOCK, 8.0) == 4 * BLOCK, (
+        "one of two calls is the last"
+    )

@@ -118,7 +118,7 @@ def test_a_lanes_call_stays_where_it_is_and_gets_its_quantum_anew() -> None:
     call = d.call("a")
     assert d.queues.promote(d.now) == [call]
     d.start()
-    assert not d.queues.charge(call, 500.0, d.now)
+    assert not d.queues.charge_step([call.call_id], 500.0, d.now)
     assert call.quantum_ends_s == 500.0 + d.lane.priority.quantum_s
 
 
@@ -139,7 +139,7 @@ def test_all_is_intact_after_aborts(policy: str, lane: float) -> None:
         elif len(d.running) < 4 and d.queues.head() is not None:
             d.start()
         for call in d.running:
-            d.queues.charge(call, 0.05, d.now)
+            d.queues.charge_step([call.call_id], 0.05, d.now)
         d.queues.release(lambda call: rng.random() < 0.7)
         d.queues.promote(d.now)
         d.check_integrity()

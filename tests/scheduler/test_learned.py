@@ -129,9 +129,8 @@ def test_kinds_are_bounded_and_the_longest_unseen_goes_first(
     for name in "abcad":
         durations.learn((*KIND, name), 1.0)
         learned.call_ended(("t", name), 7)
-        learned.first_call(("t", name), 64)
     kept = [name for name in "abcd" if durations.at((*KIND, name), 0)]
-    assert kept == [name for name in "abcd" if learned.shared(("t", name))] == ["a", "c", "d"]
+    assert kept == sorted(name for _, name in learned._usual) == ["a", "c", "d"]
     assert [kind[2] for kind, age, _ in durations.entries() if age == 0] == ["c", "a", "d"]
 
 
@@ -162,18 +161,10 @@ def test_outputs_are_learned_by_type_and_by_all() -> None:
     assert (learned.output(KIND), learned.output(("acme", "other"))) == (75, 25)
 
 
-def test_a_first_call_that_found_nothing_does_not_say_that_nothing_is_shared() -> None:
-    learned = Learned()
-    assert learned.shared(KIND) == 0
-    for cached in (0, 96, 0, 0):
-        learned.first_call(KIND, cached)
-    assert (learned.shared(KIND), learned.shared(("other", "agent"))) == (96, 0)
-
-
 def test_a_type_branches_if_more_than_a_quarter_of_its_calls_come_beside_another() -> None:
     learned, found = Learned(), []
     for beside in (False, False, False, True, True):
-        learned.call_arrived(KIND, beside=beside)
-        found.append(learned.branches(KIND))
+        learned.usual(KIND).beside.add(beside)
+        found.append(learned.usual(KIND).branches)
     assert found == [False, False, False, False, True]
-    assert not learned.branches(("other", "agent"))
+    assert not learned.usual(("other", "agent")).branches

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from agentrt.scheduler import ProcessTable
+from agentrt.scheduler import ProcessTable, learned
 from agentrt.scheduler.working_set import OLDEST_EVERY
 from tests.scheduler.admitting import BLOCK, KIND, WORTH_S, Counted, full
 from tests.scheduler.integrity import check_queues
@@ -28,9 +28,11 @@ def test_a_member_goes_on_and_its_children_with_it() -> None:
     assert b in [call.call_id for call in engine.running]
 
 
-def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there() -> None:
+def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = full()
-    engine.learned.call_arrived = lambda kind, *, beside: None  # type: ignore[method-assign]  # chains
+    monkeypatch.setattr(learned, "BRANCHING", 1.0)  # none does
     gone, *stay = (engine.wants("b", blocks) for blocks in (60, 2, 2))
     assert engine.step() == []
     assert (engine.outside(), len(engine.queues)) == ({"large/1", gone, *stay}, 4)
@@ -180,7 +182,7 @@ def test_who_comes_back_goes_on_if_those_that_have_calls_fit(
 @pytest.mark.parametrize(("adds", "goes_on"), [(28, True), (33, False)])
 def test_a_shared_prefix_counts_among_what_those_with_calls_use(adds: int, goes_on: bool) -> None:
     engine = Counted()
-    engine.learned.first_call(KIND, 10 * BLOCK)
+    engine.learned.usual(KIND).shared.add(10 * BLOCK)
     calls = {name: engine.wants(name, 40) for name in "ab"}
     engine.step()
     engine.end(calls["a"], output=0)
@@ -190,7 +192,7 @@ def test_a_shared_prefix_counts_among_what_those_with_calls_use(adds: int, goes_
 
 def test_the_only_member_goes_on_though_it_has_outgrown_the_cache() -> None:
     engine = Counted()
-    engine.learned.first_call(KIND, 10 * BLOCK)
+    engine.learned.usual(KIND).shared.add(10 * BLOCK)
     call = engine.wants("a", 120)
     engine.step()
     assert engine.working.in_use > 100
@@ -247,7 +249,7 @@ def test_the_oldest_stays_the_oldest_when_its_priority_changes() -> None:
 
 def test_a_row_that_starts_over_is_as_new() -> None:
     engine = Counted()
-    engine.learned.first_call(KIND, 10 * BLOCK)
+    engine.learned.usual(KIND).shared.add(10 * BLOCK)
     call = engine.wants("a", 31)
     engine.working.came_in = OLDEST_EVERY - 1
     engine.step()
@@ -257,7 +259,7 @@ def test_a_row_that_starts_over_is_as_new() -> None:
     row.was_member = True
     row.start_over()
     new = ProcessTable().start_program("a", "t", 0.0)
-    for name in ("cached", "context_tokens", "shared_tokens", "claim", "in_use"):
+    for name in ("cached", "context_tokens", "shared_tokens", "claim"):
         assert getattr(row, name) == getattr(new, name), name
     assert (row.member, row.was_member, row.by_age) == (False, False, False)
 

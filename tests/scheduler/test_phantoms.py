@@ -22,7 +22,7 @@ def state(engine: Admitting) -> dict[str, Any]:
     live = queues.owners
     found: dict[str, Any] = {
         "rows": {
-            row.program_id: (row.member, row.was_member, row.claim, row.in_use, row.context_tokens)
+            row.program_id: (row.member, row.was_member, row.claim, row.context_tokens)
             for row in engine.table
         },
         "order": [call.program.program_id for call in queues.in_order()],

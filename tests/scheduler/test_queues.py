@@ -60,10 +60,10 @@ def test_a_step_that_was_in_flight_is_charged_to_the_call_that_waits() -> None:
     call = harness.run(harness.arrive("a", "p", service=4))
     harness.queues.call_preempted(call, 10.0)
     harness.queues.put(call)
-    assert not harness.queues.charge(call, 0.5, 10.0)
+    assert not harness.queues.charge_step([call.call_id], 0.5, 10.0)
     assert harness.queues.next_promotion(10.0) == 10.0 + 2.0 * (4.0 + 0.5)
     assert harness.queues.promote(19.0) == [call]
-    assert harness.queues.charge(call, 1.0, 19.0)
+    assert harness.queues.charge_step([call.call_id], 1.0, 19.0)
     assert (call.level, call.demotions) == (1, 1)
 
 

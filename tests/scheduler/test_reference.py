@@ -14,7 +14,6 @@ from agentrt.scheduler import (
     QueuedCall,
     SchedulerConfig,
 )
-from agentrt.scheduler.queues import Room
 from tests.scheduler.integrity import check_queues
 from tests.scheduler.reference import RANKS, Call, Program, Reference
 
@@ -67,7 +66,7 @@ class Both:
         elif event == "start" and waiting:
             self.start(waiting[0])
         elif event == "stop" and running:
-            self.stop(running[which % len(running)], to_tail=which % 3 == 0, defer=which % 4 == 1)
+            self.stop(running[which % len(running)], defer=which % 4 == 1)
         elif event == "end" and self.reference.calls():
             self.end(self.reference.calls()[which % len(self.reference.calls())])
         elif event == "defer" and waiting:
@@ -96,18 +95,20 @@ class Both:
     def serve(self, call: Call, seconds: float, *, late: bool) -> None:
         """A step of service; a ``late`` one is charged when its call is preempted already."""
         if late:
-            self.stop(call, to_tail=False, defer=False)
+            self.stop(call, defer=False)
         self.now += seconds
         before = call.level
         moved = call.left_s <= seconds
-        assert self.queues.charge(self.real(call), seconds, self.now) == moved
+        real = self.real(call)
+        charged = self.queues.charge_step([real.call_id], seconds, self.now)
+        assert charged == ([real] if moved else [])
         self.reference.serve(call, seconds)
         assert self.real(call).demotions >= (call.level > before)
 
-    def stop(self, call: Call, *, to_tail: bool, defer: bool) -> None:
-        self.queues.call_preempted(self.real(call), self.now, to_tail=to_tail)
+    def stop(self, call: Call, *, defer: bool) -> None:
+        self.queues.call_preempted(self.real(call), self.now)
         self.queues.put(self.real(call), deferred=defer)
-        self.reference.stop(call, self.now, to_tail=to_tail, defer=defer)
+        self.reference.stop(call, self.now, defer=defer)
 
     def end(self, call: Call) -> None:
         real = self.real(call)
@@ -175,10 +176,15 @@ class Both:
             return 1 + (int(name.split("/")[1]) * 5 + which) % 4
 
         spared = {call.name for call in self.reference.running() if size(call.name) == which % 6}
-        room = Room(lambda call: size(call.call_id), lambda call: call.call_id in spared)
+
+        def needed(call: QueuedCall) -> int:
+            return size(call.call_id)
+
         running = [self.real(call) for call in self.reference.running()]
         blocks = which % 5
-        found = self.queues.victims(running, slots, blocks, room)
+        found = self.queues.victims(
+            running, slots, blocks, needed, lambda call: call.call_id in spared
+        )
         expected = self.reference.victims(slots, blocks, lambda call: size(call.name), spared)
         assert [call.call_id for call in found] == [call.name for call in expected]
 
@@ -243,10 +249,13 @@ def test_victims_give_their_slots_to_one_call_after_the_other(
             reference.levels[level].append(call)
             sizes[name] = size
             spared |= {name} if is_spared and size % 2 else set()
-    room = Room(lambda call: sizes[call.call_id], lambda call: call.call_id in spared)
+
+    def needed(call: QueuedCall) -> int:
+        return sizes[call.call_id]
+
     for call in reference.waiting():
         queues.put(real[call.name])
     running = [real[call.name] for call in reference.running()]
     expected = reference.victims(slots, blocks, lambda call: sizes[call.name], spared)
-    found = queues.victims(running, slots, blocks, room)
+    found = queues.victims(running, slots, blocks, needed, lambda call: call.call_id in spared)
     assert [call.call_id for call in found] == [call.name for call in expected]

@@ -65,7 +65,7 @@ class LevelRequestQueue(RequestQueue):
                 self._queues.discard(call)
 
     def __bool__(self) -> bool:
-        return self._queues.ready
+        return self._queues.head() is not None
 
     def __len__(self) -> int:
         return len(self._queues)

@@ -26,7 +26,6 @@ from agentrt.executors.vllm.bookkeeping import Bookkeeping
 from agentrt.executors.vllm.queue import LevelRequestQueue, RunningCalls, put_in_order, take_out
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.queues import Room
 from agentrt.scheduler.records import QueuedCall
 
 _STALE_CHECK_STEPS = 256
@@ -109,10 +108,12 @@ class ProgramScheduler(Bookkeeping):
         # The one comparison that nearly every step comes down to.
         if head is None or head.level >= calls[self.running[-1].request_id].level:
             return
-        free = free_blocks(self)
-        room = Room(lambda call: blocks_needed(self, call.item, free), self._spared)
-        running = RunningCalls(self.running, calls)
-        for call in self.queues.victims(running, free_slots(self), free, room):
+        free, running = free_blocks(self), RunningCalls(self.running, calls)
+
+        def needed(call: QueuedCall) -> int:
+            return blocks_needed(self, call.item, free)
+
+        for call in self.queues.victims(running, free_slots(self), free, needed, self._spared):
             call.gave_way_to = head.program.program_id
             self._preempt(call, head, now)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from agentrt.lab.program import LiveProgram
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.queues import LevelQueues, Room
+from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.records import QueuedCall
 
 
@@ -108,7 +108,7 @@ class Slots:
                 self._settle(call)
         self.running.sort(key=_key)
         free = self._batch - len(self.running)
-        return list(self.queues.victims(self.running, free, 1, _ROOM))
+        return list(self.queues.victims(self.running, free))
 
     def _start(self, call: QueuedCall) -> None:
         self.queues.call_began(call, self._clock.now)
@@ -163,7 +163,8 @@ class Slots:
         job.settled_at = self._clock.at
         job.left -= steps
         self.busy_steps += steps
-        if self.queues.charge(call, steps * self._clock.step_s, self._clock.now, steps):
+        seconds, now = steps * self._clock.step_s, self._clock.now
+        if self.queues.charge_step([call.call_id], seconds, now, steps=steps):
             self._unsorted = True
 
 
@@ -173,4 +174,3 @@ def step_of(seconds: float, step_s: float) -> int:
 
 
 _key = attrgetter("key")
-_ROOM = Room()
