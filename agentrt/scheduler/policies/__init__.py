@@ -103,7 +103,6 @@ def policy_class(name: str) -> type[Policy]:
 
 
 __all__ = [
-    "BUILT_IN",
     "ENTRY_POINT_GROUP",
     "AttainedService",
     "Policy",
