@@ -125,9 +125,16 @@ def policy_names() -> list[str]:
     return [*policies.policy_names(), *KNOWING]
 
 
+def is_policy(name: str) -> bool:
+    """Whether the simulator knows the policy. Only for a name that is not ours it looks through all
+    installed packages, which takes a while.
+    """
+    return name in KNOWING or name in policies.BUILT_IN or name in policy_names()
+
+
 def check_policy(name: str) -> None:
     """Raise `ConfigError` for a policy that the simulator does not know, or that cannot be made."""
-    if name not in policy_names():
+    if not is_policy(name):
         raise ConfigError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")
     make_policy(SchedulerConfig(policy=name), lambda row: 0.0, Laws(1.0))
 

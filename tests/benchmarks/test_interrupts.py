@@ -15,7 +15,7 @@ def test_the_last_line_has_each_transports_ratios(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupts, "_QUICK", {"calls": 20, "repeat": 1, "rounds": 1})
-    monkeypatch.setattr(interrupts, "AT_ONCE", 20)
+    monkeypatch.setattr(interrupts, "AT_ONCE", 2)
     names = ["thread", "process"]
     given = ["--transports", ",".join(names), "--quick", "--json"]
     assert call(["interrupts", *given]) == 0

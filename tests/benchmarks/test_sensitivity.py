@@ -14,7 +14,7 @@ from benchmarks.__main__ import call
 from benchmarks.sensitivity import Constant, Trial, constants, run
 from tests.cli.conftest import check
 
-SMALL = Trial(Cell("map_reduce_64", 0.25, 0.2), 5000, 2)
+SMALL = Trial(Cell("map_reduce_64", 0.25, 0.2), 5000, 1)
 
 
 @pytest.mark.engine
@@ -22,7 +22,7 @@ def test_another_value_is_another_decision_for_this_run_only() -> None:
     """Of all constants at least one counts in a tiny run, and none is left changed."""
     _, as_it_is = run(SMALL)
     found = [one for one in constants() if one.times(2.0) != one.value]
-    for one in found:
+    for one in sorted(found, key=lambda one: one.name != "SCANNED"):  # which counts today
         _, changed = run(replace(SMALL, constant=one, factor=2.0))
         if changed != as_it_is:
             break

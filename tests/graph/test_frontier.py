@@ -224,7 +224,7 @@ def test_maximal_of_equals_looks_no_further() -> None:
     assert dag.looked == 100
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
 def test_what_comes_last_and_which_calls_came_before(rng: random.Random, size: int) -> None:
     """Against all ancestors of every node, of which a call hides those of its own."""
@@ -299,7 +299,7 @@ class Threads:
         known.add(node_id)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(
         st.tuples(

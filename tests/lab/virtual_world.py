@@ -204,6 +204,31 @@ async def record(
     return ends
 
 
+_RECORDED: dict[tuple[SchedulerConfig, Content, int], tuple[bytes, list[str]]] = {}
+
+
+async def record_burst(
+    scheduling: SchedulerConfig,
+    path: Path,
+    patch: pytest.MonkeyPatch,
+    content: Content = "full",
+    seed: int = 0,
+) -> list[str]:
+    """Record a `burst` on `MACHINE`: the programs' ids, as they end.
+
+    It is the same each time: whoever asks for it again gets the file that was written first.
+    """
+    key = scheduling, content, seed
+    if key in _RECORDED:
+        written, ends = _RECORDED[key]
+        await asyncio.to_thread(path.write_bytes, written)
+        return ends
+    world = World(scheduling, MACHINE.virtual_options(), TIMES)
+    ends = await record(world, path, burst(world, seed), patch, content)
+    _RECORDED[key] = await asyncio.to_thread(path.read_bytes), ends
+    return ends
+
+
 def burst(world: World, seed: int = 0) -> Arrivals:
     """Programs of one to ten turns that share a system prompt, with tools, and some with branches:
     more than the batch and the KV cache have room for. Others with each ``seed``.

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZipFile
@@ -25,16 +26,12 @@ async def greets(ctx: Context, who: str = "you") -> str:
     return f"{who}: {reply.text}"
 """
 THIRD_PARTY = {
-    "pyproject.toml": """
-        [project]
-        name = "others"
-        version = "1"
-        [project.entry-points."agentrt.policies"]
-        newest = "others:Newest"
-        [project.entry-points."agentrt.routers"]
-        any = "others:Any"
-        [tool.setuptools]
-        py-modules = ["others"]
+    "others-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: others\nVersion: 1\n",
+    "others-1.dist-info/entry_points.txt": """
+        [agentrt.policies]
+        newest = others:Newest
+        [agentrt.routers]
+        any = others:Any
         """,
     "others.py": '''
 import sys
@@ -91,13 +88,14 @@ class Bare(NamedTuple):
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Bare:
     folder = tmp_path_factory.mktemp("bare")
     wheel = build(Path(), folder)
-    others, home = folder / "others", folder / "home"
-    for made in (others, home):
-        made.mkdir()
+    python, home = environment(folder / "venv", wheel), folder / "home"
+    [installed] = folder.glob("venv/lib/python*/site-packages")
     for name, text in THIRD_PARTY.items():
-        (others / name).write_text(text, encoding="utf-8")
+        (installed / name).parent.mkdir(exist_ok=True)
+        (installed / name).write_text(textwrap.dedent(text), encoding="utf-8")
+    home.mkdir()
     (home / "greets.py").write_text(PROGRAM, encoding="utf-8")
-    return Bare(wheel, environment(folder / "venv", wheel, others), home)
+    return Bare(wheel, python, home)
 
 
 def line_of(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:

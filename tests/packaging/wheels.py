@@ -7,17 +7,28 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SCHEDULER = Path("packages", "agentrt-scheduler")
-_WITH_SETTINGS = 'source .ci/pip-settings; hand_on_pip_settings "$0"; exec "${0%/*}/uv" "$@"'
+_SETTINGS = 'source .ci/pip-settings; hand_on_pip_settings "$0"; env -0'
+
+
+@cache
+def settings() -> Mapping[str, str]:
+    """The variables with the index and the wheels of the set-up. To ask pip takes a second."""
+    told = subprocess.check_output(["bash", "-c", _SETTINGS, sys.executable], cwd=ROOT, text=True)
+    return dict(one.split("=", 1) for one in told.split("\0") if one)
 
 
 def uv(*arguments: str | Path) -> str:
-    """Run uv with the index and the wheels of the set-up. Its words, for a message."""
-    command = ["bash", "-c", _WITH_SETTINGS, sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    """Run uv as the set-up does. Its words, for a message."""
+    command = [str(Path(sys.executable).with_name("uv")), *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=settings(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

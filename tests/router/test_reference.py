@@ -69,7 +69,7 @@ def cost_s(call: RouterCall, replica: ReplicaView, cached: int, others: float) -
     return replica.waits_s[call.level] + replica.pace * (own_s + others * harm_s)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cases(), st.sampled_from([None, 0.0, 1.0]), st.sampled_from([None, 0.0, 0.5, 2.0]))
 def test_cost_is_the_least_of_the_sums(
     case: Case, margin: float | None, others: float | None
@@ -89,7 +89,7 @@ def test_cost_is_the_least_of_the_sums(
     assert chosen is expected
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cases())
 def test_prefix_follows_the_most_cached_unless_it_is_overloaded(case: Case) -> None:
     def least_used(replicas: list[ReplicaView]) -> ReplicaView:
@@ -217,7 +217,7 @@ dispatcher_events = st.tuples(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(dispatcher_events, min_size=10, max_size=40))
 def test_what_routers_see_is_what_is_under_way(story: list[tuple[str, int, float, int]]) -> None:
     """Tokens and calls in flight, waits by level, and what is cached, each counted anew."""

@@ -17,7 +17,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(events)
 def test_a_heap_is_a_sorted_list(story: list[tuple[str, int, int]]) -> None:
     heap, places = Heap[int](), dict[int, tuple[int, int]]()

@@ -234,7 +234,7 @@ class Reference:
         return max(now, self.at - self.credit / self.rate)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     st.sampled_from([0.0, 0.125, 0.25, 0.75]),
     st.sampled_from([1, 2, 4, 8]),

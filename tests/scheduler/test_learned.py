@@ -80,7 +80,7 @@ def refined(prior: float, samples: Sequence[float]) -> float:
 totals = st.one_of(st.sampled_from([0.0, 0.05, 0.1, 0.4, 3.2]), st.floats(0.0, 5000.0))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(totals, st.sampled_from(["", "grep", "build"]), st.booleans()), max_size=40),
     totals,

@@ -141,7 +141,7 @@ def toy(made: list[ToyProgram], settings_: SchedulerConfig, batch: int, strict: 
     return engine
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(programs(), configs, st.integers(1, 4), st.booleans())
 def test_nothing_is_lost_doubled_or_left_behind(
     made: list[ToyProgram], settings_: SchedulerConfig, batch: int, strict: bool
@@ -161,7 +161,7 @@ def test_nothing_is_lost_doubled_or_left_behind(
     assert len(engine.table) == len(engine.queues) == len(engine.queues.calls) == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(programs(), configs, st.integers(1, 3))
 def test_levels_and_slots_are_respected(
     made: list[ToyProgram], settings_: SchedulerConfig, batch: int

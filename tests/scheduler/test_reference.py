@@ -189,7 +189,7 @@ class Both:
         assert [call.call_id for call in found] == [call.name for call in expected]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(configs, events)
 def test_the_queues_decide_as_the_reference(
     config: SchedulerConfig, story: list[tuple[str, int, float]]
@@ -222,7 +222,7 @@ crowd = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(crowd, crowd, st.integers(0, 2), st.integers(0, 6), st.integers(0, 2), st.integers(0, 4))
 def test_victims_give_their_slots_to_one_call_after_the_other(
     waits: list[tuple[int, int, int, bool]],

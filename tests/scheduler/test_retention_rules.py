@@ -153,7 +153,7 @@ class Rules:
         assert ranks == sorted(ranks)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     st.sampled_from(["cost", "cost", "ttl"]),
     st.lists(

@@ -175,7 +175,7 @@ class Tables:
         assert sorted(row.program_id for row in self.table.stale(self.now, 2.0)) == sorted(stale)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     st.lists(
         st.tuples(

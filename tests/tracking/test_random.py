@@ -172,6 +172,6 @@ async def _compare(steps: list[Any]) -> None:
 
 
 @given(_programs)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_programs_have_exactly_the_true_parents(steps: list[Any]) -> None:
     asyncio.run(_compare(steps))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -263,10 +264,15 @@ def _scheduler(
 
 def output_token(call_id: str, index: int) -> int:
     """The token at ``index`` of what a call generates: no two calls generate the same."""
-    return tokens(f"output of {call_id}", index, index + 1)[0]
+    return _first_token(f"output of {call_id}") + index
 
 
 def tokens(name: str, start: int, end: int) -> list[int]:
     """Token ids ``start`` to ``end`` of an endless text that belongs to ``name`` alone."""
-    first = int.from_bytes(sha256(name.encode()).digest()[:5])
+    first = _first_token(name)
     return list(range(first + start, first + end))
+
+
+@lru_cache(maxsize=4096)  # as many as run at once ask for each of their tokens
+def _first_token(name: str) -> int:
+    return int.from_bytes(sha256(name.encode()).digest()[:5])

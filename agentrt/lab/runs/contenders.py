@@ -12,7 +12,7 @@ from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.oracles import KNOWING, check_policy, policy_names
+from agentrt.lab.oracles import KNOWING, check_policy, is_policy, policy_names
 from agentrt.lab.outcome import Ran
 from agentrt.lab.program import Stock
 from agentrt.lab.workloads.shape import ProgramShape
@@ -125,7 +125,7 @@ def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_H
         found = replace(found, scheduling=SchedulerConfig(policy="program-fcfs"), pins=True)
     elif first == DEFAULT:
         found = replace(found, scheduling=SchedulerConfig.of_policy())
-    elif first in policy_names():
+    elif is_policy(first):
         check_policy(first)
         retention, admission = _taken(more, RETENTIONS), _taken(more, ADMISSIONS)
         ours = replace(

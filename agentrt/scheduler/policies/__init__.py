@@ -21,7 +21,7 @@ from agentrt.scheduler.promotion import Priority
 
 ENTRY_POINT_GROUP = "agentrt.policies"
 
-_BUILT_IN: dict[str, type[Policy]] = {
+BUILT_IN: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         Atlas,
@@ -41,7 +41,7 @@ _BUILT_IN: dict[str, type[Policy]] = {
 def policy_names() -> list[str]:
     """All policies that can be named now, ours first."""
     theirs = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
-    return [*_BUILT_IN, *sorted(theirs - set(_BUILT_IN))]
+    return [*BUILT_IN, *sorted(theirs - set(BUILT_IN))]
 
 
 def make_policy(config: SchedulerConfig) -> Policy:
@@ -78,7 +78,7 @@ def check_settings(config: SchedulerConfig, given: Iterable[str]) -> None:
             if (now := getattr(config, field)) != needed:
                 raise ConfigError(f"{option} is for --{field} {needed}, which is {now} now")
         elif name in ("quanta", "beta", "max_promoted", "lane") and name not in reads:
-            others = ", ".join(one.name for one in _BUILT_IN.values() if name in one.settings)
+            others = ", ".join(one.name for one in BUILT_IN.values() if name in one.settings)
             raise ConfigError(
                 f"{option} changes nothing under --policy {config.policy}; it is for {others}"
             )
@@ -86,8 +86,8 @@ def check_settings(config: SchedulerConfig, given: Iterable[str]) -> None:
 
 def policy_class(name: str) -> type[Policy]:
     """The class that a name stands for. Raises `ConfigError` as `make_policy` does."""
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
             policy = point.load()

@@ -105,7 +105,7 @@ async def frontend(replicas: ReplicaSet) -> AsyncIterator[Frontend]:
 async def test_a_stream_goes_on_as_if_its_engine_had_not_died(
     engine: Dies, replicas: ReplicaSet, frontend: Frontend
 ) -> None:
-    """Cut off after every piece: the same deltas of text, of both tool calls and of log
+    """Cut off after every second piece: the same deltas of text, of both tool calls and of log
     probabilities, piece by piece.
     """
     expected = await streamed(frontend, engine, REQUEST)
@@ -118,11 +118,12 @@ async def test_a_stream_goes_on_as_if_its_engine_had_not_died(
     ]
     tokens = len(engine._tokens(SAID))
     before = reruns(replicas)
-    for cut in range(tokens):
+    cuts = range(0, tokens, 2)
+    for cut in cuts:
         engine.runs[:] = [(cut, 1)]
         assert await streamed(frontend, replicas, REQUEST) == expected
         await replicas.settled()
-    assert reruns(replicas) == before + tokens
+    assert reruns(replicas) == before + len(cuts)
 
 
 @pytest.mark.parametrize("widths", [(1, 4), (3, 2), (40, 5)])

@@ -192,7 +192,7 @@ def check_causes(watch: Watch, span: Span, since: float, until: float, call: Que
         assert set(names) <= watch.ran_between(since, until), span
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(SETTINGS),
     st.integers(2, 3),

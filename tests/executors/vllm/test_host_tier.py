@@ -182,7 +182,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_without_owners_it_is_vllms_lru(steps: list[tuple[int, list[int]]]) -> None:
     ours = HostMemory(8, is_bound=False).manager
@@ -219,7 +219,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(EVENTS)
 def test_nothing_goes_before_what_ranks_lower(events: list[tuple[str, str, int]]) -> None:
     """Whatever happens, who keeps chunks ranks above who loses some; each chunk is on one list."""

@@ -18,7 +18,7 @@ from tests.lab.drives import run_virtual, simulate
 pytestmark = pytest.mark.engine
 
 POLICIES = ("fcfs", "mlfq", "plas", "atlas")
-BATCH, PROGRAMS = 4, 72
+BATCH, PROGRAMS = 4, 48
 TIED = 0.03
 """Two policies whose mean latencies differ by less, at either depth, have no order."""
 

@@ -49,7 +49,7 @@ def programs(draw: st.DrawFn) -> list[ToyProgram]:
     return [ToyProgram(f"P{i}.", made, draw(st.integers(0, 30))) for i, made in enumerate(shapes)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(programs(), CONFIGS, st.integers(1, 4))
 def test_every_program_ends_at_the_same_step(
     some: Sequence[ToyProgram], config: SchedulerConfig, batch: int
@@ -66,7 +66,7 @@ def _shape(program: ToyProgram) -> ProgramShape:
     return ProgramShape(program.name, "toy", made, arrives_s=program.arrives)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(programs(), st.integers(1, 4), st.sampled_from(["round-robin", "agentix", "least-used"]))
 def test_engines_learn_of_whom_they_served(some: list[ToyProgram], batch: int, router: str) -> None:
     """Every program is learned of somewhere, and nothing is noted any more of one that ended."""

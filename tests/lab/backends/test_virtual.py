@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 
@@ -24,12 +25,19 @@ pytestmark = pytest.mark.engine
 OPTIONS = VirtualOptions(max_num_seqs=4, kv_blocks=600, max_model_len=8192)
 
 
-def some(count: int = 12) -> list[ProgramShape]:
+def some(count: int = 8) -> list[ProgramShape]:
     return poisson(generate("react", count, 3), 4.0, 3)
 
 
 def fleet(programs: list[ProgramShape], replicas: int, router: str) -> Ran:
     return drive(Virtual(SchedulerConfig(), OPTIONS, replicas=replicas, router=router), programs)
+
+
+@cache
+def by_three(router: str) -> tuple[Virtual, Ran]:
+    """Three engines behind a router, and their run of `some` programs."""
+    backend = Virtual(SchedulerConfig(), OPTIONS, replicas=3, router=router)
+    return backend, drive(backend, some())
 
 
 def ends(run: Ran) -> dict[str, float]:
@@ -56,9 +64,7 @@ def test_one_of_a_fleet_is_an_engine_alone() -> None:
 
 @pytest.mark.parametrize("router", ["cost", "prefix", "agentix", "round-robin"])
 def test_every_program_ends_and_every_call_is_counted_once(router: str) -> None:
-    programs = some()
-    backend = Virtual(SchedulerConfig(), OPTIONS, replicas=3, router=router)
-    run = drive(backend, programs)
+    programs, (backend, run) = some(), by_three(router)
     assert sorted(ends(run)) == sorted(program.program_id for program in programs)
     assert all(counts.usage.output_tokens for counts in backend.counts)
     assert run.counts.usage.output_tokens == sum(p.output_tokens for p in programs)
@@ -66,11 +72,8 @@ def test_every_program_ends_and_every_call_is_counted_once(router: str) -> None:
 
 
 def test_routers_that_know_what_is_held_find_more_of_it() -> None:
-    programs = some()
-    rates = {
-        name: fleet(programs, 3, name).counts.hit_share
-        for name in ("cost", "prefix", "round-robin")
-    }
+    names = ("cost", "prefix", "round-robin")
+    rates = {name: by_three(name)[1].counts.hit_share for name in names}
     assert rates["round-robin"] + 0.05 < min(rates["cost"], rates["prefix"])
 
 

@@ -65,7 +65,7 @@ def test_a_cell_by_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With few jobs nothing waits: all who keep contexts say the same."""
-    monkeypatch.setattr(agents, "JOBS", 3)
+    monkeypatch.setattr(agents, "JOBS", 2)
     assert call(["bench", "external", "--quick", "--jobs", "1", "--json"]) == 0
     *said, last = capsys.readouterr().out.splitlines()
     assert "H100" in said[2]

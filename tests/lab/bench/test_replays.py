@@ -19,7 +19,7 @@ from agentrt.lab.runs.grid import Setting, Source, grid
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.journals import Recording, read_recording
 from tests.lab.answering import WholeEngine
-from tests.lab.virtual_world import ATLAS, MACHINE, TIMES, World, burst, record
+from tests.lab.virtual_world import ATLAS, MACHINE, record_burst
 from tests.lab.workloads.test_journals import Written
 
 pytestmark = pytest.mark.engine
@@ -27,8 +27,7 @@ pytestmark = pytest.mark.engine
 
 async def recorded(path: Path, patch: pytest.MonkeyPatch) -> Recording:
     """A burst, without the time between its calls."""
-    world = World(ATLAS, MACHINE.virtual_options(), TIMES)
-    await record(world, path, burst(world), patch)
+    await record_burst(ATLAS, path, patch)
     recording = read_recording(path)
     programs = []
     for one in recording.programs:

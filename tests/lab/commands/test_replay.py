@@ -29,7 +29,7 @@ from agentrt.scheduler import SchedulerConfig
 from tests.cli.conftest import check
 from tests.lab.answering import WholeEngine
 from tests.lab.bench.test_replays import write_two
-from tests.lab.virtual_world import ATLAS, FCFS, MACHINE, TIMES, World, burst, record
+from tests.lab.virtual_world import ATLAS, FCFS, MACHINE, TIMES, World, record_burst
 from tests.lab.workloads.test_journals import Written
 
 pytestmark = pytest.mark.engine
@@ -37,8 +37,7 @@ REAL = ("--depth", "real")
 
 
 async def recorded(path: Path, patch: pytest.MonkeyPatch, content: Content = "full") -> Path:
-    world = World(ATLAS, MACHINE.virtual_options(), TIMES)
-    await record(world, path, burst(world), patch, content)
+    await record_burst(ATLAS, path, patch, content)
     return path
 
 

@@ -72,7 +72,14 @@ def test_run_of_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     log = tmp_path / "log.jsonl"
     log.write_text(SESSIONS, encoding="utf-8")
     found = told_json(
-        capsys, "run", "--workload", log, "--policy", "atlas", "--batch", "1", "--json"
+        capsys,
+        "run",
+        "--workload",
+        log,
+        "--policy",
+        "atlas",
+        *("--batch", "1", "--jobs", "1"),
+        "--json",
     )
     assert {cell["workload"] for cell in found["cells"]} == {"log"}
     assert {cell["arrivals"] for cell in found["cells"]} == {"recorded"}

@@ -21,17 +21,17 @@ from agentrt.scheduler import SchedulerConfig
 
 pytestmark = pytest.mark.engine
 
-LONGEST = 2000
-OPTIONS = VirtualOptions(6, 220, 16, max_model_len=LONGEST)
-"""Memory for about three of the programs, and a batch of six."""
+LONGEST = 1500
+OPTIONS = VirtualOptions(3, 100, 16, max_model_len=LONGEST)
+"""Memory for about two of the six programs, and a batch of three."""
 STEPS = StepTimeModel(base_s=0.02, per_prefill_token_s=2e-4)
 
 
 @cache
 def programs() -> list[ProgramShape]:
     """Agents with tools, and some that branch: enough to wait for slots and for memory."""
-    made = [*generate("react", 4, 1), *generate("graphs8", 2, 1)]
-    return poisson(with_tools([one for one in made if _longest(one) < LONGEST], 0.3, 1), 4.0, 1)
+    made = [*generate("react", 4, 4), *generate("graphs8", 2, 4)]
+    return poisson(with_tools([one for one in made if _longest(one) < LONGEST], 0.3, 4), 8.0, 4)
 
 
 def _longest(program: ProgramShape) -> int:

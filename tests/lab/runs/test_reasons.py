@@ -23,7 +23,7 @@ from agentrt.request.spans import (
     read_spans,
 )
 from agentrt.scheduler import SchedulerConfig
-from tests.lab.virtual_world import MACHINE, QUANTA, TIMES, World, burst, record
+from tests.lab.virtual_world import QUANTA, record_burst
 
 pytestmark = pytest.mark.engine
 CAUSED = (QUEUED, ADMISSION, PREEMPTED, RECOMPUTE)
@@ -38,8 +38,7 @@ async def programs(
     path: Path, config: SchedulerConfig, seed: int, patch: pytest.MonkeyPatch
 ) -> list[Recorded]:
     """What the journal has of a burst of programs."""
-    world = World(config, MACHINE.virtual_options(), TIMES)
-    ends = await record(world, path, burst(world, seed), patch)
+    ends = await record_burst(config, path, patch, seed=seed)
     store = SQLiteStore(path)
     found = [read_program(store, name) for name in ends]
     store.close()

@@ -24,16 +24,7 @@ from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.journals import Recording, read_recording
 from agentrt.request import CallReport
 from agentrt.scheduler import SchedulerConfig
-from tests.lab.virtual_world import (
-    ADAPTIVE,
-    ATLAS,
-    FCFS,
-    MACHINE,
-    TIMES,
-    World,
-    burst,
-    record,
-)
+from tests.lab.virtual_world import ADAPTIVE, ATLAS, FCFS, MACHINE, TIMES, record_burst
 
 pytestmark = pytest.mark.engine
 
@@ -47,8 +38,7 @@ DECIDED = (
 async def recorded(
     config: SchedulerConfig, path: Path, patch: pytest.MonkeyPatch, content: Content = "full"
 ) -> Recording:
-    world = World(config, MACHINE.virtual_options(), TIMES)
-    ends = await record(world, path, burst(world), patch, content)
+    ends = await record_burst(config, path, patch, content)
     recording = read_recording(path)
     assert [one.program_id for one in recording.outcomes] == ends
     return recording

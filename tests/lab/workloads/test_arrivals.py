@@ -59,7 +59,7 @@ def test_bursts_alternate_between_the_two_loads() -> None:
     load=st.floats(0.2, 1.8),
     period=st.floats(0.5, 500),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_arrivals_rise_and_lose_nobody(
     n: int, rate: float, seed: int, load: float, period: float
 ) -> None:

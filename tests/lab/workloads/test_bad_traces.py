@@ -225,7 +225,7 @@ JSON = st.recursive(
 
 @given(data=st.data(), base=st.sampled_from([SESSION, json.loads(with_node())]))
 @settings(
-    max_examples=150,
+    max_examples=80,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_a_field_of_any_kind_is_read_or_refused(
