@@ -11,7 +11,9 @@ from benchmarks.servers import Server
 
 MODEL = Server.NAME
 """What both servers call the model."""
-TOKENS = 5
+TOKENS = 3
+STOPPED = 5
+"""Tokens where an answer may stop before, or where events may be joined."""
 OMIT: Any = ...
 """A field with this value is left out of the body."""
 ID = "$ID"
