@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import pickle
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.servers import AgentrtServer, StockServer
 from tests.differential.answers import Answer, ask_all
+from tests.differential.cases import IS_TINY
 from tests.differential.corpus import corpus
 from tests.doubles.tinymodel import tiny_model
 
@@ -31,9 +31,8 @@ async def ask(folder: Path, flags: Sequence[str]) -> tuple[Answers, Answers]:
     """What stock said and what we said, by the request's name."""
     options = EngineOptions(scheduler=SchedulerConfig("fcfs"))
     prepare_environment(options)
-    is_tiny = os.environ.get("DIFFERENTIAL_MODEL") != "embedded"
     model = str(
-        tiny_model(folder, says_blanks=False) if is_tiny else embedded_model(lambda message: None)
+        tiny_model(folder, says_blanks=False) if IS_TINY else embedded_model(lambda message: None)
     )
     async with (
         StockServer(options, model, flags) as stock,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.servers import Server
 
+IS_TINY = os.environ.get("DIFFERENTIAL_MODEL") != "embedded"
+"""Whether the model is a tiny one, or the embedded one."""
 MODEL = Server.NAME
 """What both servers call the model."""
 TOKENS = 3
