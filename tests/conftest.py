@@ -8,6 +8,7 @@ import signal
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,12 @@ def _authorities_are_read_once() -> Iterator[None]:
     thousands of clients, which reach this machine alone.
     """
     ordinary = ssl.create_default_context
-    usual = os.environ.get("SSL_CERT_FILE") or certifi.where()
-    shared = ordinary(cafile=usual)
+    usual = {certifi.where(), os.environ.get("SSL_CERT_FILE", "")}
+    shared = cache(lambda file: ordinary(cafile=file))
 
     def create(*args: Any, **options: Any) -> ssl.SSLContext:
-        is_usual = not args and options == {"cafile": usual}
-        return shared if is_usual else ordinary(*args, **options)
+        is_usual = not args and options.keys() == {"cafile"} and options["cafile"] in usual
+        return shared(options["cafile"]) if is_usual else ordinary(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", create)

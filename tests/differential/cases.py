@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.servers import Server
 
+IS_TINY = os.environ.get("DIFFERENTIAL_MODEL") != "embedded"
+"""Whether the model is a tiny one, or the embedded one."""
 MODEL = Server.NAME
 """What both servers call the model."""
-TOKENS = 5
+TOKENS = 3
+STOPPED = 5
+"""Tokens where an answer may stop before, or where events may be joined."""
 OMIT: Any = ...
 """A field with this value is left out of the body."""
 ID = "$ID"

@@ -1,4 +1,7 @@
-"""Requests that differ in what was said before, and in how a prompt is made of it."""
+"""Requests that differ in what was said before, and in how a prompt is made of it.
+
+Where nothing else differs they are not streamed: that begins when the prompt is there.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ RENDERING: dict[str, dict[str, Any]] = {
 
 
 def chat_cases() -> Iterator[Case]:
-    yield from both(chat(f"said-{name}", said) for name, said in CONVERSATIONS.items())
+    yield from (chat(f"said-{name}", said) for name, said in CONVERSATIONS.items())
     turns = CONVERSATIONS["assistant-last"]
     yield from both(chat(f"rendered-{n}", turns, **fields) for n, fields in RENDERING.items())
     conversations = [CONVERSATIONS["turns"], CONVERSATIONS["parts"]]
@@ -117,11 +120,11 @@ INPUTS: dict[str, Any] = {
 
 
 def anthropic_cases() -> Iterator[Case]:
-    yield from both(message(f"said-{name}", **fields) for name, fields in ANTHROPIC.items())
+    yield from (message(f"said-{name}", **fields) for name, fields in ANTHROPIC.items())
 
 
 def responses_cases() -> Iterator[Case]:
-    yield from both(respond(f"said-{name}", said) for name, said in INPUTS.items())
+    yield from (respond(f"said-{name}", said) for name, said in INPUTS.items())
     yield from both([respond("instructions", instructions="Be brief.")])
     both_said = [system("Be kind."), user("Hello.")]
     yield from both([respond("instructions-and-system", both_said, instructions="Be brief.")])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.differential.cases import OMIT, Case, both, chat, complete, message, respond
+from tests.differential.cases import OMIT, STOPPED, Case, both, chat, complete, message, respond
 
 HOT = {"temperature": 1.2, "seed": 2}
+LONGER = {"max_tokens": STOPPED}
 EOS = 2
 SOME = (260, 284, 28, 216)
 """Ids of common tokens: " the", " and", a comma, a blank."""
@@ -22,25 +23,25 @@ SHARED: dict[str, dict[str, Any]] = {
     "top-k-all": {**HOT, "top_k": -1},
     "min-p": {**HOT, "min_p": 0.2},
     "presence": {"presence_penalty": 1.5},
-    "frequency": {"frequency_penalty": -1.0},
+    "frequency": {**LONGER, "frequency_penalty": -1.0},
     "repetition": {"repetition_penalty": 1.4},
     "logit-bias": {"logit_bias": {"260": 100}},
     "logit-bias-ban": {"logit_bias": {str(token): -100 for token in SOME}},
     "allowed-tokens": {"allowed_token_ids": list(SOME)},
     "bad-words": {"bad_words": ["Hello", " five", "four"]},
-    "stop": {"stop": [","]},
-    "stop-text": {"stop": "v"},
-    "stop-kept": {"stop": [",", "!"], "include_stop_str_in_output": True},
-    "stop-across-tokens": {"stop": ["m A", "r, f"]},
-    "stop-never": {"stop": ["never said", "zzz"]},
-    "stop-token": {"stop_token_ids": [28, 17]},
-    "stop-token-unseen": {"stop_token_ids": [11]},
-    "stop-both": {"stop": ["ive"], "stop_token_ids": [11]},
-    "ignore-eos": {"ignore_eos": True, "logit_bias": {str(EOS): 100}},
+    "stop": {**LONGER, "stop": [","]},
+    "stop-text": {**LONGER, "stop": "v"},
+    "stop-kept": {**LONGER, "stop": [",", "!"], "include_stop_str_in_output": True},
+    "stop-across-tokens": {**LONGER, "stop": ["m A", "r, f"]},
+    "stop-never": {**LONGER, "stop": ["never said", "zzz"]},
+    "stop-token": {**LONGER, "stop_token_ids": [28, 17]},
+    "stop-token-unseen": {**LONGER, "stop_token_ids": [11]},
+    "stop-both": {**LONGER, "stop": ["ive"], "stop_token_ids": [11]},
+    "ignore-eos": {**LONGER, "ignore_eos": True, "logit_bias": {str(EOS): 100}},
     "eos-at-once": {"allowed_token_ids": [EOS]},
     "no-limit": {"max_tokens": OMIT, "allowed_token_ids": [EOS]},
     "one-token": {"max_tokens": 1},
-    "min-tokens": {"min_tokens": 3, "logit_bias": {str(EOS): 100}},
+    "min-tokens": {**LONGER, "min_tokens": 3, "logit_bias": {str(EOS): 100}},
     "n": {**HOT, "n": 2},
     "n-greedy": {"n": 3, "max_tokens": 3},
     "n-stop": {**HOT, "n": 2, "stop": [" ", "!"]},
@@ -125,8 +126,8 @@ STREAM_OPTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "usage-each-chunk": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     "no-usage": {"stream_options": {"include_usage": False}},
-    "interval": {"stream_interval": 3},
-    "interval-n": {"stream_interval": 2, **HOT, "n": 2},
+    "interval": {**LONGER, "stream_interval": 3},
+    "interval-n": {**LONGER, "stream_interval": 2, **HOT, "n": 2},
 }
 RESPONSES: dict[str, dict[str, Any]] = {
     "greedy": {},

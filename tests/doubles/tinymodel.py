@@ -33,12 +33,19 @@ _CONFIG: dict[str, Any] = {
 }
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _TEMPLATE = "chat_template.jinja"
+_SPELLED_BLANKS = "\u0120\u010a\u010d\u0109"
+"""A space, a line feed, a carriage return and a tab."""
+_AGAINST = -1e5
 _SPREAD = 0.6
 """The weights' standard deviation: large enough that the next token hangs on the prompt."""
 
 
-def tiny_model(folder: Path, seed: int = 0) -> Path:
-    """Write the model with weights drawn from ``seed`` into ``folder``, and return that."""
+def tiny_model(folder: Path, seed: int = 0, *, says_blanks: bool = True) -> Path:
+    """Write the model with weights drawn from ``seed`` into ``folder``, and return that.
+
+    One that does not say blanks comes to the end of the JSON that it is held to, instead of
+    putting blanks between its parts as long as it may.
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -48,15 +55,36 @@ def tiny_model(folder: Path, seed: int = 0) -> Path:
         if (source / name).exists():
             shutil.copy(source / name, folder / name)
     theirs = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config = {**_CONFIG, "vocab_size": theirs["vocab_size"]}
+    config = {**_CONFIG, "vocab_size": theirs["vocab_size"], "tie_word_embeddings": says_blanks}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     torch.manual_seed(seed)
     weights = {name: torch.randn(shape) * _SPREAD for name, shape in _shapes(config).items()}
     for name, weight in weights.items():
         if "norm" in name:
             weight.fill_(1.0)
+    if not says_blanks:
+        _mute(weights, _blanks(folder / _TOKENIZER[0]))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def _blanks(tokenizer: Path) -> list[int]:
+    """The ids of tokens that are blanks alone, as the tokenizer's file spells these."""
+    vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
+    return [number for token, number in vocabulary.items() if not token.strip(_SPELLED_BLANKS)]
+
+
+def _mute(weights: dict[str, Any], tokens: list[int]) -> None:
+    """Keep the model from saying ``tokens`` where it may say another: one component of its state
+    is the same after every token, and speaks against them.
+    """
+    says = weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights["model.embed_tokens.weight"][:, 0] = 1.0
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight[0] = 0.0
+    says[:, 0] = 0.0
+    says[tokens, 0] = _AGAINST
 
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -23,6 +23,8 @@ _SERVER = forkserver.ForkServer()
 """Not Python's own, which tests of other folders let import what they need."""
 _SERVER_HAS: dict[str, str] = {}
 """The variables with which it was started."""
+_UNCOMPILED = {"TORCH_COMPILE_DISABLE": "1"}
+"""All that an engine compiles on a CPU counts how likely other tokens were: ten seconds, once."""
 _OF_COMMANDS = ("vllm.entrypoints.openai.api_server", "agentrt.serving.app", "agentrt.cli.serving")
 _STREAMS = (1, 2)
 _ROOT = Path(__file__).parents[2]
@@ -48,7 +50,8 @@ class _Popen(popen_forkserver.Popen):
 
 def _start_server() -> None:
     if not _SERVER_HAS:
-        modules, environment = needs_of_core(on_gpu=False)
+        modules, needed = needs_of_core(on_gpu=False)
+        environment = {**needed, **_UNCOMPILED}
         _SERVER.set_forkserver_preload([*modules, *_OF_COMMANDS, __name__])
         _SERVER_HAS.update({**os.environ, **environment})
         with _environment(environment):
@@ -110,7 +113,7 @@ def run_module(module: str, arguments: Sequence[str]) -> int:
     core = _CoreOfFork(*needs_of_core(on_gpu=False))
     sys.argv = [module, *arguments]
     code: object = 0
-    with loading_in(lambda: core):
+    with loading_in(lambda: core), core_in(core):  # ours, or that of vLLM's own server
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         except SystemExit as ended:

@@ -21,7 +21,7 @@ from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.configs import caller_access, in_both
 from agentrt.serving.langgraph.database import Database
-from agentrt.serving.langgraph.graphs import Graphs, schemas_of, subgraphs_of
+from agentrt.serving.langgraph.graphs import Graphs, input_schema_of, schemas_of, subgraphs_of
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, row_json
 from agentrt.serving.langgraph.routes import Routes, route
@@ -161,8 +161,8 @@ class Assistants(Routes):
 
     async def inputs(self, caller: Caller, name: str) -> list[str]:
         """The names of what an assistant's graph takes."""
-        async with self._graph(caller, name) as (graph_id, graph):
-            schema = schemas_of(graph, graph_id)["input_schema"] or {}
+        async with self._graph(caller, name) as (_, graph):
+            schema = input_schema_of(graph) or {}
             return list(schema.get("properties") or ())
 
     @route("GET", f"{_A}/subgraphs")

@@ -243,12 +243,17 @@ def schemas_of(graph: Any, name: str | None = None) -> dict[str, Any]:
     """
     context = _schema(lambda: graph.get_context_jsonschema())
     return {
-        "input_schema": _schema(lambda: graph.get_input_jsonschema()),
+        "input_schema": input_schema_of(graph),
         "output_schema": _schema(lambda: graph.get_output_jsonschema()),
         "state_schema": _schema(lambda: _state_schema(graph, name)),
         "config_schema": context or {},
         "context_schema": context,
     }
+
+
+def input_schema_of(graph: Any) -> dict[str, Any] | None:
+    """The JSON schema of what a graph takes."""
+    return _schema(lambda: graph.get_input_jsonschema())
 
 
 def _schema(asked: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:

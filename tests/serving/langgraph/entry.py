@@ -56,7 +56,7 @@ async def gate(state: Any, config: RunnableConfig) -> None:
     """Wait for the file."""
     note("hold", config)
     while not (_folder / state["go"]).exists():
-        await asyncio.sleep(0.05)  # many wait at once
+        await asyncio.sleep(0.1)  # many wait at once
 
 
 async def answer_and_hold(state: State, config: RunnableConfig) -> State:

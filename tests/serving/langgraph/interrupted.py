@@ -33,6 +33,9 @@ PAIRS = [f"pair-{kind}" for kind in KINDS]
 TWICE = [f"twice-{kind}" for kind in (*KINDS, "bare")]
 SOME = ["pair-deep", "pair-lasting", "twice-lasting", "twice-bare"]
 """Where it is no matter how a graph holds its subgraph."""
+PLACED = ["pair-deep", "pair-lasting"]
+BESIDE = ["pair-deep", "pair-called", "twice-node", "twice-lasting"]
+"""Each way to hold a subgraph, once."""
 
 
 @dataclass(slots=True)
@@ -174,7 +177,18 @@ async def a_run_from_the_past_goes_on_where_it_was(gate: Gate) -> AsyncGenerator
 
 async def a_run_is_rolled_back(gate: Gate) -> AsyncGenerator[None]:
     """To where its first attempt began: its subgraph does not start from its top again."""
-    held = await gate.held(PAIRS + TWICE)
+    async for _ in _rolled_back(gate, PAIRS + TWICE):
+        yield
+
+
+async def some_runs_are_rolled_back(gate: Gate) -> AsyncGenerator[None]:
+    """The same where a database may store what a graph keeps in another way."""
+    async for _ in _rolled_back(gate, SOME):
+        yield
+
+
+async def _rolled_back(gate: Gate, graphs: Sequence[str]) -> AsyncGenerator[None]:
+    held = await gate.held(graphs)
     yield
     for one in held:
         run = one.run["run_id"]
@@ -194,10 +208,10 @@ async def a_run_is_rolled_back(gate: Gate) -> AsyncGenerator[None]:
 
 
 async def an_answer_that_a_subgraph_took(gate: Gate) -> AsyncGenerator[None]:
-    """A node of the subgraph took it and ended; a later one was under way. Half of them name the
-    last checkpoint, as LangGraph's Studio does.
+    """A node of the subgraph took it and ended; a later one was under way. Some name the last
+    checkpoint, as LangGraph's Studio does.
     """
-    held = [*await gate.held(PAIRS), *await gate.held(PAIRS, placed=True)]
+    held = [*await gate.held(PAIRS), *await gate.held(PLACED, placed=True)]
     yield
     await gate.ask_two(held)
     for one in held:
@@ -272,7 +286,7 @@ async def what_comes_with_an_answer(gate: Gate) -> AsyncGenerator[None]:
 
 async def a_node_that_an_answer_goes_to(gate: Gate) -> AsyncGenerator[None]:
     """It runs beside the subgraph that was answered, and has ended."""
-    held = await gate.held(PAIRS + TWICE[:-1], command={"goto": "after"})
+    held = await gate.held(BESIDE, command={"goto": "after"})
     for one in held:
         await until_left(gate.client, one.thread, ["sub"])
     yield

@@ -174,6 +174,7 @@ async def until_asked(client: LangGraphClient, thread: str, question: str) -> No
             state: Any = await client.threads.get_state(thread)
             if question in [one["value"] for task in state["tasks"] for one in task["interrupts"]]:
                 return
+            await asyncio.sleep(0.01)
 
 
 async def until_left(client: LangGraphClient, thread: str, nodes: list[str]) -> None:

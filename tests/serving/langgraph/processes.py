@@ -58,7 +58,7 @@ class Process:
                     assert (await http.get(self._health)).status_code == 200
                     return
                 except httpx.TransportError:
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.1)
 
     async def died(self) -> None:
         """Wait until it has killed itself."""

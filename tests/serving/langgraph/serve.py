@@ -94,8 +94,7 @@ def serving(
                 while not web.started:
                     await asyncio.sleep(0.001)
                 ready.set()
-                while not over.is_set():
-                    await asyncio.sleep(0.005)
+                await asyncio.to_thread(over.wait)
                 web.should_exit = web.force_exit = True
                 await task
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import httpx
 import psycopg
@@ -22,7 +21,7 @@ from agentrt.errors import ConfigError
 from agentrt.serving.langgraph import database, execution, outages, storage, tenant_state
 from agentrt.serving.langgraph.database import Address, open_database
 from tests.serving.langgraph.graphs import GATES, all_graphs
-from tests.serving.langgraph.postgres import Proxy
+from tests.serving.langgraph.postgres import Proxy, new_database
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
@@ -32,12 +31,9 @@ READ_ONLY = "default_transaction_read_only"
 
 @pytest_asyncio.fixture
 async def admin(url: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-    """A connection of ours to a new database, which ``own`` names."""
-    own = f"away_{uuid4().hex[:8]}"
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        await connection.execute(f"CREATE DATABASE {own}")
-    there = url.rpartition("/")[0] + f"/{own}"
-    async with await psycopg.AsyncConnection.connect(there, autocommit=True) as connection:
+    """A connection of ours to a new database."""
+    own = new_database(url)
+    async with await psycopg.AsyncConnection.connect(own, autocommit=True) as connection:
         yield connection
 
 

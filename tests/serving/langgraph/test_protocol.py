@@ -82,7 +82,7 @@ async def test_the_client_answers_an_interrupt(client: LangGraphClient, transpor
         async with client.threads.stream(assistant_id="ask", transport=transport) as thread:
             await thread.run.start(input=IN)
             while not thread.interrupts:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.005)
             asked: Any
             (asked,) = thread.interrupts
             assert asked["value"] == {"question": "which way?"}
@@ -140,7 +140,7 @@ async def test_a_run_is_heard_by_who_listens_before_it_is_in_the_queue(
     starting = asyncio.create_task(start(http, thread, "steps"))
     async with asyncio.timeout(TURN_S):
         while not entered.is_set():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
     events = await until(http, thread, "completed", channels=VALUES)
     assert told(events[0]) == ("lifecycle", "running")
     await starting

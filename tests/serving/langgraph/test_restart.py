@@ -16,7 +16,7 @@ from langgraph_sdk.client import LangGraphClient
 
 from tests.serving.langgraph import interrupted as after
 from tests.serving.langgraph.interrupted import SOME, WALKED, Gate, Scenario
-from tests.serving.langgraph.postgres import cluster
+from tests.serving.langgraph.postgres import new_database
 from tests.serving.langgraph.processes import Process
 from tests.serving.langgraph.test_runs import a_thread
 
@@ -26,7 +26,6 @@ pytestmark = [
 ]
 ON_BOTH: list[Scenario] = [
     after.what_ran_goes_on_where_it_was,
-    after.a_run_is_rolled_back,
     after.several_answers_some_of_which_were_taken,
     after.what_comes_with_an_answer,
 ]
@@ -36,6 +35,7 @@ ENDS: dict[str, tuple[Callable[[Process], None], list[Scenario]]] = {
         Process.kill,
         [
             *ON_BOTH,
+            after.a_run_is_rolled_back,
             after.a_run_from_the_past_goes_on_where_it_was,
             after.an_answer_that_a_subgraph_took,
             after.an_answer_that_a_node_took,
@@ -45,7 +45,7 @@ ENDS: dict[str, tuple[Callable[[Process], None], list[Scenario]]] = {
             after.an_answer_in_the_past,
         ],
     ),
-    "postgresql-killed": (Process.kill, ON_BOTH),
+    "postgresql-killed": (Process.kill, [*ON_BOTH, after.some_runs_are_rolled_back]),
     "sqlite-stopped": (
         Process.stop,
         [
@@ -77,14 +77,14 @@ class Restarts:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, url: str
 ) -> AsyncIterator[Restarts]:
     """A server that has ended, and started again, in the middle of its scenarios."""
     folder: Path = tmp_path_factory.mktemp("restart")
     end, scenarios = ENDS[request.param]
     with ExitStack() as stack:
         in_file = request.param.startswith("sqlite")
-        database = f"sqlite:{folder / 'a.db'}" if in_file else stack.enter_context(cluster())
+        database = f"sqlite:{folder / 'a.db'}" if in_file else new_database(url)
         process = Process(database, folder)
         stack.callback(process.kill)
         await process.start()

@@ -25,7 +25,7 @@ from tests.serving.langgraph.nested import (
     until_asked,
     wrapped,
 )
-from tests.serving.langgraph.postgres import cluster
+from tests.serving.langgraph.postgres import new_database
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_runs import a_thread, given
 
@@ -56,7 +56,9 @@ async def hold(state: Told, config: RunnableConfig) -> None:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Serving]]:
+def servers(
+    tmp_path_factory: pytest.TempPathFactory, url: str
+) -> Iterator[Callable[[str], Serving]]:
     """A server by its database. It starts when it is first asked for, and serves all that follow:
     pytest would make one for each pair of parameters.
     """
@@ -65,7 +67,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         @cache
         def started(database: str) -> Serving:
             file = tmp_path_factory.mktemp("rollback") / "a.db"
-            where = file if database == "sqlite" else stack.enter_context(cluster())
+            where = file if database == "sqlite" else new_database(url)
             return stack.enter_context(serving(dict(Nested(note, hold).all()), where))
 
         yield started

@@ -102,7 +102,7 @@ async def test_who_reads_nothing_is_dropped(tmp_path: Path) -> None:
         assert web is not None
         async with asyncio.timeout(TURN_S):
             while web.server_state.connections:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.005)
         transport.abort()
 
 

@@ -27,7 +27,9 @@ async def _names(http: httpx.AsyncClient, text: str) -> dict[str, str]:
     """What a request names: made for it alone."""
     names = {}
     if "{thread}" in text:
-        about = {"metadata": {"graph_id": "steps"}, "supersteps": PAST}
+        about: dict[str, Any] = {"metadata": {"graph_id": "steps"}}
+        if "{checkpoint}" in text or '"command"' in text:
+            about["supersteps"] = PAST
         thread = (await http.post("/threads", json=about)).json()["thread_id"]
         names["{thread}"] = thread
     if "{checkpoint}" in text:
