@@ -17,7 +17,8 @@ import pytest
 
 from agentrt import Context, program
 from agentrt.journal import JournalOptions
-from tests.cli.conftest import EchoEngine, Invoke, Refused, Run, Write, python
+from tests.cli.conftest import Invoke, Refused, Run, Write, python
+from tests.cli.echo_engine import EchoEngine
 
 SOURCE = """
 import asyncio
