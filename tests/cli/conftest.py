@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from agentrt.cli.app import call
 from tests.cli.echo_engine import EchoEngine
+from tests.doubles.forked_python import forked_python
 
 ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
@@ -46,8 +47,19 @@ Refused = Callable[..., None]
 
 def python(*args: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """Another process of Python, which has ended, and what it wrote."""
+    return _ended(sys.executable, args, cwd, environment)
+
+
+def forked(*args: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same of `-m MODULE …`, which finds imported what commands need."""
+    return _ended(forked_python(), args, cwd, environment)
+
+
+def _ended(
+    python: str, args: Sequence[object], cwd: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *map(str, args)],
+        [python, *map(str, args)],
         cwd=cwd,
         env={**os.environ, **environment},
         capture_output=True,
