@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,6 @@ from typing import Any
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
-from tests.doubles.forked_python import forked_python
 from tests.integrations.mcp.servers import MODULE
 from tests.serving.langgraph.graphs import ask_graph
 from tests.serving.langgraph.serve import serving
@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 @asynccontextmanager
 async def cutter() -> AsyncIterator[Any]:
     """A tool of an MCP server, which asks a human how large it is to be."""
-    server = {"command": forked_python(), "args": ["-m", MODULE, "stdio"]}
+    server = {"command": sys.executable, "args": ["-m", MODULE, "stdio"]}
     async with MCPAdapter({"mcpServers": {"things": server}}) as adapter:
         builder = StateGraph(MessagesState)
         builder.add_node("tools", ToolNode(await adapter.list_tools()))
