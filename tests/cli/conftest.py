@@ -1,13 +1,12 @@
-"""An engine that answers at once, and a command line that runs in this process on it."""
+"""The command line, in this process and in others."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ from typing import Any
 import pytest
 
 from agentrt.cli.app import call
-from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.vllm.options import EngineOptions
-from agentrt.request import Call, CallReport, Reply
+from tests.cli.echo_engine import EchoEngine
+from tests.doubles.forked_python import forked_python
 
 ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
@@ -50,8 +47,19 @@ Refused = Callable[..., None]
 
 def python(*args: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """Another process of Python, which has ended, and what it wrote."""
+    return _ended(sys.executable, args, cwd, environment)
+
+
+def forked(*args: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same of `-m MODULE …`, which finds imported what commands need."""
+    return _ended(forked_python(), args, cwd, environment)
+
+
+def _ended(
+    python: str, args: Sequence[object], cwd: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *map(str, args)],
+        [python, *map(str, args)],
         cwd=cwd,
         env={**os.environ, **environment},
         capture_output=True,
@@ -59,40 +67,6 @@ def python(*args: object, cwd: Path = ROOT, **environment: str) -> subprocess.Co
         timeout=240,
         check=False,
     )
-
-
-class EchoEngine(Executor):
-    """Answers each call with its last message. A call that says 'hang' never ends.
-
-    What the options leave open it settles when it starts, as vLLM does.
-    """
-
-    def __init__(self, options: EngineOptions) -> None:
-        self.model = options.model or "echo"
-        self.max_num_seqs = options.max_num_seqs
-        self.closed = False
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return ExecutorInfo((self.model,), self.max_num_seqs)
-
-    async def start(self, progress: Progress) -> None:
-        progress("warming up")
-        self.max_num_seqs = self.max_num_seqs or 16
-
-    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        assert call.spec.messages
-        text = str(call.spec.messages[-1]["content"])
-        if text == "hang":
-            await asyncio.Event().wait()
-        report = CallReport(service_s=0.5, steps=2, prompt_tokens=3, output_tokens=2)
-        yield Chunk(text, Reply(text, report=report))
-
-    async def snapshot(self) -> Mapping[str, Any]:
-        return {"programs": [], "steps": 7}
-
-    async def close(self) -> None:
-        self.closed = True
 
 
 @pytest.fixture

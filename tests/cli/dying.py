@@ -14,7 +14,7 @@ from agentrt.executors.base import Chunk
 from agentrt.executors.replicas import Backoff
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call
-from tests.cli.conftest import EchoEngine
+from tests.cli.echo_engine import EchoEngine
 
 made: list[MortalEngine] = []
 

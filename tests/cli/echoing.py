@@ -6,7 +6,7 @@ import sys
 
 import agentrt.executors.vllm.engine as engine
 from agentrt.cli.app import call
-from tests.cli.conftest import EchoEngine
+from tests.cli.echo_engine import EchoEngine
 
 if __name__ == "__main__":
     engine.VLLMEngine = EchoEngine  # type: ignore[misc, assignment]

@@ -12,7 +12,7 @@ import agentrt.executors.vllm.engine as engine
 from agentrt.cli.app import call as run
 from agentrt.executors.base import Chunk
 from agentrt.request import Call
-from tests.cli.conftest import EchoEngine
+from tests.cli.echo_engine import EchoEngine
 
 
 def happened(what: str) -> None:

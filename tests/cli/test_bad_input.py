@@ -13,11 +13,11 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.options import config_fault
 from tests.cli.conftest import (
-    EchoEngine,
     Refused,
     Run,
     Write,
 )
+from tests.cli.echo_engine import EchoEngine
 
 GOOD = "@program\nasync def good(ctx): return 1\n"
 ASKS = "@program\nasync def asks(ctx): return await ctx.human('Which colour?')\n"

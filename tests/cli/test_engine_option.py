@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.conftest import EchoEngine, Refused, Run, Write
+from tests.cli.conftest import Refused, Run, Write
+from tests.cli.echo_engine import EchoEngine
 
 ASKS = "@program\nasync def asks(ctx): return str(await ctx.llm('Hello.'))\n"
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import subprocess
+from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -14,10 +15,15 @@ from rich.text import Text
 from agentrt.cli.screen import LiveScreen, open_screen
 from agentrt.cli.streams import printable
 from tests.cli.conftest import Run, Write
-from tests.cli.test_output import RUN, command
+from tests.cli.test_output import RUN
+from tests.doubles.forked_python import forked_python
 
 STEERS = "\x1b]0;owned\x07\x1b[2Jhidden\rshown\u202e\x9b31m"
 HARMLESS = "Straße 東京 👩\u200d🔧 می\u200cخواهم\n\tnext"
+
+
+def command(path: Path) -> list[str]:
+    return [forked_python(), "-m", *RUN, str(path)]
 
 
 def test_what_steers_a_terminal_is_replaced_and_no_more() -> None:
@@ -37,7 +43,7 @@ def test_a_record_of_a_log_cannot_look_like_two(write: Write) -> None:
         "    try:\n        raise ValueError('bad' + chr(10) + 'run 8: cancelled')\n"
         "    except ValueError:\n        log.exception('run 9: failed')\n"
     )
-    done = subprocess.run(command(*RUN, path), check=True, stderr=subprocess.PIPE)
+    done = subprocess.run(command(path), check=True, stderr=subprocess.PIPE)
     told = done.stderr.decode()
     assert "\ncron x\n  run 7: cancelled\ufffd" in told
     assert "\nrun 9: failed\n  Traceback" in told
@@ -80,7 +86,7 @@ def test_a_result_goes_into_a_file_as_it_is_and_onto_a_terminal_as_it_can_be_sho
     assert run_program(source).out == f"a{STEERS}\n"
     path = write(source)
     ours, theirs = pty.openpty()
-    subprocess.run(command(*RUN, path), check=True, stdout=theirs, stderr=subprocess.DEVNULL)
+    subprocess.run(command(path), check=True, stdout=theirs, stderr=subprocess.DEVNULL)
     os.close(theirs)
     told = os.read(ours, 1 << 16).decode()
     os.close(ours)

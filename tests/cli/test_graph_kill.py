@@ -7,12 +7,12 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.cli.conftest import ROOT, python
+from tests.cli.conftest import ROOT, forked
 from tests.cli.graphs import HEAD
+from tests.doubles.forked_python import forked_python
 
 LIMIT_S = 240
 
@@ -51,7 +51,7 @@ def kill_at_the_gate(folder: Path) -> None:
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
         with subprocess.Popen(
-            [sys.executable, *command(folder, "--input", '{"cups": 1}')],
+            [forked_python(), *command(folder, "--input", '{"cups": 1}')],
             cwd=ROOT,
             env={**os.environ, "CALLS": str(folder / "calls"), "SIGNAL": str(fifo)},
             stdout=subprocess.DEVNULL,
@@ -68,7 +68,7 @@ def kill_at_the_gate(folder: Path) -> None:
 
 
 def go_on(folder: Path) -> Any:
-    done = python(*command(folder), CALLS=str(folder / "calls"))
+    done = forked(*command(folder), CALLS=str(folder / "calls"))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import EchoEngine, Run, Write
+from tests.cli.conftest import Run, Write
+from tests.cli.echo_engine import EchoEngine
 from tests.cli.graphs import ASKS, ECHO, FORK, HEAD
 
 pytestmark = pytest.mark.usefixtures("clean_imports")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import EchoEngine, Run, python
+from tests.cli.conftest import Run, python
+from tests.cli.echo_engine import EchoEngine
 from tests.cli.graphs import ECHO, HEAD
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
@@ -180,7 +181,7 @@ def test_a_program_file_loads_no_langgraph(tmp_path: Path) -> None:
         "from agentrt import program\n@program\nasync def one(ctx): return 1\n"
     )
     code = (
-        "import sys, tests.cli.conftest as stub, agentrt.executors.vllm.engine as engine\n"
+        "import sys, tests.cli.echo_engine as stub, agentrt.executors.vllm.engine as engine\n"
         "engine.VLLMEngine = stub.EchoEngine\n"
         "from agentrt.cli.app import call\n"
         "assert call(['run', sys.argv[1]]) == 0\n"

@@ -17,7 +17,8 @@ import pytest
 
 from agentrt import Context, program
 from agentrt.journal import JournalOptions
-from tests.cli.conftest import EchoEngine, Invoke, Refused, Run, Write, python
+from tests.cli.conftest import Invoke, Refused, Run, Write, forked
+from tests.cli.echo_engine import EchoEngine
 
 SOURCE = """
 import asyncio
@@ -50,7 +51,7 @@ def command(folder: Path, journal: Path, dies: int = 0) -> subprocess.CompletedP
     """One run of the command, which is killed when it does the ``dies``-th thing of all lives."""
     given = ["--input", "tea", "--human", "yes", "--journal", journal, "--json"]
     run = ("-m", "tests.cli.killed", "run", folder / "p.py", *given)
-    return python(*run, HAPPENED=str(folder / "happened"), DIES=str(dies))
+    return forked(*run, HAPPENED=str(folder / "happened"), DIES=str(dies))
 
 
 def done_in(journal: Path) -> set[str]:

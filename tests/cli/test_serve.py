@@ -21,6 +21,7 @@ from agentrt.cli.load import load_all
 from agentrt.cli.serving import settle
 from agentrt.errors import ProgramLoadError
 from tests.cli.conftest import Invoke, Write
+from tests.doubles.forked_python import forked_python
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = """
@@ -132,8 +133,12 @@ class Running:
 
 
 @contextmanager
-def running(path: Path, *options: str, engine: str = "echoing") -> Iterator[tuple[Running, str]]:
-    command = [sys.executable, "-m", f"tests.cli.{engine}", "serve", str(path), "--port", "0"]
+def running(
+    path: Path, *options: str, engine: str = "echoing", python: str = ""
+) -> Iterator[tuple[Running, str]]:
+    """A server on a fork, or on this ``python``."""
+    serve = ("-m", f"tests.cli.{engine}", "serve", str(path), "--port", "0")
+    command = [python or forked_python(), *serve]
     if "--database" not in options:  # nor what an earlier server has left in a journal
         command += ["--database", f"sqlite:{path.parent / 'agentrt.db'}"]
     process = subprocess.Popen(
@@ -163,7 +168,7 @@ def ask(url: str, text: str, **options: bool) -> dict[str, object]:
 
 
 def test_it_serves_until_a_signal_ends_it(write: Write) -> None:
-    with running(write(TWO)) as (one, url):
+    with running(write(TWO), python=sys.executable) as (one, url):
         assert "serving one, two at" in one.lines[-1]
         assert "in a browser: a chat" in one.lines[-1]
         assert ask(url, "hello")["result"] == "hello"

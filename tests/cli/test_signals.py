@@ -27,7 +27,7 @@ import agentrt.cli.screen
 import agentrt.cli.signals
 import agentrt.executors.vllm.engine
 from agentrt.cli import main
-from tests.cli.conftest import EchoEngine
+from tests.cli.echo_engine import EchoEngine
 
 agentrt.cli.signals.STOP_WITHIN_S = float(sys.argv.pop(1))
 if sys.argv[-1] == "unheard":

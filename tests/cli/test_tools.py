@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from tests.cli.conftest import Refused, Run, Write
 from tests.cli.test_bad_input import GOOD
-from tests.integrations.mcp.servers import SCRIPT
+from tests.doubles.forked_python import forked_python
+from tests.integrations.mcp.servers import MODULE
 
 ADDS = """
 @program
@@ -29,7 +29,7 @@ def test_a_program_uses_a_server_of_the_file_beside_one_that_is_not_there(
 ) -> None:
     file = servers(
         tmp_path,
-        things={"command": sys.executable, "args": [SCRIPT, "stdio"]},
+        things={"command": forked_python(), "args": ["-m", MODULE, "stdio"]},
         dead={"command": "no-such-command"},
     )
     ran = run_program(ADDS, "--mcp", file)

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class Script:
     """A script of `tests/clients/scripts` that runs: an SDK, loaded once for its scenarios."""
 
     process: asyncio.subprocess.Process
+    name: str
 
     async def play(self, scenario: str) -> Any:
         """What a scenario gives. Its prompts hold a word that no other has."""
@@ -90,7 +91,7 @@ class Script:
         pipe, out = self.process.stdin, self.process.stdout
         assert pipe is not None
         assert out is not None
-        asked = {"scenario": scenario, "word": f"w{next(_WORDS)}"}
+        asked = {"script": self.name, "scenario": scenario, "word": f"w{next(_WORDS)}"}
         pipe.write(json.dumps(asked).encode() + b"\n")
         line = await asyncio.wait_for(out.readline(), WAIT_S)
         answer: dict[str, Any] = json.loads(line or '{"error": "the script died"}')
@@ -99,7 +100,7 @@ class Script:
 
 @asynccontextmanager
 async def script(name: str, environ: Mapping[str, str]) -> AsyncIterator[Script]:
-    """``python/NAME.py``, ``litellm/NAME.py`` or ``node/NAME.cjs`` of the scripts, running."""
+    """``node/NAME.cjs`` of the scripts, or those of ``python`` or ``litellm``, running."""
     process = await asyncio.create_subprocess_exec(
         *_command(name),
         cwd=ROOT,
@@ -108,15 +109,15 @@ async def script(name: str, environ: Mapping[str, str]) -> AsyncIterator[Script]
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        yield Script(process)
+        yield Script(process, name.rpartition("/")[2])
     finally:
         process.kill()
         await process.wait()
 
 
 class Scripts(AsyncExitStack):
-    """Scripts that run until the block's end or until another is asked for, so that each is loaded
-    once for all its scenarios in a row.
+    """Scripts that run from when they are asked for until the block's end. Those of one Python
+    share a process, which imports once what they share.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -125,17 +126,17 @@ class Scripts(AsyncExitStack):
         self._open: dict[str, Script] = {}
 
     async def named(self, name: str) -> Script:
-        """See `script` for the names."""
-        if name not in self._open:
-            await self.aclose()
-            self._open = {name: await self.enter_async_context(script(name, self._environ))}
-        return self._open[name]
+        """``python/NAME.py``, ``litellm/NAME.py`` or ``node/NAME.cjs``."""
+        folder, _, file = name.partition("/")
+        shared = name if folder == "node" else folder
+        if shared not in self._open:
+            self._open[shared] = await self.enter_async_context(script(shared, self._environ))
+        return replace(self._open[shared], name=file)
 
 
 def _command(name: str) -> list[str]:
-    folder, file = name.split("/")
-    if folder == "node":
+    if name.startswith("node/"):
         installed(NODE_CLIENTS)
         return ["node", f"tests/clients/scripts/{name}.cjs"]
-    python = installed(CLIENTS / folder / "bin" / "python")
-    return [python, "-m", f"tests.clients.scripts.{folder}.{file}"]
+    python = installed(CLIENTS / name / "bin" / "python")
+    return [python, "-m", "tests.clients.scripts.scenarios", name]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 import pytest_asyncio
 
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 NAME = "get_weather"
 ONE, LOOP = loop_of(NAME), loop_of(NAME, NAME)
 TURNS: Shape = [("call", ()), ("call", (0,))]
+END = "-----END CERTIFICATE-----\n"
 PARIS, ROME = '{"city": "Paris"}', '{"city": "Rome"}'
 TEXTS = [[[NAME, PARIS], [NAME, ROME]], WEATHER]
 """Both tools' arguments as text, and the answer; and so with the arguments read."""
@@ -81,10 +83,13 @@ async def scripts(
     local: LocalServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Scripts]:
     home: Path = tmp_path_factory.mktemp("home")
+    one = home / "authority.pem"  # clients of httpx read all that there are again and again
+    one.write_text(certifi.contents().partition(END)[0] + END, "utf-8")
     environ = environment(
         home,
         AGENTRT_URL=local.url,
         AGENTRT_MODEL=MODEL,
+        SSL_CERT_FILE=str(one),
         LITELLM_LOCAL_MODEL_COST_MAP="True",  # it would ask another server for its list of prices
     )
     async with Scripts(environ) as scripts:

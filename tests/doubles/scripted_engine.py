@@ -15,6 +15,7 @@ from typing import Any
 
 from agentrt.errors import CallRejectedError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, FrontSetup, Progress
+from agentrt.executors.frontend import Frontend
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.calls import engine_input
 from agentrt.executors.vllm.options import EngineOptions, engine_args, prepare_environment
@@ -35,7 +36,7 @@ class ScriptedEngine(Executor):
     ``model`` is a folder with a config.json and a tokenizer; ``flags`` are those of
     `vllm serve`. ``calls`` are all calls so far, ``aborted_calls`` the ids of those that were
     broken off, and ``ended`` the programs that are over. ``replay`` makes vLLM's outputs of what
-    it says, once it has started.
+    it says, once it has started. A ``front`` is used for each runtime, which would open its own.
     """
 
     script: RawScript
@@ -49,6 +50,10 @@ class ScriptedEngine(Executor):
     _config: Any = None
     _renderer: Any = None
     replay: TokenReplay | None = None
+    front: Frontend | None = None
+
+    def own_frontend(self, names: Sequence[str]) -> Frontend | None:
+        return self.front
 
     @property
     def info(self) -> ExecutorInfo:

@@ -17,6 +17,7 @@ import pytest
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.executors.vllm.processes import descendants
+from tests.doubles.forked_python import ended, write_python
 from tests.engine.early import EarlyCore, _environment, core_in, needs_of_core
 
 _SERVER = forkserver.ForkServer()
@@ -27,13 +28,6 @@ _UNCOMPILED = {"TORCH_COMPILE_DISABLE": "1"}
 """All that an engine compiles on a CPU counts how likely other tokens were: ten seconds, once."""
 _OF_COMMANDS = ("vllm.entrypoints.openai.api_server", "agentrt.serving.app", "agentrt.cli.serving")
 _STREAMS = (1, 2)
-_ROOT = Path(__file__).parents[2]
-_PROGRAM = """
-import sys
-sys.path.insert(0, {root!r})
-from tests.engine.forked_command import main
-main({server!r}, {path!r})
-"""
 
 
 class _Popen(popen_forkserver.Popen):
@@ -112,15 +106,8 @@ def run_module(module: str, arguments: Sequence[str]) -> int:
     """In a fork: be `python -m MODULE …`, whose engine core is forked now. Gives the exit code."""
     core = _CoreOfFork(*needs_of_core(on_gpu=False))
     sys.argv = [module, *arguments]
-    code: object = 0
     with loading_in(lambda: core), core_in(core):  # ours, or that of vLLM's own server
-        try:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-        except SystemExit as ended:
-            code = ended.code
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    return code if isinstance(code, int) else int(code is not None)
+        return ended(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
 
 
 @contextmanager
@@ -132,15 +119,9 @@ def forked_python(folder: Path) -> Iterator[None]:
     prepare_environment(EngineOptions())
     _start_server()
     address = _SERVER._forkserver_address  # type: ignore[attr-defined]  # typeshed lacks it
-    program, script = folder / "python.py", folder / "python"
-    program.write_text(
-        _PROGRAM.format(root=str(_ROOT), server=address, path=sys.path),
-        encoding="utf-8",
-    )
-    script.write_text(f"#!/bin/sh\nexec '{sys.executable}' -SE '{program}' \"$@\"\n", "utf-8")
-    script.chmod(0o755)
+    python = write_python(folder, address, f"{__name__}:{run_module.__name__}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", str(script))
+        patch.setattr(sys, "executable", python)
         yield
 
 

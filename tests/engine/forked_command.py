@@ -1,6 +1,6 @@
 """A command `python -m MODULE …` that lets a fork of the fork server do its work.
 
-Run by a script of `tests.engine.forked.forked_python`, it imports next to nothing: it hands its
+Run by a script of `tests.doubles.forked_python`, it imports next to nothing: it hands its
 arguments, variables, folder and standard streams to the fork, passes signals on to it, and ends as
 the fork ends. If it is killed, so is the fork.
 """
@@ -24,8 +24,9 @@ _NUMBER = struct.Struct("q")
 class Command:
     """What the fork runs, as multiprocessing's fork server runs a process object."""
 
-    def __init__(self, module: str, arguments: list[str], folder: str) -> None:
-        self._module, self._arguments, self._folder = module, arguments, folder
+    def __init__(self, run: str, module: str, arguments: list[str], folder: str) -> None:
+        self._run, self._folder = run, folder
+        self._module, self._arguments = module, arguments
         self._environ = dict(os.environ)
 
     def _bootstrap(self, parent_sentinel: int) -> int:
@@ -41,9 +42,11 @@ class Command:
         os.environ.update(self._environ)
         os.chdir(self._folder)
         sys.path.insert(0, self._folder)
-        from tests.engine.forked import run_module
+        from importlib import import_module
 
-        return run_module(self._module, self._arguments)
+        module, function = self._run.split(":")
+        code: int = getattr(import_module(module), function)(self._module, self._arguments)
+        return code
 
 
 def _die_with(sentinel: int) -> None:
@@ -51,20 +54,21 @@ def _die_with(sentinel: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(server: str, path: list[str]) -> None:
+def main(server: str, path: list[str], run: str) -> None:
     """Be ``sys.argv``, which is ``-m MODULE …``, by a fork of the ``server`` that finds modules in
-    ``path``.
+    ``path`` and calls ``run``.
     """
     _, dash_m, module, *arguments = sys.argv
     assert dash_m == "-m"
-    command = Command(module, arguments, os.getcwd())  # noqa: PTH109  # pathlib takes its time
+    command = Command(run, module, arguments, os.getcwd())  # noqa: PTH109  # pathlib takes its time
     told, _keep = _fork(server, {"name": module, "sys_path": path}, command)
     pid = _number(told)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: os.kill(pid, number))
     code = _number(told)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

@@ -235,7 +235,7 @@ def test_accounts_that_cannot_be_read(tmp_path: Path) -> None:
         made.read(tmp_path / "j").pieces()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.integers(0, 30), st.booleans())
 def test_the_reasons_sum_up(
     tmp_path_factory: pytest.TempPathFactory, seed: int, nodes: int, ended: bool

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -55,9 +56,15 @@ async def engine_and_fronts(
         folder = model or str(embedded_model(lambda message: None))
         engine = ScriptedEngine(lambda call: SAYS, folder, flags)
         await engine.start(lambda message: None)
-        _SHARED[model, flags] = engine, await open_frontend(engine, (MODEL,))
+        front: Any = await open_frontend(engine, (MODEL,))
+        front.close = _stays_open
+        _SHARED[model, flags] = replace(engine, front=front), front
     engine, front = _SHARED[model, flags]
     return engine, fronts_of(front)
+
+
+async def _stays_open() -> None:
+    """Not closed by the runtimes that use it, one after another."""
 
 
 class Held(ScriptedEngine):
@@ -111,10 +118,12 @@ class LocalServer:
         return [row.program_id for row in self.runtime.table]
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        """Wait until ``condition()``."""
+        """Wait until ``condition()``: soon in this process, without haste for another one."""
         async with asyncio.timeout(WAIT_S):
-            while not condition():
-                await asyncio.sleep(0)
+            for turn in itertools.count():
+                if condition():
+                    return
+                await asyncio.sleep(0 if turn < 200 else 0.002)
 
 
 @asynccontextmanager

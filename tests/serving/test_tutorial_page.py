@@ -6,9 +6,11 @@ Only the engine is scripted.
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import re
 import shlex
+import warnings
 from pathlib import Path
 
 import pytest
@@ -89,5 +91,8 @@ async def test_the_client_reaches_the_model_the_graph_and_the_program() -> None:
     ) as local:
         code = CLIENT.replace("http://127.0.0.1:8000", local.url)
         await asyncio.to_thread(exec, code, {"print": said.append})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect(1)  # the page's clients, which its script leaves open at its end
     close_all()
     assert said == ["So be it."] * 3

@@ -268,22 +268,20 @@ def config_of(index: int) -> dict[str, Any]:
 
 
 async def test_random_graphs_have_exactly_the_true_parents(model: Probe, runs: list[Run]) -> None:
-    """120 programs, 40 at a time."""
+    """40 programs at once."""
+    shapes = [draw_shape(random.Random(f"0/{index}")) for index in range(40)]
+    players = [
+        Player(model).graph(shape, "g", config=config_of(index))
+        for index, shape in enumerate(shapes)
+    ]
+    await asyncio.gather(*players)
+    found = {int(str(run.row.session)): run for run in runs}
+    assert len(found) == len(runs) == 40
     sizes = []
-    for batch in range(3):
-        shapes = [draw_shape(random.Random(f"{batch}/{index}")) for index in range(40)]
-        before = len(runs)
-        players = [
-            Player(model).graph(shape, "g", config=config_of(index))
-            for index, shape in enumerate(shapes)
-        ]
-        await asyncio.gather(*players)
-        found = {int(str(run.row.session)): run for run in runs[before:]}
-        assert len(found) == len(runs) - before == 40
-        for index, shape in enumerate(shapes):
-            truth = Truth()
-            truth.graph(shape, "g", frozenset())
-            assert edges(found[index]) == truth.parents(), (batch, index)
-            sizes.append(len(truth.before))
-    assert sum(sizes) > 1500
+    for index, shape in enumerate(shapes):
+        truth = Truth()
+        truth.graph(shape, "g", frozenset())
+        assert edges(found[index]) == truth.parents(), index
+        sizes.append(len(truth.before))
+    assert sum(sizes) > 500
     assert max(sizes) > 50

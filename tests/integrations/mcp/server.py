@@ -1,4 +1,4 @@
-"""A server of the official SDK for tests: ``server.py stdio`` or ``server.py http PORT``.
+"""A server of the official SDK for tests: ``stdio`` or ``http PORT``.
 
 Over HTTP it says its port on stdout (0 is any). It speaks both generations of the protocol.
 """

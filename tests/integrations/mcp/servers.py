@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from agentrt.graph import Progress
@@ -16,21 +14,22 @@ from agentrt.integrations.mcp import HttpServer, Server, StdioServer
 from agentrt.integrations.mcp.connection import Mode
 from agentrt.integrations.mcp.transport import McpTransport
 from agentrt.interrupts import Tool, ToolRequest
+from tests.doubles.forked_python import forked_python
 
-SCRIPT = str(Path(__file__).with_name("server.py"))
+MODULE = "tests.integrations.mcp.server"
 LARGEST = 100_000
 WAIT_S = 60.0
 """What a test waits for is there sooner, or never."""
 
 
 def stdio(name: str = "stdio") -> StdioServer:
-    return StdioServer(name, sys.executable, (SCRIPT, "stdio"))
+    return StdioServer(name, forked_python(), ("-m", MODULE, "stdio"))
 
 
 @contextmanager
 def serving_http(*, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server of its own, and its URL."""
-    command = [sys.executable, SCRIPT, "http", str(port)]
+    command = [forked_python(), "-m", MODULE, "http", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

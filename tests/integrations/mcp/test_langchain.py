@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,8 +18,9 @@ from agentrt import Runtime
 from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.langgraph.graphs import Graph, graph_program
 from agentrt.runtime.run import Run, RunState
+from tests.doubles.forked_python import forked_python
 from tests.doubles.scripted import ScriptedExecutor
-from tests.integrations.mcp.servers import SCRIPT
+from tests.integrations.mcp.servers import MODULE
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says that it is in beta
@@ -53,7 +53,7 @@ async def run_of(runtime: Runtime, graph: Graph, given: Any) -> tuple[Run, Any]:
 
 def target_of(kind: str, url: str) -> Any:
     if kind == "stdio":
-        server = {"command": sys.executable, "args": [SCRIPT, "stdio"]}
+        server = {"command": forked_python(), "args": ["-m", MODULE, "stdio"]}
         return {"mcpServers": {"things": server}}
     return Client(url, mode="legacy" if kind == "http-legacy" else "auto")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.doubles.forked_python import forked_python
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = Path(__file__).with_name("worker_tools.py")
@@ -17,10 +18,12 @@ TOOLS = Path(__file__).with_name("worker_tools.py")
 class WorkerProcess:
     """A worker that can be killed."""
 
-    def __init__(self, url: str, *options: str, folder: Path, **environment: str) -> None:
-        command = [sys.executable, "-m", "agentrt.cli", "worker", str(TOOLS), "--broker", url]
+    def __init__(
+        self, url: str, *options: str, folder: Path, python: str = "", **environment: str
+    ) -> None:
+        command = ["-m", "agentrt.cli", "worker", str(TOOLS), "--broker", url, *options]
         self.process = subprocess.Popen(
-            [*command, *options],
+            [python or forked_python(), *command],
             cwd=ROOT,
             env={**os.environ, "FOLDER": str(folder), **environment},
             stderr=subprocess.PIPE,
@@ -42,9 +45,11 @@ class WorkerProcess:
 
 
 @contextmanager
-def workers(count: int, url: str, *options: str, folder: Path) -> Iterator[list[WorkerProcess]]:
+def workers(
+    count: int, url: str, *options: str, folder: Path, python: str = ""
+) -> Iterator[list[WorkerProcess]]:
     """So many workers, all of which have offered their tools."""
-    made = [WorkerProcess(url, *options, folder=folder) for _ in range(count)]
+    made = [WorkerProcess(url, *options, folder=folder, python=python) for _ in range(count)]
     try:
         yield made
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -91,7 +92,7 @@ async def test_whatever_dies_nothing_is_lost_applied_twice_or_left(
     """
     processes, broker, mcp = children(), mortal.broker(), McpTransport(stdio(), lambda line: None)
     url = f"mqtt://127.0.0.1:{mortal.port}"
-    with workers(2, url, *MANY, folder=tmp_path) as two:
+    with workers(2, url, *MANY, folder=tmp_path, python=sys.executable) as two:
         async with opened(broker, mcp, back_within=60.0) as (runtime, transport):
             await offered(transport, 2)
             await under_a_dying_broker(runtime, transport, mortal, tmp_path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,9 @@ def _letters() -> dict[int, str]:
     }
 
 
+@cache
 def encode(said: str) -> list[int]:
-    """The tokens of an output with its marks."""
+    """The tokens of an output with its marks. Its vocabulary takes half a second to load."""
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)

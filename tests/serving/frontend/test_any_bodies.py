@@ -25,7 +25,7 @@ from agentrt.serving.frontend.conversations import (
 from agentrt.serving.programs.conversation import chain
 from agentrt.serving.submit.checks import check_size, constraint
 
-EXAMPLES = int(os.environ.get("AGENTRT_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("AGENTRT_EXAMPLES", "40"))
 NAMES = (
     *("messages", "role", "content", "tool_calls", "function", "name", "arguments", "type", "text"),
     *("input", "instructions", "system", "tool_use", "output", "id", "index", "delta", "choices"),

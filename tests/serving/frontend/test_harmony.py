@@ -82,11 +82,11 @@ def lengths(kind: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", SAID)
 async def test_an_output_reads_alike_wherever_it_is_cut_off(model: str, kind: str) -> None:
-    ids = encode(SAID[kind])
+    ids, cuts = encode(SAID[kind]), lengths(kind)
     async with open_server(lambda call: ids, model=model) as server:
         for api, (whole, streamed) in APIS.items():
             cut, *ended = ENDS[api]
-            for limit in lengths(kind):
+            for limit in cuts:
                 read = plain(await whole(server, limit), api, streamed=False)
                 assert plain(await streamed(server, limit), api, streamed=True) == read, api
                 assert "<|" not in read.text + read.reasoning, "no markup in the answer"

@@ -12,7 +12,7 @@ from typing import Any
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
-from tests.integrations.mcp.servers import SCRIPT
+from tests.integrations.mcp.servers import MODULE
 from tests.serving.langgraph.graphs import ask_graph
 from tests.serving.langgraph.serve import serving
 from tests.serving.langgraph.test_questions import answered, clients, joined, listed, waiter
@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 @asynccontextmanager
 async def cutter() -> AsyncIterator[Any]:
     """A tool of an MCP server, which asks a human how large it is to be."""
-    server = {"command": sys.executable, "args": [SCRIPT, "stdio"]}
+    server = {"command": sys.executable, "args": ["-m", MODULE, "stdio"]}
     async with MCPAdapter({"mcpServers": {"things": server}}) as adapter:
         builder = StateGraph(MessagesState)
         builder.add_node("tools", ToolNode(await adapter.list_tools()))

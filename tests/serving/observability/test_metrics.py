@@ -46,7 +46,7 @@ def summed(runs: list[Run], field: str) -> Values:
     return {key: value for key, value in sums.items() if value}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(deeds)
 def test_metrics_agree_with_the_reports_of_all_runs(told: list[Deed]) -> None:
     """1. Counters, also of cancelled programs whose calls ended after them. 2. Histograms, and the

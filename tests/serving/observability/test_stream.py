@@ -59,7 +59,7 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(deeds, min_size=1, max_size=6), st.sampled_from((None, *TENANTS)), st.integers())
 def test_a_snapshot_and_its_changes_are_what_the_registry_has(
     chapters: list[list[Deed]], tenant: str | None, seed: int
@@ -98,7 +98,7 @@ def test_a_snapshot_and_its_changes_are_what_the_registry_has(
     asyncio.run(read())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(deeds, min_size=2, max_size=6), st.integers(0, 99))
 def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pick: int) -> None:
     async def read() -> None:

@@ -84,7 +84,7 @@ stories = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(stories, st.integers(1, 6))
 def test_a_chat_goes_on_from_its_longest_known_beginning(
     story: list[tuple[str, list[str]]], most: int

@@ -14,7 +14,7 @@ from agentrt import Context, program
 from agentrt.serving.server import ServedProgram
 from tests.serving.local import open_server
 
-EXAMPLES = 25
+EXAMPLES = 20
 """For each operation; more by hand: the seeds are other ones then."""
 
 

@@ -280,7 +280,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps, st.sampled_from([None, 1, 2, 3, 9]))
 def test_the_queue_decides_as_the_reference(
     story: list[tuple[str, str, int, float]], slots: int | None

@@ -8,7 +8,7 @@ import instructor
 from openai import OpenAI
 from pydantic import BaseModel
 
-from tests.clients.scripts.scenarios import MODEL, URL, serve
+from tests.clients.scripts.scenarios import MODEL, URL
 
 
 class Person(BaseModel):
@@ -39,7 +39,3 @@ def by_tool(word: str) -> Any:
 def by_schema(word: str) -> Any:
     """The class is the answer's schema."""
     return _ask(instructor.Mode.JSON_SCHEMA, word)
-
-
-if __name__ == "__main__":
-    serve({"by_tool": by_tool, "by_schema": by_schema})

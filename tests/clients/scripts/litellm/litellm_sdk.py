@@ -6,7 +6,7 @@ from typing import Any
 
 import litellm
 
-from tests.clients.scripts.scenarios import MODEL, URL, serve
+from tests.clients.scripts.scenarios import MODEL, URL
 
 OPENAI = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{URL}/v1", "api_key": "none"}
 ANTHROPIC = {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": "none"}
@@ -58,13 +58,3 @@ def chat_tools_stream(word: str) -> Any:
 def messages_tools(word: str) -> Any:
     """A tool loop over Messages."""
     return _loop(ANTHROPIC, word)
-
-
-if __name__ == "__main__":
-    serve(
-        {
-            "chat_tools": chat_tools,
-            "chat_tools_stream": chat_tools_stream,
-            "messages_tools": messages_tools,
-        }
-    )

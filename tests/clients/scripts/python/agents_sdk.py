@@ -17,7 +17,7 @@ from agents import (
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from tests.clients.scripts.scenarios import MODEL, URL, serve
+from tests.clients.scripts.scenarios import MODEL, URL
 
 set_tracing_disabled(True)
 
@@ -80,14 +80,3 @@ def output_type(word: str) -> Any:
     agent = Agent("Writer", model=_chat(), output_type=Person)
     person = asyncio.run(Runner.run(agent, f"Make up a person, {word}.")).final_output
     return person.model_dump()
-
-
-if __name__ == "__main__":
-    serve(
-        {
-            "chat_tools": chat_tools,
-            "responses_tools": responses_tools,
-            "responses_tools_stream": responses_tools_stream,
-            "output_type": output_type,
-        }
-    )

@@ -6,7 +6,7 @@ from typing import Any
 
 from anthropic import Anthropic
 
-from tests.clients.scripts.scenarios import MODEL, URL, serve
+from tests.clients.scripts.scenarios import MODEL, URL
 
 client = Anthropic(base_url=URL, api_key="none", max_retries=0)
 TOOLS: Any = [
@@ -92,16 +92,3 @@ def leave(word: str) -> Any:
         messages=[{"role": "user", "content": f"Say something long, {word}."}],
     ) as stream:
         return next(iter(stream.text_stream))
-
-
-if __name__ == "__main__":
-    serve(
-        {
-            "messages": messages,
-            "messages_stream": messages_stream,
-            "tools": tools,
-            "tools_stream": tools_stream,
-            "count_tokens": count_tokens,
-            "leave": leave,
-        }
-    )

@@ -7,7 +7,7 @@ from typing import Any
 from openai import OpenAI
 from pydantic import BaseModel
 
-from tests.clients.scripts.scenarios import MODEL, URL, serve
+from tests.clients.scripts.scenarios import MODEL, URL
 
 client = OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
 PARAMETERS = {
@@ -170,23 +170,3 @@ def leave(word: str) -> Any:
             stream.close()
             return chunk.choices[0].delta.content
     return None
-
-
-if __name__ == "__main__":
-    serve(
-        {
-            "chat": chat,
-            "chat_stream": chat_stream,
-            "chat_choices": chat_choices,
-            "chat_tools": chat_tools,
-            "chat_tools_stream": chat_tools_stream,
-            "chat_parse": chat_parse,
-            "completion": completion,
-            "responses": responses,
-            "responses_tools": responses_tools,
-            "responses_tools_by_id": responses_tools_by_id,
-            "responses_stream": responses_stream,
-            "responses_parse": responses_parse,
-            "leave": leave,
-        }
-    )

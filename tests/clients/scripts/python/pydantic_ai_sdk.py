@@ -13,7 +13,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.clients.scripts.scenarios import MODEL, URL, serve
+from tests.clients.scripts.scenarios import MODEL, URL
 
 
 class Person(BaseModel):
@@ -74,15 +74,3 @@ def native_output(word: str) -> Any:
     model = OpenAIChatModel(MODEL, provider=_openai())
     agent = Agent(model, output_type=NativeOutput(Person))
     return asyncio.run(agent.run(f"Make up a person, {word}.")).output.model_dump()
-
-
-if __name__ == "__main__":
-    serve(
-        {
-            "chat_tools": chat_tools,
-            "chat_tools_stream": chat_tools_stream,
-            "responses_tools": responses_tools,
-            "messages_tools": messages_tools,
-            "native_output": native_output,
-        }
-    )
