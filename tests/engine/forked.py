@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agentrt.executors.vllm import options
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.executors.vllm.processes import descendants
@@ -25,6 +26,11 @@ _SERVER_HAS: dict[str, str] = {}
 """The variables with which it was started."""
 _OF_COMMANDS = ("vllm.entrypoints.openai.api_server", "agentrt.serving.app", "agentrt.cli.serving")
 _STREAMS = (1, 2)
+_OVERRIDDEN = "tests.engine.overridden"
+_KV_CACHE_BYTES = 1 << 28
+"""Of an engine that is not told another size. It writes zeros to all of it as it starts, and the
+gibibyte that users have takes as long as the rest of a tiny model's start.
+"""
 _ROOT = Path(__file__).parents[2]
 _PROGRAM = """
 import sys
@@ -49,7 +55,7 @@ class _Popen(popen_forkserver.Popen):
 def _start_server() -> None:
     if not _SERVER_HAS:
         modules, environment = needs_of_core(on_gpu=False)
-        _SERVER.set_forkserver_preload([*modules, *_OF_COMMANDS, __name__])
+        _SERVER.set_forkserver_preload([*modules, *_OF_COMMANDS, _OVERRIDDEN, __name__])
         _SERVER_HAS.update({**os.environ, **environment})
         with _environment(environment):
             _SERVER.ensure_running()
@@ -89,7 +95,10 @@ class _CoreOfFork(EarlyCore):
 
 @contextmanager
 def loading_in(make: Callable[[], EarlyCore]) -> Iterator[None]:
-    """Within, each engine of this process has its core in the one that is made for it."""
+    """Within, each engine of this process has its core in the one that is made for it.
+
+    And a small KV cache, as for tests.
+    """
     ordinary = VLLMEngine._load
 
     def load(engine: VLLMEngine) -> Any:
@@ -102,6 +111,7 @@ def loading_in(make: Callable[[], EarlyCore]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VLLMEngine, "_load", load)
+        patch.setitem(options._ON_CPU, "kv_cache_memory_bytes", _KV_CACHE_BYTES)
         yield
 
 
