@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agentrt.executors.vllm import options
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.executors.vllm.processes import descendants
@@ -28,6 +29,11 @@ _UNCOMPILED = {"TORCH_COMPILE_DISABLE": "1"}
 """All that an engine compiles on a CPU counts how likely other tokens were: ten seconds, once."""
 _OF_COMMANDS = ("vllm.entrypoints.openai.api_server", "agentrt.serving.app", "agentrt.cli.serving")
 _STREAMS = (1, 2)
+_OVERRIDDEN = "tests.engine.overridden"
+_KV_CACHE_BYTES = 1 << 28
+"""Of an engine that is not told another size. It writes zeros to all of it as it starts, and the
+gibibyte that users have takes as long as the rest of a tiny model's start.
+"""
 
 
 class _Popen(popen_forkserver.Popen):
@@ -46,7 +52,7 @@ def _start_server() -> None:
     if not _SERVER_HAS:
         modules, needed = needs_of_core(on_gpu=False)
         environment = {**needed, **_UNCOMPILED}
-        _SERVER.set_forkserver_preload([*modules, *_OF_COMMANDS, __name__])
+        _SERVER.set_forkserver_preload([*modules, *_OF_COMMANDS, _OVERRIDDEN, __name__])
         _SERVER_HAS.update({**os.environ, **environment})
         with _environment(environment):
             _SERVER.ensure_running()
@@ -86,7 +92,10 @@ class _CoreOfFork(EarlyCore):
 
 @contextmanager
 def loading_in(make: Callable[[], EarlyCore]) -> Iterator[None]:
-    """Within, each engine of this process has its core in the one that is made for it."""
+    """Within, each engine of this process has its core in the one that is made for it.
+
+    And a small KV cache, as for tests.
+    """
     ordinary = VLLMEngine._load
 
     def load(engine: VLLMEngine) -> Any:
@@ -99,6 +108,7 @@ def loading_in(make: Callable[[], EarlyCore]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VLLMEngine, "_load", load)
+        patch.setitem(options._ON_CPU, "kv_cache_memory_bytes", _KV_CACHE_BYTES)
         yield
 
 

@@ -2,13 +2,14 @@
 
 All of them run on a stub in `tests/integrations/langchain/test_standard.py`.
 
-One engine for the module, greedy, in float32 as in `test_engine`. After the standard tests
-come those of what LangChain does not test: what is given up leaves nothing in the engine.
+One engine for the module, greedy. After the standard tests come those of what LangChain does not
+test: what is given up leaves nothing in the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ REAL = {
     *("test_tool_calling", "test_tool_choice", "test_usage_metadata"),
     "test_usage_metadata_streaming",
 }
-FLAGS = ("--dtype", "float32", "--max-model-len", "2048")
+FLAGS = ("--max-model-len", "2048")
 ENGINE = VLLMEngine(EngineOptions(max_num_seqs=4, flags=FLAGS))
 PORTAL = RuntimeClient(lambda: Runtime(ENGINE))
 
@@ -111,13 +112,15 @@ def test_leaving_a_stream_aborts_in_the_engine() -> None:
 
 
 async def test_calls_from_threads_and_loops_share_the_engine() -> None:
-    """Four threads with loops of their own, and this loop: greedy, they all say the same."""
+    """Four threads with loops of their own, and this loop: each is told what it asked for."""
+    words = [f"hello {number}" for number in range(12)]
     model = ChatAgentRT(runtime=PORTAL, max_tokens=12)
-    here = [model.ainvoke("Say hello.") for _ in range(4)]
-    threads = [asyncio.to_thread(model.invoke, "Say hello.") for _ in range(4)]
-    loops = [asyncio.to_thread(asyncio.run, model.ainvoke("Say hello.")) for _ in range(4)]
+    asked = [model.bind(schema={"type": "string", "enum": [word]}) for word in words]
+    here = [one.ainvoke("Say hello.") for one in asked[:4]]
+    threads = [asyncio.to_thread(one.invoke, "Say hello.") for one in asked[4:8]]
+    loops = [asyncio.to_thread(asyncio.run, one.ainvoke("Say hello.")) for one in asked[8:]]
     messages = await asyncio.gather(*here, *threads, *loops)
-    assert len({message.text for message in messages}) == 1
+    assert [json.loads(message.text) for message in messages] == words
     ids = {message.response_metadata["agentrt"]["program_id"] for message in messages}
     assert len(ids) == 12
 

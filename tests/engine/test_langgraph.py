@@ -81,7 +81,7 @@ async def runtime() -> AsyncIterator[Runtime]:
 @pytest.mark.parametrize("name", AGENTS)
 async def test_the_dag_of_an_agent_is_the_true_one(runtime: Runtime, name: str) -> None:
     strict(follow())
-    agent = AGENTS[name](ChatAgentRT(runtime=runtime, max_tokens=48))
+    agent = AGENTS[name](ChatAgentRT(runtime=runtime, max_tokens=32))
     with watched() as runs:
         results = await asyncio.gather(*(agent.graph.ainvoke(agent.input) for _ in range(2)))
     found = sorted(stages_of(run.dag) for run in runs)
