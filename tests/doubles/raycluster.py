@@ -105,12 +105,13 @@ class LocalCluster:
         lowest = 20000 + 1000 * index
         head = (
             *("--head", f"--port={self._port}", f"--ray-client-server-port={_free_port()}"),
-            *("--include-dashboard=false", f"--temp-dir={self._folder.name}"),
+            *("--include-dashboard=false", "--no-monitor", f"--temp-dir={self._folder.name}"),
         )
         role = [f"--address={self.address}"] if index else head
         arguments = (
             *(f"--num-cpus={self._cpus}", f"--node-ip-address={_HOST.format(index + 2)}"),
             *(f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats", "--block"),
+            "--include-log-monitor=false",  # nobody here hears of what workers print
             *(f"--min-worker-port={lowest}", f"--max-worker-port={lowest + 999}"),
         )
         with self._log(index).open("wb") as log:
