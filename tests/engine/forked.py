@@ -19,6 +19,9 @@ from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.executors.vllm.processes import descendants
 from tests.engine.early import EarlyCore, _environment, core_in, needs_of_core
 
+if sys.modules.get("ray", sys) is None:  # in a server of forks: see `without_ray`
+    del sys.modules["ray"]
+
 _SERVER = forkserver.ForkServer()
 """Not Python's own, which tests of other folders let import what they need."""
 _SERVER_HAS: dict[str, str] = {}
@@ -31,6 +34,13 @@ import sys
 sys.path.insert(0, {root!r})
 from tests.engine.forked_command import main
 main({server!r}, {path!r})
+"""
+# A node's Python: workers are forks, and what else a node runs is not.
+_OF_RAY = """#!/bin/sh
+case $1 in
+*/default_worker.py) shift; exec '{forks}' -m ray._private.workers.default_worker "$@" ;;
+esac
+exec '{python}' "$@"
 """
 
 
@@ -49,7 +59,8 @@ class _Popen(popen_forkserver.Popen):
 def _start_server() -> None:
     if not _SERVER_HAS:
         modules, environment = needs_of_core(on_gpu=False)
-        _SERVER.set_forkserver_preload([*modules, *_OF_COMMANDS, __name__])
+        first = "tests.engine.without_ray"
+        _SERVER.set_forkserver_preload([first, *modules, *_OF_COMMANDS, __name__])
         _SERVER_HAS.update({**os.environ, **environment})
         with _environment(environment):
             _SERVER.ensure_running()
@@ -120,12 +131,8 @@ def run_module(module: str, arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else int(code is not None)
 
 
-@contextmanager
-def forked_python(folder: Path) -> Iterator[None]:
-    """Within, `sys.executable` is a Python whose `-m MODULE …` is a fork, which has its imports.
-
-    For commands of which a test asks what they serve, and not how they start or end.
-    """
+def _python_of_forks(folder: Path) -> Path:
+    """A Python whose `-m MODULE …` is a fork, which has its imports."""
     prepare_environment(EngineOptions())
     _start_server()
     address = _SERVER._forkserver_address  # type: ignore[attr-defined]  # typeshed lacks it
@@ -134,11 +141,31 @@ def forked_python(folder: Path) -> Iterator[None]:
         _PROGRAM.format(root=str(_ROOT), server=address, path=sys.path),
         encoding="utf-8",
     )
-    script.write_text(f"#!/bin/sh\nexec '{sys.executable}' -SE '{program}' \"$@\"\n", "utf-8")
-    script.chmod(0o755)
+    return _script(script, f"#!/bin/sh\nexec '{sys.executable}' -SE '{program}' \"$@\"\n")
+
+
+def _script(file: Path, text: str) -> Path:
+    file.write_text(text, encoding="utf-8")
+    file.chmod(0o755)
+    return file
+
+
+@contextmanager
+def forked_python(folder: Path) -> Iterator[None]:
+    """Within, `sys.executable` is a `_python_of_forks`.
+
+    For commands of which a test asks what they serve, and not how they start or end.
+    """
+    script = _python_of_forks(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(script))
         yield
+
+
+def python_for_ray(folder: Path) -> Path:
+    """A Python for the nodes of a Ray cluster, whose workers are forks; all else is as ever."""
+    forks = _python_of_forks(folder)
+    return _script(folder / "ray-python", _OF_RAY.format(forks=forks, python=sys.executable))
 
 
 def forks() -> list[int]:
