@@ -31,18 +31,26 @@ _HOST = "127.0.0.{}"
 
 _STORE_BYTES = 80 << 20
 _STARTED = b"Ray runtime started"
+# Nodes start their processes with the Python of the command that starts the node.
+_RAY = """
+import sys
+sys.executable = sys.argv.pop(1)
+from ray.scripts.scripts import main
+main()
+"""
 
 
 class LocalCluster:
     """``nodes`` raylets with ``cpus`` cores each, the first of them the head.
 
     A context manager; at its end no process of it is left. ``address`` is what ``--cluster``
-    takes.
+    takes. Workers run in ``python``.
     """
 
-    def __init__(self, nodes: int = 2, cpus: int = 1) -> None:
+    def __init__(self, nodes: int = 2, cpus: int = 1, python: str | None = None) -> None:
         self._nodes = nodes
         self._cpus = cpus
+        self._python = python or sys.executable
         self._port = _free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="agentrt-ray-")
@@ -101,21 +109,21 @@ class LocalCluster:
         self._wait_until_started(index)
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
-        ray = Path(sys.executable).with_name("ray")
         lowest = 20000 + 1000 * index
         head = (
             *("--head", f"--port={self._port}", f"--ray-client-server-port={_free_port()}"),
-            *("--include-dashboard=false", f"--temp-dir={self._folder.name}"),
+            *("--include-dashboard=false", "--no-monitor", f"--temp-dir={self._folder.name}"),
         )
         role = [f"--address={self.address}"] if index else head
         arguments = (
             *(f"--num-cpus={self._cpus}", f"--node-ip-address={_HOST.format(index + 2)}"),
             *(f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats", "--block"),
+            "--include-log-monitor=false",  # nobody here hears of what workers print
             *(f"--min-worker-port={lowest}", f"--max-worker-port={lowest + 999}"),
         )
         with self._log(index).open("wb") as log:
             return subprocess.Popen(
-                [ray, "start", *role, *arguments],
+                [sys.executable, "-c", _RAY, self._python, "start", *role, *arguments],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

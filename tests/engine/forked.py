@@ -21,6 +21,9 @@ from agentrt.executors.vllm.processes import descendants
 from tests.doubles.forked_python import ended, write_python
 from tests.engine.early import EarlyCore, _environment, core_in, needs_of_core
 
+if sys.modules.get("ray", sys) is None:  # in a server of forks: see `without_ray`
+    del sys.modules["ray"]
+
 _SERVER = forkserver.ForkServer()
 """Not Python's own, which tests of other folders let import what they need."""
 _SERVER_HAS: dict[str, str] = {}
@@ -33,6 +36,13 @@ _OVERRIDDEN = "tests.engine.overridden"
 _KV_CACHE_BYTES = 1 << 28
 """Of an engine that is not told another size. It writes zeros to all of it as it starts, and the
 gibibyte that users have takes as long as the rest of a tiny model's start.
+"""
+# A node's Python: workers are forks, and what else a node runs is not.
+_OF_RAY = """#!/bin/sh
+case $1 in
+*/default_worker.py) shift; exec '{forks}' -m ray._private.workers.default_worker "$@" ;;
+esac
+exec '{python}' "$@"
 """
 
 
@@ -52,7 +62,8 @@ def _start_server() -> None:
     if not _SERVER_HAS:
         modules, needed = needs_of_core(on_gpu=False)
         environment = {**needed, **_UNCOMPILED}
-        _SERVER.set_forkserver_preload([*modules, *_OF_COMMANDS, _OVERRIDDEN, __name__])
+        first = "tests.engine.without_ray"
+        _SERVER.set_forkserver_preload([first, *modules, *_OF_COMMANDS, _OVERRIDDEN, __name__])
         _SERVER_HAS.update({**os.environ, **environment})
         with _environment(environment):
             _SERVER.ensure_running()
@@ -120,19 +131,33 @@ def run_module(module: str, arguments: Sequence[str]) -> int:
         return ended(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
 
 
-@contextmanager
-def forked_python(folder: Path) -> Iterator[None]:
-    """Within, `sys.executable` is a Python whose `-m MODULE …` is a fork, which has its imports.
-
-    For commands of which a test asks what they serve, and not how they start or end.
-    """
+def _python_of_forks(folder: Path) -> str:
+    """A Python whose `-m MODULE …` is a fork, which has its imports."""
     prepare_environment(EngineOptions())
     _start_server()
     address = _SERVER._forkserver_address  # type: ignore[attr-defined]  # typeshed lacks it
-    python = write_python(folder, address, f"{__name__}:{run_module.__name__}")
+    return write_python(folder, address, f"{__name__}:{run_module.__name__}")
+
+
+@contextmanager
+def forked_python(folder: Path) -> Iterator[None]:
+    """Within, `sys.executable` is a `_python_of_forks`.
+
+    For commands of which a test asks what they serve, and not how they start or end.
+    """
+    python = _python_of_forks(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", python)
         yield
+
+
+def python_for_ray(folder: Path) -> Path:
+    """A Python for the nodes of a Ray cluster, whose workers are forks; all else is as ever."""
+    python = folder / "ray-python"
+    text = _OF_RAY.format(forks=_python_of_forks(folder), python=sys.executable)
+    python.write_text(text, encoding="utf-8")
+    python.chmod(0o755)
+    return python
 
 
 def forks() -> list[int]:

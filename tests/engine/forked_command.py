@@ -32,6 +32,7 @@ class Command:
     def _bootstrap(self, parent_sentinel: int) -> int:
         from multiprocessing import forkserver
 
+        os.setpgid(0, 0)  # Ray kills the process group of a worker that has ended
         for number, stream in enumerate(forkserver.get_inherited_fds() or ()):
             os.dup2(stream, number)
             os.close(stream)

@@ -23,6 +23,7 @@ from agentrt.router import make_router
 from benchmarks.chaos.programs import ChaosPrograms
 from benchmarks.chaos.report import CallAudit
 from tests.doubles.raycluster import LocalCluster
+from tests.engine.forked import python_for_ray
 from tests.engine.lent import Lent, WithFront, knows_what_they_hold, lent_front
 from tests.engine.seeing import image, said, seeing_flags
 from tests.engine.tiny_vision import tiny_adapter, tiny_vision_model
@@ -42,8 +43,9 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=2, cpus=1) as cluster:
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    python = python_for_ray(tmp_path_factory.mktemp("python"))
+    with LocalCluster(nodes=2, cpus=1, python=str(python)) as cluster:
         yield cluster
 
 

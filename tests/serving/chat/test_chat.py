@@ -220,6 +220,7 @@ async def test_the_graph_of_a_program_grows_while_it_runs(it: Serving, browser: 
         answer = page.locator("article[data-who=agent]")
         await expect(answer).to_have_text(said("hi"))  # its tokens, before its result
         GATES.open("program")
+        await expect(page.get_by_role("button", name="Send")).to_be_visible()
         await expect(page.locator("article")).to_have_text(["program", said("hi")])
         await page.get_by_role("button", name="New conversation").click()
         await expect(page.locator("#graph .node")).to_have_count(0)

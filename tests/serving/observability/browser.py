@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 from playwright.async_api import Browser, Page, async_playwright
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
+# The first is Chromium without windows, and without what those load for each new one.
+_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 # Nothing of the browser's own goes out, and it needs no privileges of the machine.
 _FLAGS = [
     "--no-sandbox",
@@ -29,7 +30,8 @@ def chromium() -> str:
         if path := shutil.which(name):
             return path
     raise FileNotFoundError(
-        "the dashboard's tests need Chromium: apt-get install chromium, or run .ci/setup as root"
+        "tests of pages need Chromium: apt-get install chromium-headless-shell, or run .ci/setup "
+        "as root"
     )
 
 

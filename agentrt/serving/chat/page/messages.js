@@ -5,6 +5,8 @@ import { byId, h, mark, say } from "../dashboard/dom.js";
 import { write } from "./text.js";
 
 const NEAR_PX = 80;
+// What is shown of a graph without messages, beside those that grow.
+const PARTS = new Set(["input", "steps", "working", "result"]);
 const NAMES = { you: "You", agent: "Agent", system: "System" };
 
 export class Messages {
@@ -96,6 +98,7 @@ export class Messages {
   plain({ input, steps, values, growing }, running) {
     this.part("input", "you", input === undefined ? null : asText(input));
     this.part("steps", "steps", steps.length ? steps.map((step) => `✓ ${step}`).join("\n") : null);
+    for (const key of this.extra.keys()) if (!PARTS.has(key) && !growing.has(key)) this.part(key, "agent", null);
     for (const message of growing.values()) this.part(message.id, "agent", asText(message.content));
     const isQuiet = running && !steps.length && !growing.size;
     this.part("working", "steps", isQuiet ? "It works; its calls are in the graph at the side." : null);
