@@ -110,7 +110,9 @@ class LevelQueues:
             part.call_preempted(call, now, for_memory=for_memory)
 
     def remove(self, call: QueuedCall, now: float) -> None:
-        """A call finished or was aborted, in whatever state."""
+        """A call finished or was aborted, in whatever state. Its program's row hears of it next,
+        and then `call_ended` lets the policy and the parts look at that row.
+        """
         if self.calls.pop(call.call_id, None) is None:
             return
         self.discard(call)
@@ -176,26 +178,23 @@ class LevelQueues:
             call.steps += steps
             if call.promoted:
                 self._promoter.charged(call, seconds)
-            spent = served >= call.quantum_ends_s - _EPSILON_S
-            if (spent or call.since is not None) and self._charged(call, now):
+            if served >= call.quantum_ends_s - _EPSILON_S and self._quantum_spent(call, now):
                 moved.append(call)
+            if call.since is not None:  # it was preempted with this step in flight
+                self._promoter.waits(call)
         for part in self._parts if tokens else ():
             part.stepped(seconds, tokens, len(call_ids))
         return moved
 
-    def _charged(self, call: QueuedCall, now: float) -> bool:
-        """Whether a call that was charged has another place in the order now."""
-        promoter, moved = self._promoter, False
-        if call.served_s >= call.quantum_ends_s - _EPSILON_S:
-            if promoter.keeps and call.promoted:
-                call.quantum_ends_s = call.served_s + promoter.priority.quantum_s
-            else:
-                before, moved = call.level, True
-                self._enter(call, self.policy.on_quantum_expired(call, now))
-                call.demotions += call.level > before
-        if call.since is not None:  # it was preempted with this step in flight
-            promoter.waits(call)
-        return moved
+    def _quantum_spent(self, call: QueuedCall, now: float) -> bool:
+        """Rank a call again, or give it its quantum anew. True if it has another place now."""
+        if self._promoter.keeps and call.promoted:
+            call.quantum_ends_s = call.served_s + self._promoter.priority.quantum_s
+            return False
+        before = call.level
+        self._enter(call, self.policy.on_quantum_expired(call, now))
+        call.demotions += call.level > before
+        return True
 
     # -- the waiting calls, in order ---------------------------------------------------
 

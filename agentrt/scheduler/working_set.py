@@ -92,7 +92,7 @@ class WorkingSet(Admission):
 
     def call_preempted(self, call: QueuedCall, now: float, *, for_memory: bool) -> None:
         if for_memory and len(call.program.queued) <= 1 < len(self.members):
-            self._leave(call.program)
+            self._expel(call.program)
 
     def call_ended(self, call: QueuedCall, now: float) -> None:
         row, tokens = call.program, call.computed_tokens
@@ -112,9 +112,9 @@ class WorkingSet(Admission):
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
         self._full_at = None  # its calls that wait outside claim nothing any more
-        if row.service_s:
+        if row.service_s and not row.queued:  # else it is heard of again when they have ended
             self.learned.usual(row.kind).calls.add(row.finished_calls)
-        self._leave(row)
+        self._expel(row)
 
     def stepped(self, seconds: float, tokens: int, calls: int) -> None:
         self.learned.costs.step(seconds, tokens, calls)
@@ -149,7 +149,7 @@ class WorkingSet(Admission):
         room = self.capacity.blocks
         outgrown = self.claimed > room and len(self.members) > 1 and self.in_use > room
         if outgrown or self._gives_way(row, call):
-            self._leave(row)
+            self._expel(row)
         return row.member
 
     def _gives_way(self, row: ProgramRow, call: QueuedCall) -> bool:
@@ -172,7 +172,7 @@ class WorkingSet(Admission):
         row = call.program
         if (
             self._overdue(call, now)
-            or self._has_room(row, now)
+            or self._make_room(row, now)
             or self._fills_batch(row, running)
             or not (running or self._waits_for_a_member(row, now))
         ):
@@ -180,7 +180,7 @@ class WorkingSet(Admission):
             self._join(row)
         return row.member
 
-    def _has_room(self, row: ProgramRow, now: float) -> bool:
+    def _make_room(self, row: ProgramRow, now: float) -> bool:
         """Whether it fits, once those whose time is up have left: no more of them than it takes."""
         while (until := self._away.first_key()) is not None and until <= now:
             self._due[self._away.pop()] = None
@@ -188,7 +188,7 @@ class WorkingSet(Admission):
         if self.claimed - due + self._needs(row) > self.capacity.blocks:
             return False
         while self._due and not self._fits(row):
-            self._leave(next(iter(self._due)))
+            self._expel(next(iter(self._due)))
         return self._fits(row)
 
     def _fills_batch(self, row: ProgramRow, running: int) -> bool:
@@ -325,7 +325,7 @@ class WorkingSet(Admission):
         self._away.discard(row)
         self._due.pop(row, None)
 
-    def _leave(self, row: ProgramRow) -> None:
+    def _expel(self, row: ProgramRow) -> None:
         self._not_away(row)
         if not row.member:
             return

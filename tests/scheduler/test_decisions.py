@@ -113,8 +113,8 @@ def test_a_linear_policy_misses_the_bound(
 ) -> None:
     # Such a policy takes a while to gather a crowd.
     monkeypatch.setattr(f"{__name__}.LARGE", large)
-    small, large = (lines_per_decision(live, policy=LooksAtAll(when)) for live in (SMALL, LARGE))
-    assert not is_logarithmic(small, large), f"{small:.0f} lines, then {large:.0f}"
+    few, many = (lines_per_decision(live, policy=LooksAtAll(when)) for live in (SMALL, LARGE))
+    assert not is_logarithmic(few, many), f"{few:.0f} lines, then {many:.0f}"
 
 
 def test_heaps_are_counted() -> None:

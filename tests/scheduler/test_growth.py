@@ -48,3 +48,16 @@ def test_what_contexts_grow_by_is_learned_from_one_calls_end_to_the_next() -> No
     assert engine.learned.usual(KIND).growth(2 * BLOCK, 8.0) == 4 * BLOCK, (
         "one of two calls is the last"
     )
+
+
+def test_a_program_that_ends_before_its_last_call_counts_once() -> None:
+    engine = Counted()
+    first = engine.wants("a", 10)
+    engine.step(1.0)
+    engine.end(first)
+    last = engine.arrive("a", BLOCK)
+    engine.step(1.0)
+    engine.end_program("a")
+    engine.end(last)
+    calls = engine.learned.usual(KIND).calls
+    assert (calls.n, calls.value) == (1, 2), "with the call that ended later"
