@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -117,13 +118,19 @@ class Toolbox:
         it. One that may not have been announced yet is waited for. Raises `UnknownToolError`, and
         `ToolUnavailableError` if who cannot be reached may have it.
         """
+        with contextlib.suppress(UnknownToolError):
+            return await self._find(name, tenant)
         while True:
+            # They wait from before this look on: what is announced meanwhile is not missed.
+            waiting = [asyncio.ensure_future(one.more(tenant)) for one in self._remote.values()]
             try:
                 return await self._find(name, tenant)
             except UnknownToolError:
-                waiting = [one.more(tenant) for one in self._remote.values()]
                 if not any(await asyncio.gather(*waiting)):
                     raise
+            finally:
+                for one in waiting:
+                    one.cancel()
 
     async def _find(self, name: str, tenant: str) -> Tool:
         found, unreached = await self._offers(self._remote, tenant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,3 +77,30 @@ def test_a_tool_elsewhere_takes_what_json_can_carry() -> None:
     for wrong in (object(), b"\xff"):
         with pytest.raises(ToolArgumentsError, match="drill: wrong arguments: JSON cannot carry"):
             tool.checked({"holes": wrong})
+
+
+class Announcing(Offering):
+    """Its tool is announced just after the so-manieth look at what it offers."""
+
+    def __init__(self, look: int) -> None:
+        super().__init__("late", [])
+        self._looks = look
+        self._announced = asyncio.Event()
+
+    async def tools(self) -> Sequence[Tool]:
+        found = await super().tools()
+        self._looks -= 1
+        if not self._looks:
+            self._names = ["drill"]
+            announced, self._announced = self._announced, asyncio.Event()
+            announced.set()
+        return found
+
+    async def more(self, tenant: str) -> bool:
+        return await self._announced.wait()
+
+
+@pytest.mark.parametrize("look", [1, 2])
+async def test_a_tool_that_is_announced_during_a_look_is_found(look: int) -> None:
+    async with asyncio.timeout(60):
+        assert (await Toolbox([Announcing(look)]).find("drill")).remote == "drill"
