@@ -54,6 +54,7 @@ ASKED = ("add_request", "schedule", "update_from_output", "control")
 """What the engine core asks of a scheduler, or a client of ours by the engine core."""
 COLUMNS = (
     Column("us a step", "step_us", "{:.0f}"),
+    Column("least", "step_us", "{1:.0f}"),
     Column("added", "added_us", "{:+.0f}"),
     Column(f"/ {STOCK}", "step_to_stock"),
     Column("functions", "functions", "{:.0f}"),
