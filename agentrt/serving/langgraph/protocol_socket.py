@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 MOST_SUBSCRIPTIONS = 64
 """Of one connection."""
-_GOING_AWAY, _BROKEN = 1001, 1011
+_GOING_AWAY, _GONE, _BROKEN = 1001, 1006, 1011
 _OF_CONNECTION = (401, 403)
 """Who may not do one thing here may do nothing here: the connection ends."""
 _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type")
@@ -84,7 +84,7 @@ class ProtocolSocket:
     async def _command(self, key: int | None, body: bytes) -> None:
         status, answer = await self._ask("commands", body)
         if status in (200, 400):  # as the protocol says it, an error, too
-            await self._socket.send_text(answer.decode())
+            await self._send(answer)
         elif status == 422:
             await self._error(key, "invalid_argument", _detail(answer))
         elif key is None or status in _OF_CONNECTION:
@@ -122,7 +122,7 @@ class ProtocolSocket:
                 await self._success(key, {"subscription_id": name})
             for line in piece.splitlines():
                 if line.startswith(b"data: "):
-                    await self._socket.send_text(line[6:].decode())
+                    await self._send(line[6:])
 
         try:
             status, answer = await self._ask("stream/events", body, put)
@@ -179,13 +179,18 @@ class ProtocolSocket:
         return status, b"".join(parts)
 
     async def _success(self, key: int, result: dict[str, Any]) -> None:
-        await self._send({"type": "success", "id": key, "result": result})
+        await self._send(orjson.dumps({"type": "success", "id": key, "result": result}))
 
     async def _error(self, key: int | None, code: str, message: str) -> None:
-        await self._send({"type": "error", "id": key, "error": code, "message": message})
+        told = {"type": "error", "id": key, "error": code, "message": message}
+        await self._send(orjson.dumps(told))
 
-    async def _send(self, message: dict[str, Any]) -> None:
-        await self._socket.send_text(orjson.dumps(message).decode())
+    async def _send(self, message: bytes) -> None:
+        """Raises `WebSocketDisconnect`, also where the connection was closed from here."""
+        try:
+            await self._socket.send_text(message.decode())
+        except RuntimeError as error:
+            raise WebSocketDisconnect(_GONE) from error
 
     async def _close(self, code: int, reason: str) -> None:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it is closed already

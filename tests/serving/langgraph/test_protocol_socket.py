@@ -13,12 +13,15 @@ from uuid import uuid4
 import httpx
 import pytest
 from langgraph_sdk import get_client, get_sync_client
+from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from agentrt.serving.langgraph import api_with
 from agentrt.serving.langgraph.auth import load_auth
 from agentrt.serving.langgraph.protocol_routes import ProtocolRoutes
+from agentrt.serving.langgraph.protocol_socket import ProtocolSocket
 from tests.serving.langgraph.graphs import TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_auth import HOOKS
@@ -26,6 +29,7 @@ from tests.serving.langgraph.test_protocol import VALUES, start, told, until
 from tests.serving.langgraph.test_runs import DONE, IN
 from tests.serving.tenants.plain_keys import PlainKeys
 
+SUBSCRIBE = '{"id": 1, "method": "subscription.subscribe", "params": {"channels": ["values"]}}'
 FRIEND, STRANGER = "https://front.example", "https://evil.example"
 
 
@@ -279,3 +283,36 @@ async def test_authentication_hooks_are_asked(tmp_path: Path) -> None:
             async with asyncio.timeout(TURN_S), stream as listening:
                 with pytest.raises(Exception, match="401"):
                     await listening.run.start(input=IN)
+
+
+async def test_what_comes_when_the_connection_was_closed_here_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    messages = iter(
+        [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": SUBSCRIBE}]
+    )
+    answered, told = asyncio.Event(), list[str]()
+
+    async def receive() -> Message:
+        for message in messages:
+            return message
+        await answered.wait()
+        return {"type": "websocket.disconnect"}
+
+    async def send(message: Message) -> None:
+        told.append(message["type"])
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await connection.close()
+        try:
+            await send({"type": "http.response.start", "status": 200})
+        finally:
+            answered.set()
+
+    scope: dict[str, Any] = {"type": "websocket", "asgi": {}, "http_version": "1.1", "scheme": "ws"}
+    scope |= {"server": None, "client": None, "root_path": "", "path": "/stream/events"}
+    connection = WebSocket({**scope, "headers": [], "subprotocols": []}, receive, send)
+    async with asyncio.timeout(TURN_S):
+        await ProtocolSocket(connection, app).serve()
+    assert told == ["websocket.accept", "websocket.close"]
+    assert not caplog.records
