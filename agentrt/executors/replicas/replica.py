@@ -158,11 +158,11 @@ class Replica:
         """Whether the replica has this model. An engine that does not say may have any."""
         return not self.model or is_model(model, self.model)
 
-    def died(self, error: Exception, now: float, backoff: Backoff) -> float | None:
+    def died(self, error: BaseException, now: float, backoff: Backoff) -> float | None:
         """The engine is gone. Returns the seconds until the next start; None if it is left out."""
         was_steady = self.state in UP and now - self._ready_at >= backoff.steady_s
         self.deaths += 1
-        self.last_error = str(error)
+        self.last_error = str(error) or type(error).__name__
         self.programs.clear()
         self.cancel_scope.cancel(self.last_error)
         self._deaths_in_a_row = 1 if was_steady else self._deaths_in_a_row + 1
@@ -187,8 +187,10 @@ class Replica:
             closing = asyncio.create_task(old.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-        with contextlib.suppress(AgentrtError, OSError):
-            await asyncio.shield(closing)  # `close` waits for it if this is cancelled
+        await asyncio.wait([closing])  # `close` waits for it if this is cancelled
+        if not closing.cancelled():  # as where something that it waited for was
+            with contextlib.suppress(AgentrtError, OSError):
+                closing.result()
 
     async def close(self) -> None:
         """Stop the engine, and wait for old ones that are still closing."""

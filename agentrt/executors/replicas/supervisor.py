@@ -207,7 +207,12 @@ class Supervisor:
             self._on_ready(replica)
         except NoRoomError as error:  # nothing is wrong with it: a node may still come
             return replica.found_no_room(error, self._backoff)
-        except Exception as error:  # whatever it is, the replica must not be forgotten
+        # Whatever it is, the replica must not be forgotten; something that the engine waits for may
+        # have been cancelled, too.
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             return replica.died(error, time.monotonic(), self._backoff)
         return None
 

@@ -180,3 +180,35 @@ async def test_a_name_that_there_is_not(opened: Open) -> None:
     replicas = await opened(Cast([], []))
     with pytest.raises(ConfigError, match="no replica 'x'; there is replica-0, replica-1"):
         await replicas.drain("x")
+
+
+class CutOff(Mortal):
+    """Something that this method of it waits for is cancelled by others."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(0)
+        self._method = method
+
+    async def start(self, progress: Progress) -> None:
+        if self._method == "start":
+            raise asyncio.CancelledError
+        await super().start(progress)
+
+    async def close(self) -> None:
+        await super().close()
+        if self._method == "close":
+            raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("engines", "deaths"), [([CutOff("close")], 1), ([Mortal(0), CutOff("start")], 2)]
+)
+async def test_a_replica_comes_back_where_a_wait_of_its_engine_was_cancelled(
+    opened: Open, engines: list[Mortal], deaths: int
+) -> None:
+    replicas = await opened(Cast(engines, []), backoff=Backoff(first_s=0.0, tries=9))
+    assert await text_of(replicas, 0) == TEXT
+    async with asyncio.timeout(60):
+        await replicas.settled()
+    assert replicas.replicas[0].state is ReplicaState.READY
+    assert replicas.replicas[0].deaths == deaths
