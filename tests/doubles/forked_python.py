@@ -35,12 +35,13 @@ main({server!r}, {path!r}, {run!r})
 """
 
 
-def write_python(folder: Path, server: str, run: str) -> str:
+def write_python(folder: Path, server: forkserver.ForkServer, run: str) -> str:
     """A script in ``folder`` that is a Python. Its `-m MODULE …` lets a fork of the ``server``
     call what ``run`` names, by `module:function`, with the module and its arguments.
     """
     program, script = folder / "python.py", folder / "python"
-    told = _PROGRAM.format(root=str(_ROOT), server=server, path=sys.path, run=run)
+    address = server._forkserver_address  # type: ignore[attr-defined]  # typeshed lacks it
+    told = _PROGRAM.format(root=str(_ROOT), server=address, path=sys.path, run=run)
     program.write_text(told, encoding="utf-8")
     script.write_text(f"#!/bin/sh\nexec '{sys.executable}' -SE '{program}' \"$@\"\n", "utf-8")
     script.chmod(0o755)
@@ -54,8 +55,7 @@ def forked_python() -> str:
     _SERVER.ensure_running()
     folder = Path(tempfile.mkdtemp(prefix="forked-python-"))
     finalize(_SERVER, shutil.rmtree, folder, ignore_errors=True)
-    address = _SERVER._forkserver_address  # type: ignore[attr-defined]  # typeshed lacks it
-    return write_python(folder, address, f"{__name__}:run_module")
+    return write_python(folder, _SERVER, f"{__name__}:run_module")
 
 
 def run_module(module: str, arguments: Sequence[str]) -> int:

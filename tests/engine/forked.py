@@ -135,8 +135,7 @@ def _python_of_forks(folder: Path) -> str:
     """A Python whose `-m MODULE …` is a fork, which has its imports."""
     prepare_environment(EngineOptions())
     _start_server()
-    address = _SERVER._forkserver_address  # type: ignore[attr-defined]  # typeshed lacks it
-    return write_python(folder, address, f"{__name__}:{run_module.__name__}")
+    return write_python(folder, _SERVER, f"{__name__}:{run_module.__name__}")
 
 
 @contextmanager

@@ -27,6 +27,8 @@ from agentrt.runtime.run import RunState
 from agentrt.serving import mcp as served_mcp
 from agentrt.serving.listen import Listener
 from agentrt.serving.mcp import sessions as served_mcp_sessions
+from agentrt.serving.mcp.app import Endpoint
+from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Bounds, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import Limits, Tenants
@@ -339,6 +341,20 @@ def test_a_server_starts_without_the_sdks() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+async def test_who_asks_first_as_the_server_ends_is_answered() -> None:
+    """Nobody loads the SDK any more, and nobody waits for it."""
+    async with serving() as local:
+        endpoint = Endpoint(local.server, {}, ProgramRuns(local.server))
+        running = asyncio.create_task(endpoint.run())
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        transport = httpx.ASGITransport(endpoint)
+        async with httpx.AsyncClient(transport=transport, base_url="http://local") as http:
+            async with asyncio.timeout(60):
+                assert (await http.post("/mcp", json=initialize())).status_code == 503
 
 
 @pytest.mark.parametrize("rest_s", [0.0, 1000.0])

@@ -52,8 +52,8 @@ class Endpoint:
 
     async def run(self) -> None:
         """Have sessions until they fail, or this is cancelled."""
-        await self._asked.wait()
         try:
+            await self._asked.wait()
             if self._sessions is None:
                 self._sessions = await asyncio.to_thread(self._load)
             async with self._sessions.open() as self._answer:
