@@ -212,17 +212,19 @@ class Parking:
     async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
         if wanted.thread is not None:
             return []
-        now, of_runs = time.time(), self._runtime.questions.open
+        now, of_runs = time.time(), self._runtime.questions
         found = await self._waits.questions(now, wanted.limit, viewer.tenant, wanted.program)
-        return [_asked(one, now) for one in found if one.id not in of_runs]
+        return [_asked(one, now) for one in found if one.id not in of_runs.closed]
 
     async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
         if (back := self._reopening.get(question_id)) is not None:
-            asked: Asked | None = back[0]
+            asked = back[0]
         else:
             found = await self._waits.question(question_id)
-            asked = None if found is None else _asked(found, time.time())
-        return asked if asked is not None and viewer.sees(asked.tenant) else None
+            if found is None:  # its program may have come back while the journal was read
+                return await self._server.questions.of_programs.find(viewer, question_id)
+            asked = _asked(found, time.time())
+        return asked if viewer.sees(asked.tenant) else None
 
     async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
         asked.form.accept(value)  # before a program is brought back for it

@@ -169,8 +169,11 @@ class ServerQuestions:
 
     async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
         """What is open, the latest first."""
-        found = [one for source in self.sources for one in await source.open(viewer, wanted)]
-        return sorted(found, key=lambda one: one.created_at, reverse=True)[: wanted.limit]
+        # Two sources may have one whose program is coming back.
+        found: dict[str, Asked] = {}
+        for source in self.sources:
+            found |= {one.id: one for one in await source.open(viewer, wanted)}
+        return sorted(found.values(), key=lambda one: one.created_at, reverse=True)[: wanted.limit]
 
     async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
         """The question, if the viewer may see it; it may be closed."""

@@ -81,6 +81,37 @@ async def test_two_answers_at_once_are_one(tmp_path: Path) -> None:
         assert (await local.done(run))[1] == str(codes.index(200))
 
 
+async def test_a_program_that_comes_back_while_the_journal_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its question is listed, and a second answer is told that it comes too late."""
+    async with served(tmp_path / "j", asks) as local:
+        waits = local.parking._waits
+        one, many = waits.question, waits.questions
+
+        async def late(question_id: str) -> object:
+            monkeypatch.setattr(waits, "question", one)
+            await local.answer(question, "yes")
+            await local.done(run)
+            return await one(question_id)
+
+        async def early(*asked: object, **of: object) -> object:
+            monkeypatch.setattr(waits, "questions", many)
+            found = await many(*asked, **of)  # type: ignore[arg-type]
+            await local.parking._revived(run)
+            while question["id"] not in local.server.runtime.questions.open:
+                await asyncio.sleep(0)
+            return found
+
+        run = await local.started("asks", input="tea")
+        [question] = (await local.parked(run))["questions"]
+        monkeypatch.setattr(waits, "questions", early)
+        assert [one["id"] for one in await local.questions()] == [question["id"]]
+        await local.parked(run)
+        monkeypatch.setattr(waits, "question", late)
+        await local.answer(question, "no", 409)
+
+
 async def test_another_tenant_sees_nothing_of_it(tmp_path: Path) -> None:
     async with served(tmp_path / "j", asks) as local:
         run = await local.started("asks", input="tea")
