@@ -16,7 +16,7 @@ from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.base import Executor
 from agentrt.executors.frontend import Frontend, calling
 from agentrt.executors.ray import Cluster, RayEngine
-from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
+from agentrt.executors.replicas import Backoff, Health, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
@@ -68,6 +68,8 @@ async def replicas(
         2,
         make_router("least-used"),
         backoff=Backoff(first_s=0.1),
+        health=Health(stall_s=60.0),  # other tests leave an engine no processor time
+        notice=print,
         ready_timeout_s=600.0,
     )
     await replicas.start(lambda message: None)

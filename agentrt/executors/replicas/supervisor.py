@@ -60,12 +60,12 @@ class Health:
         raise EngineDiedError(f"{name} has not answered for {self.hang_s:g} s")
 
     async def _cpu_seconds(self, engine: Executor) -> float | None:
-        """Processor time used so far; -1 where the engine cannot even say that."""
+        """Processor time used so far; None where it does not come: that may be our loop's fault."""
         try:
             async with asyncio.timeout(self.stall_s):
                 return await engine.cpu_seconds()
         except TimeoutError:
-            return -1.0
+            return None
 
 
 async def _ask(engine: Executor) -> None:

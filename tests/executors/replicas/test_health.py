@@ -40,3 +40,23 @@ async def test_a_long_step_is_no_hang() -> None:
     engine = Busy(beats=True)
     await Health(stall_s=0.002, hang_s=30).check("replica-0", engine)
     assert engine._used > 0.04
+
+
+async def test_an_engine_that_does_not_say_whether_it_works_is_given_its_time() -> None:
+    """It is on another node, or a program blocks the loop that should read what it says."""
+
+    class Mute(Mortal):
+        asked = 0
+
+        async def cpu_seconds(self) -> float:
+            self.asked += 1
+            return await asyncio.Future()
+
+        async def snapshot(self) -> dict[str, object]:
+            while self.asked < 4:
+                await asyncio.sleep(0)
+            return {}
+
+    engine = Mute()
+    await Health(stall_s=0.001, hang_s=30).check("replica-0", engine)
+    assert engine.asked == 4
