@@ -14,7 +14,7 @@ from typing import Any
 from agentrt.executors.history import HistoryFile
 from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.grammars import compile_aside
-from agentrt.executors.vllm._compat.pool import context_blocks
+from agentrt.executors.vllm._compat.pool import context_blocks, look_for_full_blocks_less
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
 from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, SchedulerOutput
@@ -57,6 +57,7 @@ class Bookkeeping(AsyncScheduler):
             die_with_parent()
             keep_heap_frozen()
         take_samples_back_by_state()
+        look_for_full_blocks_less(self)
         compute_from(self, COMPUTE_FROM)
         compile_aside(self, lambda request: _identity(request).tenant)
         self.clock: Callable[[], float] = time.monotonic

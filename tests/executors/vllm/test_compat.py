@@ -70,6 +70,9 @@ CALLED = {
             "self request | self request max_cache_hit_length"  # 0.33
         ),
         "v1.core.kv_cache_manager:KVCacheManager.prefix_cache_lookup_enabled": "self request",
+        "v1.core.kv_cache_coordinator:UnitaryKVCacheCoordinator.cache_blocks": (
+            "self request num_computed_tokens"
+        ),
         "v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit": (
             "self block_hashes max_cache_hit_length"
         ),
@@ -187,8 +190,8 @@ READ = {
     "pool": (
         "kv_cache_manager.block_pool.blocks kv_cache_manager.block_pool.free_block_queue "
         "kv_cache_manager.coordinator.single_type_managers kv_cache_manager.block_pool "
-        "manager.block_size manager.kv_cache_group_id block.ref_cnt block.block_hash "
-        "block.block_id block.pool block.next_free_block "
+        "manager.block_size manager.kv_cache_group_id manager.num_cached_block block.ref_cnt "
+        "block.block_hash block.block_id block.pool block.next_free_block "
         "kv_cache_manager.block_pool.free_block_queue.num_free_blocks "
         "kv_cache_manager.block_pool.free_block_queue.fake_free_list_head"
     ),

@@ -1,7 +1,8 @@
 """With policy ``fcfs`` and retention ``lru`` our scheduler decides as vLLM's own does.
 
 Both go through the same random programs side by side, and after every act the batch with
-its order, the calls' blocks, and the free blocks in the order of their reuse are equal.
+its order, the calls' blocks, what each block caches, and the free blocks in the order of their
+reuse are equal.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def state(engine: HeadlessEngine) -> dict[str, Any]:
     manager = scheduler.kv_cache_manager
     return {
         "free": [b.block_id for b in manager.block_pool.free_block_queue.get_all_free_blocks()],
+        "cached": [block.block_hash for block in manager.block_pool.blocks],
         "running": [request.request_id for request in scheduler.running],
         "waiting": [request.request_id for request in scheduler.waiting],
         "calls": {
