@@ -30,8 +30,9 @@ class ProgramRow:
     ``queued`` are its calls in this engine, ``cached`` its blocks in the prefix cache. Under
     admission ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context
     that it comes back for, of which all programs of its type share the first ``shared_tokens``, and
-    for its calls. A ``member`` may use the cache; it had attained ``attained_before_s`` when it
-    last came in, perhaps ``by_age`` alone. Its last call ended at ``turned_at``.
+    for its calls; without any, all of it is ``held``. A ``member`` may use the cache; it had
+    attained ``attained_before_s`` when it last came in, perhaps ``by_age`` alone. Its last call
+    ended at ``turned_at``.
     """
 
     program_id: str
@@ -61,6 +62,7 @@ class ProgramRow:
     context_tokens: int = 0
     shared_tokens: int = 0
     claim: int = 0
+    held: int = 0
     member: bool = False
     was_member: bool = False
     by_age: bool = False
@@ -75,7 +77,7 @@ class ProgramRow:
     def start_over(self) -> None:
         """Forget what one engine's settings made of it; it has no call there."""
         self.cached = None
-        self.context_tokens = self.shared_tokens = self.claim = 0
+        self.context_tokens = self.shared_tokens = self.claim = self.held = 0
         self.member = self.was_member = self.by_age = False
         self.turned_at = None
 

@@ -34,14 +34,14 @@ class WorkingSet(Admission):
     measured in this engine.
 
     ``came_in`` counts the programs that ever became members, ``claimed`` are the blocks that the
-    members claim.
+    members claim, ``held`` those of members without calls, which are given up one by one.
     """
 
     name: ClassVar[str] = "memory"
 
     def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
         super().__init__(config, capacity, learned)
-        self.came_in = self.claimed = 0
+        self.came_in = self.claimed = self.held = 0
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
         """By type: how many members share a prefix, and the blocks that it is counted with."""
         self._away: Heap[ProgramRow] = Heap()
@@ -56,11 +56,6 @@ class WorkingSet(Admission):
         """Since when nothing runs though somebody waits outside."""
         self._waits_until = math.inf
         """When the first of those kept out for a member that is due comes in anyway."""
-
-    @property
-    def in_use(self) -> int:
-        """What members with calls claim. What the others hold is given up block by block."""
-        return self.claimed - sum(row.claim for row in self.members if not row.queued)
 
     # -- events ------------------------------------------------------------------------
 
@@ -147,7 +142,7 @@ class WorkingSet(Admission):
         if len(row.queued) > 1:
             return True
         room = self.capacity.blocks
-        outgrown = self.claimed > room and len(self.members) > 1 and self.in_use > room
+        outgrown = self.claimed - self.held > room and len(self.members) > 1
         if outgrown or self._gives_way(row, call):
             self._expel(row)
         return row.member
@@ -306,12 +301,18 @@ class WorkingSet(Admission):
         if row.member:
             self.claimed += claim - row.claim
         row.claim = claim
+        self._changed(row)
+
+    def _changed(self, row: ProgramRow) -> None:
+        """It claims something else, or came in or left."""
         self._full_at = None
+        held = row.claim if row.member and not row.queued else 0
+        self.held += held - row.held
+        row.held = held
 
     def _join(self, row: ProgramRow) -> None:
         if row.member:
             return
-        self._full_at = None
         self._set_member(row, True)
         row.attained_before_s = row.attained_s
         self.came_in += 1
@@ -320,6 +321,7 @@ class WorkingSet(Admission):
             sharers, blocks = self._sharers.get(row.kind, (0, self._blocks(row.shared_tokens)))
             self.claimed += 0 if sharers else blocks
             self._sharers[row.kind] = sharers + 1, blocks
+        self._changed(row)
 
     def _not_away(self, row: ProgramRow) -> None:
         self._away.discard(row)
@@ -329,9 +331,9 @@ class WorkingSet(Admission):
         self._not_away(row)
         if not row.member:
             return
-        self._full_at = None
         self._set_member(row, False)
         row.was_member = True
+        self._changed(row)
         self.claimed -= row.claim
         if row.shared_tokens:
             sharers, blocks = self._sharers.pop(row.kind)

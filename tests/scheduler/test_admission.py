@@ -83,7 +83,7 @@ def test_programs_come_in_while_their_contexts_fit() -> None:
     engine = Counted()
     a, b = engine.wants("a", 60), engine.wants("b", 40)
     assert engine.step() == [a, b]
-    assert engine.working.claimed == engine.working.in_use == 100
+    assert (engine.working.claimed, engine.working.held) == (100, 0)
     c = engine.wants("c", 1)
     assert engine.step() == []
     engine.end(b)
@@ -147,9 +147,9 @@ def test_a_chain_is_counted_with_what_it_comes_back_for() -> None:
     call = engine.arrive("a", 10 * BLOCK)
     engine.step()
     engine.end(call, output=0)
-    assert (engine.working.claimed, engine.working.in_use) == (10, 0)
+    assert (engine.working.claimed, engine.working.held) == (10, 10)
     engine.arrive("a", 2 * BLOCK)
-    assert engine.working.claimed == engine.working.in_use == 12 + 1
+    assert (engine.working.claimed, engine.working.held) == (12 + 1, 0)
     engine.arrive("a", 4 * BLOCK, fresh=True)
     assert engine.working.claimed == 12 + 4 + 2
 
@@ -176,7 +176,7 @@ def test_a_shared_prefix_is_claimed_by_the_first_and_given_back_by_the_last() ->
         claimed.append(engine.working.claimed)
     # 21 each, and 10 for the prefix.
     assert claimed == [94, 73, 52, 31, 0]
-    assert engine.working.in_use == 0
+    assert engine.working.held == 0
 
 
 @pytest.mark.parametrize(("there", "fits"), [(69, True), (70, False)])

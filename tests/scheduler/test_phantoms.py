@@ -38,7 +38,7 @@ def state(engine: Admitting) -> dict[str, Any]:
         found["members"] = [row.program_id for row in admission.members]
         found["outside"] = len(admission._outside)
     if isinstance(admission, WorkingSet):
-        found["claims"] = admission.claimed, admission.in_use, admission.came_in
+        found["claims"] = admission.claimed, admission.held, admission.came_in
         found["types"] = dict(admission._sharers)
         found["away"] = len(admission._away), len(admission._by_age)
     return found

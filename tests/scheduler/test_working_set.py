@@ -162,7 +162,7 @@ class Crowd(Admitting):
         claims = sum(self.told[name].blocks(BLOCKS) for name in members)
         idle = sum(self.told[name].blocks(BLOCKS) for name in members if not self.told[name].own)
         assert len(self.working.members) == len(members)
-        assert self.working.claimed - self.working.in_use == idle
+        assert self.working.held == idle
         assert (
             claims
             <= self.working.claimed
@@ -190,7 +190,7 @@ def through(seed: int, policy: str, target: float | None, programs: int) -> Crow
     assert (
         len(crowd.working.members)
         == crowd.working.claimed
-        == crowd.working.in_use
+        == crowd.working.held
         == len(crowd.admission._outside)
         == 0
     )

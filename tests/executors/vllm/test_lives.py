@@ -26,10 +26,10 @@ def of(program: str, **more: Any) -> dict[str, Any]:
 
 
 def accounts(scheduler: ProgramScheduler) -> tuple[int, int, int]:
-    """Members, the blocks that they claim, and those of members with calls."""
+    """Members, the blocks that they claim, and those of members without calls."""
     found = scheduler.queues.admission
     assert isinstance(found, WorkingSet)
-    return len(found.members), found.claimed, found.in_use
+    return len(found.members), found.claimed, found.held
 
 
 def test_settings_change_while_programs_are_away() -> None:

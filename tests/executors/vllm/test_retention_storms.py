@@ -96,7 +96,7 @@ def forget(engine: HeadlessEngine) -> None:
         scheduler.end_program(ProgramTotals.of(row), engine.now)
     if isinstance(scheduler.queues.admission, WorkingSet):
         working = scheduler.queues.admission
-        assert (len(working.members), working.claimed, working.in_use) == (0, 0, 0)
+        assert (len(working.members), working.claimed, working.held) == (0, 0, 0)
     queue = scheduler.retention.queue
     assert queue is not None
     check(engine)
