@@ -14,11 +14,12 @@ from typing import Any
 from agentrt.executors.history import HistoryFile
 from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.grammars import compile_aside
-from agentrt.executors.vllm._compat.pool import context_blocks, look_for_full_blocks_less
+from agentrt.executors.vllm._compat.pool import context_blocks
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
 from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, SchedulerOutput
 from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
+from agentrt.executors.vllm._compat.slots import shorten_allocation
 from agentrt.executors.vllm.accounts import CallNotes
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.kv_events import KVEventLog
@@ -57,7 +58,7 @@ class Bookkeeping(AsyncScheduler):
             die_with_parent()
             keep_heap_frozen()
         take_samples_back_by_state()
-        look_for_full_blocks_less(self)
+        shorten_allocation(self)
         compute_from(self, COMPUTE_FROM)
         compile_aside(self, lambda request: _identity(request).tenant)
         self.clock: Callable[[], float] = time.monotonic

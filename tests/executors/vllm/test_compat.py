@@ -70,9 +70,6 @@ CALLED = {
             "self request | self request max_cache_hit_length"  # 0.33
         ),
         "v1.core.kv_cache_manager:KVCacheManager.prefix_cache_lookup_enabled": "self request",
-        "v1.core.kv_cache_coordinator:UnitaryKVCacheCoordinator.cache_blocks": (
-            "self request num_computed_tokens"
-        ),
         "v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit": (
             "self block_hashes max_cache_hit_length"
         ),
@@ -83,6 +80,17 @@ CALLED = {
         "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.append_n": "self blocks",
         "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.get_all_free_blocks": "self",
         "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.iter_blocks_after": "self cursor",
+    },
+    "slots": {
+        "v1.core.kv_cache_coordinator:UnitaryKVCacheCoordinator.cache_blocks": (
+            "self request num_computed_tokens"
+        ),
+        "v1.core.kv_cache_manager:KVCacheManager.allocate_slots": (
+            "self request num_new_tokens num_new_computed_tokens new_computed_blocks "
+            "num_lookahead_tokens num_external_computed_tokens delay_cache_blocks "
+            "num_encoder_tokens full_sequence_must_fit reserved_blocks has_scheduled_reqs "
+            "skip_zeroing_group_ids"
+        ),
     },
     "offloading": {
         "v1.kv_offload.base:make_offload_key": "block_hash group_idx",
@@ -190,10 +198,14 @@ READ = {
     "pool": (
         "kv_cache_manager.block_pool.blocks kv_cache_manager.block_pool.free_block_queue "
         "kv_cache_manager.coordinator.single_type_managers kv_cache_manager.block_pool "
-        "manager.block_size manager.kv_cache_group_id manager.num_cached_block block.ref_cnt "
-        "block.block_hash block.block_id block.pool block.next_free_block "
+        "manager.block_size manager.kv_cache_group_id block.ref_cnt block.block_hash "
+        "block.block_id block.pool block.next_free_block "
         "kv_cache_manager.block_pool.free_block_queue.num_free_blocks "
         "kv_cache_manager.block_pool.free_block_queue.fake_free_list_head"
+    ),
+    "slots": (
+        "kv_cache_manager.empty_kv_cache_blocks manager.num_cached_block manager.req_to_blocks "
+        "manager.block_pool.hash_block_size"
     ),
     "prefixes": (
         "kv_cache_manager.block_pool.enable_caching kv_cache_manager.block_pool.hash_block_size "

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.requests import Request
@@ -58,28 +56,6 @@ def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
         for block in group
         if block._block_hash is not None and block.pool is pool
     ]
-
-
-def look_for_full_blocks_less(scheduler: Scheduler) -> None:
-    """Have vLLM look for full blocks to cache only where a call has one more than it has cached.
-
-    It looks at each running call twice in each step, though few steps fill a block: a tenth of its
-    scheduler's processor time. Only where all blocks are of full attention, which needs no more.
-    """
-    coordinator = scheduler.kv_cache_manager.coordinator
-    if type(coordinator) is not UnitaryKVCacheCoordinator:
-        return
-    (manager,) = coordinator.single_type_managers
-    size = manager.block_size
-    if type(manager) is not FullAttentionManager or size != manager.block_pool.hash_block_size:
-        return
-    cached, look = manager.num_cached_block, coordinator.cache_blocks
-
-    def cache_blocks(request: Request, num_computed_tokens: int) -> None:
-        if num_computed_tokens // size > cached.get(request.request_id, 0):
-            look(request, num_computed_tokens)
-
-    coordinator.cache_blocks = cache_blocks
 
 
 def log_evictions(scheduler: Scheduler, log: list[tuple[bytes, int]]) -> None:
