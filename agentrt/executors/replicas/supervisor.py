@@ -49,23 +49,22 @@ class Health:
             for _ in range(_LOOP_TURNS):
                 await asyncio.sleep(0)
             if answer.done():
-                return answer.result()
+                break
             owed += timeout
-            before, used = used, await self._cpu_seconds(engine)
+            try:
+                async with asyncio.timeout(self.stall_s):
+                    before, used = used, await engine.cpu_seconds()
+            except TimeoutError:  # it says neither: this loop may be the one that is busy
+                owed += self.stall_s
+                continue
             if used is not None and used == before:
                 raise EngineDiedError(
                     f"{name} has not answered for {owed:g} s and does not work: it was stopped, "
                     "or waits without end"
                 )
-        raise EngineDiedError(f"{name} has not answered for {self.hang_s:g} s")
-
-    async def _cpu_seconds(self, engine: Executor) -> float | None:
-        """Processor time used so far; None where it does not come: that may be our loop's fault."""
-        try:
-            async with asyncio.timeout(self.stall_s):
-                return await engine.cpu_seconds()
-        except TimeoutError:
-            return None
+        if not answer.done():
+            raise EngineDiedError(f"{name} has not answered for {self.hang_s:g} s")
+        return answer.result()
 
 
 async def _ask(engine: Executor) -> None:

@@ -212,17 +212,25 @@ class Parking:
     async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
         if wanted.thread is not None:
             return []
-        now, of_runs = time.time(), self._runtime.questions
+        now, closed = time.time(), self._runtime.questions.closed
         found = await self._waits.questions(now, wanted.limit, viewer.tenant, wanted.program)
-        return [_asked(one, now) for one in found if one.id not in of_runs.closed]
+        coming = [
+            asked
+            for asked, _ in self._reopening.values()
+            if viewer.sees(asked.tenant)
+            and wanted.program in (None, asked.program)
+            and (asked.expires_at is None or asked.expires_at > now)
+        ]
+        return coming + [_asked(one, now) for one in found if one.id not in closed]
 
     async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
+        found = await self._waits.question(question_id)
+        # Its program may have come back while the journal was read.
         if (back := self._reopening.get(question_id)) is not None:
             asked = back[0]
+        elif found is None or question_id in self._runtime.questions.closed:
+            return await self._server.questions.of_programs.find(viewer, question_id)
         else:
-            found = await self._waits.question(question_id)
-            if found is None:  # its program may have come back while the journal was read
-                return await self._server.questions.of_programs.find(viewer, question_id)
             asked = _asked(found, time.time())
         return asked if viewer.sees(asked.tenant) else None
 

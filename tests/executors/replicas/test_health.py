@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
+from agentrt.errors import EngineDiedError
 from agentrt.executors.replicas import Health
 from tests.executors.replicas.cast import Mortal
 
@@ -60,3 +63,24 @@ async def test_an_engine_that_does_not_say_whether_it_works_is_given_its_time() 
     engine = Mute()
     await Health(stall_s=0.001, hang_s=30).check("replica-0", engine)
     assert engine.asked == 4
+
+
+@pytest.mark.parametrize(("says", "asked"), [((), 3), ((5.0, None, 5.0), 3)])
+async def test_it_is_not_given_more(says: tuple[float | None, ...], asked: int) -> None:
+    """The time in which it does not say counts; and what it said before is not forgotten."""
+
+    class Mute(Mortal):
+        asked = 0
+
+        async def cpu_seconds(self) -> float:
+            self.asked += 1
+            used = says[self.asked - 1] if self.asked <= len(says) else None
+            return await asyncio.Future() if used is None else used
+
+        async def snapshot(self) -> dict[str, object]:
+            return await asyncio.Future()
+
+    engine, health = Mute(), Health(stall_s=0.01, hang_s=0.06 if not says else 30)
+    with pytest.raises(EngineDiedError):
+        await health.check("replica-0", engine)
+    assert engine.asked == asked

@@ -81,35 +81,66 @@ async def test_two_answers_at_once_are_one(tmp_path: Path) -> None:
         assert (await local.done(run))[1] == str(codes.index(200))
 
 
-async def test_a_program_that_comes_back_while_the_journal_is_read(
+async def test_an_answer_that_comes_too_late_while_the_journal_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its question is listed, and a second answer is told that it comes too late."""
+    """Its question was parked as it was looked for, and is answered once that is known."""
     async with served(tmp_path / "j", asks) as local:
-        waits = local.parking._waits
-        one, many = waits.question, waits.questions
+        read = local.parking._waits.question
 
         async def late(question_id: str) -> object:
-            monkeypatch.setattr(waits, "question", one)
+            monkeypatch.setattr(local.parking._waits, "question", read)
             await local.answer(question, "yes")
             await local.done(run)
-            return await one(question_id)
-
-        async def early(*asked: object, **of: object) -> object:
-            monkeypatch.setattr(waits, "questions", many)
-            found = await many(*asked, **of)  # type: ignore[arg-type]
-            await local.parking._revived(run)
-            while question["id"] not in local.server.runtime.questions.open:
-                await asyncio.sleep(0)
-            return found
+            return await read(question_id)
 
         run = await local.started("asks", input="tea")
         [question] = (await local.parked(run))["questions"]
-        monkeypatch.setattr(waits, "questions", early)
-        assert [one["id"] for one in await local.questions()] == [question["id"]]
-        await local.parked(run)
-        monkeypatch.setattr(waits, "question", late)
+        monkeypatch.setattr(local.parking._waits, "question", late)
         await local.answer(question, "no", 409)
+
+
+async def test_a_question_whose_program_is_coming_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code has begun again, and is yet to come to it: it is listed and found, whoever looks
+    when, and may be answered.
+    """
+    goes_on, begins = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def code(ctx: Context) -> str:
+        begins.release()
+        await goes_on.wait()
+        return str(await ctx.human("go on?"))
+
+    async with served(tmp_path / "j", of(code)) as local:
+        read = local.parking._waits.question
+
+        async def late(question_id: str) -> object:
+            monkeypatch.setattr(local.parking._waits, "question", read)
+            answering.append(asyncio.create_task(local.answer(question, "yes")))
+            await begins.acquire()
+            while (found := await read(question_id)) is not None:
+                pass
+            return found
+
+        goes_on.set()
+        run = await local.started("main")
+        [question] = (await local.parked(run))["questions"]
+        goes_on.clear()
+        await begins.acquire()
+        answering: list[asyncio.Task[object]] = []
+        monkeypatch.setattr(local.parking._waits, "question", late)
+        found = await local.client.get(f"/v1/questions/{question['id']}")
+        assert found.json() == question
+        for program, seen in ((None, [question]), (run, [question]), ("main-9", [])):
+            assert (
+                await local.questions(**({} if program is None else {"program": program})) == seen
+            )
+        assert not answering[0].done()
+        goes_on.set()
+        await answering[0]
+        assert await local.done(run) == "yes"
 
 
 async def test_another_tenant_sees_nothing_of_it(tmp_path: Path) -> None:
