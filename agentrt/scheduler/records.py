@@ -30,8 +30,8 @@ class ProgramRow:
     ``queued`` are its calls in this engine, ``cached`` its blocks in the prefix cache. Under
     admission ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context
     that it comes back for, of which all programs of its type share the first ``shared_tokens``, and
-    for its calls; without any, all of it is ``held``. A ``member`` may use the cache; it had
-    attained ``attained_before_s`` when it last came in, perhaps ``by_age`` alone. Its last call
+    for its calls. A ``member`` may use the cache; without calls, all of its claim is ``held``. It
+    had attained ``attained_before_s`` when it last came in, perhaps ``by_age`` alone. Its last call
     ended at ``turned_at``.
     """
 

@@ -113,6 +113,11 @@ def test_a_call_that_must_fit_as_a_whole_is_refused_though_its_next_token_fits(s
     cache.begin("piece", [9] * LONGEST, LONGEST - 5)
     assert cache.go_on("piece", 1, 0, 1, full_sequence_must_fit=True)[0] is None
     assert cache.go_on("piece", 1, 0, 1)[0] is not None
+    assert (
+        cache.manager.allocate_slots(cache.calls["piece"], 1, 0, None, 1, 0, False, 0, True) is None
+    )
+    with pytest.raises(ValueError, match="num_new_tokens must be greater than 0"):
+        cache.go_on("piece", 0, 0, 0)
 
 
 @pytest.mark.parametrize("model", [*MODELS, "window"])

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def shorten_allocation(scheduler: Scheduler) -> None:
-    """Go the short ways where they are the same: all blocks are of full attention, and are found
-    in the prefix cache as a whole. Elsewhere blocks are freed in the middle, or shared in part.
+    """Go the short ways where they are known to be the same: there is a prefix cache, all blocks
+    are of full attention, and they are found as a whole. So it is with most models; with others
+    blocks are freed in the middle, or shared in part.
     """
     manager = scheduler.kv_cache_manager
     if type(manager.coordinator) is not UnitaryKVCacheCoordinator:
@@ -61,8 +62,9 @@ def _allocate_where_no_room_is_left(manager: KVCacheManager, group: FullAttentio
     ) -> KVCacheBlocks | None:
         tokens = request.num_computed_tokens + num_new_tokens
         room = size * len(blocks.get(request.request_id, ()))
-        if args or kwargs or tokens + num_lookahead_tokens > room:
-            kwargs["num_lookahead_tokens"] = num_lookahead_tokens
+        if args or kwargs or not num_new_tokens or tokens + num_lookahead_tokens > room:
+            if num_lookahead_tokens:
+                kwargs["num_lookahead_tokens"] = num_lookahead_tokens
             return ordinary(request, num_new_tokens, *args, **kwargs)
         cache_blocks(request, min(tokens, request.num_tokens))
         return nothing
