@@ -1,9 +1,9 @@
 """Short ways through vLLM's allocation of slots, for tokens that fit into blocks that a call has.
 
 In most steps most calls compute one token, for which their last block has room. vLLM goes all the
-way through its block allocation and its prefix cache for each all the same: a third of the
-processor time of its scheduler. What comes of it is the same: `tests.executors.vllm` holds every
-block against vLLM's own scheduler.
+way through its block allocation and its prefix cache for each all the same: a quarter of the
+functions that its scheduler calls (`python -m benchmarks scheduler`). What comes of it is the same:
+`tests.executors.vllm` holds every block against vLLM's own scheduler.
 """
 
 from __future__ import annotations
