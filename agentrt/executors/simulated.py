@@ -174,7 +174,7 @@ class SimulatedEngine(Executor):
         queues, running = self._queues, self._running
         queues.promote(now)
         running.sort(key=attrgetter("key"))
-        for call in queues.victims(running, self.slots - len(running)):
+        for call, _ in queues.victims(running, self.slots - len(running)):
             running.remove(call)
             queues.call_preempted(call, now)
             queues.put(call)

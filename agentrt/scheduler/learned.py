@@ -9,7 +9,7 @@ to last for ``a`` more. Those of an output and of a program's service are means 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +19,8 @@ RESOLUTION_S = 0.05
 """Seconds below which durations are not told apart."""
 BINS_PER_DOUBLING = 2
 """How finely ages are told apart, and levels of `adaptive`."""
+RECENT = 64
+"""Steps of each sort that the median of what they cost looks at."""
 WINDOW = 256.0
 """Samples that a mean remembers: older ones fade, so that programs may change."""
 DOUBT = 8.0
@@ -168,16 +170,51 @@ class Usual:
         return int(max(self.grown.value - given_up, 0.0) * seconds / self.turn_s.value)
 
 
-class StepCost:
-    """Seconds that a prompt token adds to a step: what steps with prompts take beyond others."""
+class Median:
+    """The weighted median of the latest `RECENT` samples: a few outliers do not move it."""
 
     def __init__(self) -> None:
-        self._decode_s, self._extra_s, self._tokens = Mean(), Mean(), Mean()
+        self._samples: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        self._value = 0.0
+        self._new = 0
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Take in one more sample."""
+        self._samples.append((value, weight))
+        self._new += 1
+
+    @property
+    def value(self) -> float:
+        """The median; 0 before the first sample. Sorts again after every eighth of its samples."""
+        if self._new and self._new >= len(self._samples) // 8:
+            self._new = 0
+            left = sum(weight for _, weight in self._samples) / 2.0
+            for self._value, weight in sorted(self._samples):
+                left -= weight
+                if left <= 0.0:
+                    break
+        return self._value
+
+
+class StepCost:
+    """What the engine's steps cost: seconds of a step without prompts, and per prompt token beyond.
+
+    Both are medians, so that a step in which the process stood still (a compilation, a suspended
+    machine) changes neither.
+    """
+
+    def __init__(self) -> None:
+        self._decode_s, self._token_s = Median(), Median()
 
     @property
     def token_s(self) -> float:
-        """Seconds of prefill per token; 0 before any was measured."""
-        return self._extra_s.value / self._tokens.value if self._tokens.n else 0.0
+        """Seconds that a prompt token adds to a step; 0 before any was measured."""
+        return self._token_s.value
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds of a step that computes no prompt; 0 before any was measured."""
+        return self._decode_s.value
 
     def step(self, seconds: float, tokens: int, calls: int) -> None:
         """A step computed so many ``tokens``: one of each call, and more of those in prefill."""
@@ -185,8 +222,8 @@ class StepCost:
         if prefill <= 0:
             self._decode_s.add(seconds)
         else:
-            self._extra_s.add(max(seconds - self._decode_s.value, 0.0))
-            self._tokens.add(prefill)
+            extra_s = max(seconds - self._decode_s.value, 0.0)
+            self._token_s.add(extra_s / prefill, weight=prefill)
 
 
 class Learned:

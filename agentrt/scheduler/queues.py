@@ -7,8 +7,9 @@ that a preempted call comes back ahead of those that got the same priority after
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import count
+from itertools import count, islice
 
 from agentrt.errors import InvariantError
 from agentrt.scheduler.admission import Capacity
@@ -16,7 +17,7 @@ from agentrt.scheduler.by_name import make_admission
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Events
 from agentrt.scheduler.heap import Heap
-from agentrt.scheduler.learned import SCANNED
+from agentrt.scheduler.learned import SCANNED, Mean
 from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Policy
@@ -34,6 +35,8 @@ from agentrt.scheduler.records import (
 
 _EPSILON_S = 1e-9
 """What a quantum may lack: rounding."""
+_LOOKED_AT = 64
+"""Waiting calls that one step looks at to find those worth a preemption."""
 
 
 class LevelQueues:
@@ -69,7 +72,9 @@ class LevelQueues:
         self._promoter = self.policy.promoter(slots) or Promoter()
         self._waiting: Heap[QueuedCall] = Heap()
         self._deferred: dict[QueuedCall, None] = {}
-        self._queued = 0
+        self._queued = self._stuck = 0
+        self._lost_share = Mean()
+        """The share of its computed tokens that a preempted call had to compute again."""
         self._seqs = count(1)
 
     # -- what happens ------------------------------------------------------------------
@@ -93,13 +98,34 @@ class LevelQueues:
         assert call.since is not None
         call.waited_s += now - call.since
         call.since, call.began_at = None, now
-        call.gave_way_to = ""
-        call.began_at_step = call.steps
+        call.gave_way_to, call.stuck = "", False
+        call.began_at_step, call.began_served_s = call.steps, call.served_s
         self._promoter.began(call, now)
         for part in self._parts:
             part.call_began(call, now)
         if call.preemptions == 0:
             self._reprioritize(self.policy.call_left(call), now)
+
+    def computing(self, call: QueuedCall, lost_tokens: int = 0) -> None:
+        """A call that began computes its context, of which it had ``lost_tokens`` computed before.
+
+        Until its `first_token` it keeps its level and is not preempted for a slot: all that it has
+        computed could be lost. An engine without a prefill phase never says so.
+        """
+        call.settled_at_s, call.lost_tokens = math.inf, lost_tokens
+        if call.preemptions and call.computed_tokens:
+            self._lost_share.add(lost_tokens / call.computed_tokens)
+
+    def first_token(self, call: QueuedCall) -> None:
+        """A call has put out its first token since it began; outputs survive a preemption.
+
+        If it had to compute again what a preemption had lost, it is safe until it was served as
+        long again as that took. So what a call loses to preemptions for a slot is at most one
+        prefill more than the service that it keeps. A call that has lost nothing yet is safe for
+        the part of that time that preempted calls of this engine usually lose.
+        """
+        share = 1.0 if call.lost_tokens else self._lost_share.value
+        call.settled_at_s = call.served_s + share * (call.served_s - call.began_served_s)
 
     def call_preempted(self, call: QueuedCall, now: float, *, for_memory: bool = False) -> None:
         """A running call stopped, and has to be `put` back."""
@@ -178,9 +204,13 @@ class LevelQueues:
             call.steps += steps
             if call.promoted:
                 self._promoter.charged(call, seconds)
-            if served >= call.quantum_ends_s - _EPSILON_S and self._quantum_spent(call, now):
+            if (
+                served >= call.quantum_ends_s - _EPSILON_S
+                and served >= call.settled_at_s
+                and self._quantum_spent(call, now)
+            ):
                 moved.append(call)
-            if call.since is not None:  # it was preempted with this step in flight
+            if call.state is WAITING:  # it was preempted with this step in flight
                 self._promoter.waits(call)
         for part in self._parts if tokens else ():
             part.stepped(seconds, tokens, len(call_ids))
@@ -214,22 +244,38 @@ class LevelQueues:
         return call
 
     def put(self, call: QueuedCall, *, deferred: bool = False) -> None:
-        """Queue a waiting call by its priority; ``deferred``, only from when it is `release`d."""
+        """Queue a waiting call by its priority; ``deferred``, only from when it is `release`d.
+
+        A deferred call is neither let in nor promoted, and no other call is preempted for it.
+        """
         self._queued += 1
         if deferred:
             call.go(DEFERRED)
             self._deferred[call] = None
-            self._promoter.waits(call)
         elif self.admission is None or self.admission.goes_on(call):
             self._offer(call)
         else:
             call.go(OUTSIDE)
             self.admission.wait(call)
 
+    def put_back(self, call: QueuedCall, now: float) -> None:
+        """Queue a call again that was taken and could not start; it is `stuck` until it does.
+
+        A stuck call is no reason to preempt another, does not count as running when programs are
+        admitted, and gives a promotion back, so that it does not keep others from theirs.
+        """
+        call.stuck = True
+        if call.promoted:
+            self._promoter.left(call)
+            call.promoted = False
+            self._enter(call, self.policy.priority(call, now))
+        self.put(call)
+
     def discard(self, call: QueuedCall) -> bool:
         """Take a call out of the queue wherever it stands; False if it was not in it."""
         if call.state is WAITING:
             self._waiting.discard(call)
+            self._stuck -= call.stuck
         elif call.state is DEFERRED:
             del self._deferred[call]
         elif call.state is OUTSIDE and self.admission is not None:
@@ -250,7 +296,7 @@ class LevelQueues:
         """Put those in the queue that may come in, beside so many ``running``: these calls."""
         came: list[QueuedCall] = []
         admission = self.admission
-        while admission and (calls := admission.let_in(now, running + len(self._waiting))):
+        while admission and (calls := admission.let_in(now, running + self._startable)):
             for call in calls:
                 self._offer(call)
             came += calls
@@ -284,25 +330,32 @@ class LevelQueues:
         free_blocks: int = 0,
         blocks_needed: Callable[[QueuedCall], int] = lambda call: 0,
         spared: Callable[[QueuedCall], bool] = lambda call: False,
-    ) -> list[QueuedCall]:
-        """Which running calls to preempt so that better waiting calls run in this step.
+        can_start: Callable[[QueuedCall], bool] = lambda call: True,
+    ) -> list[tuple[QueuedCall, QueuedCall]]:
+        """Which running calls to preempt in this step, each with the waiting call that needs its
+        slot.
 
-        ``running`` is sorted by key, the worst last. Only a call of a strictly worse level gives
-        way. It does so for its slot of the batch, and never for its memory: a waiting call that
-        does not fit into the ``free_blocks`` waits, since what is evicted has to be computed again,
-        which delays all others too. None of those that are ``spared`` gives way.
+        ``running`` is sorted by key, the worst last. Only a call of a strictly worse level is
+        preempted. It loses its slot of the batch, and is never preempted for its memory: a waiting
+        call that does not fit into the ``free_blocks`` waits, since what is evicted has to be
+        computed again, which delays all others too. Running calls that are ``spared`` or not yet
+        `settled` are passed over, and so are waiting calls that are stuck or not ``can_start``.
         """
-        config, victims = self.config, list[QueuedCall]()
-        if not (config.preemption and running) or free_slots >= len(self._waiting):
+        config, victims = self.config, list[tuple[QueuedCall, QueuedCall]]()
+        if not (config.preemption and running) or free_slots >= self._startable:
             return victims
         pool = (
             call
             for call in reversed(running)
-            if call.residency_steps >= config.min_residency_steps and not spared(call)
+            if call.residency_steps >= config.min_residency_steps
+            and call.settled
+            and not spared(call)
         )
-        for head in self._waiting:
+        for head in islice(self._waiting, _LOOKED_AT):
             if len(victims) >= config.max_preemptions_per_step or head.level >= running[-1].level:
                 break
+            if head.stuck or not can_start(head):
+                continue
             free_blocks -= blocks_needed(head)
             if free_blocks < 0:
                 break
@@ -312,7 +365,7 @@ class LevelQueues:
             victim = next(pool, None)
             if victim is None or victim.level <= head.level:
                 break
-            victims.append(victim)
+            victims.append((victim, head))
         return victims
 
     # -- inside ------------------------------------------------------------------------
@@ -340,7 +393,15 @@ class LevelQueues:
             if not left:
                 return
 
+    @property
+    def _startable(self) -> int:
+        """How many waiting calls could start, as far as is known."""
+        return len(self._waiting) - self._stuck
+
     def _offer(self, call: QueuedCall) -> None:
         call.go(WAITING)
         self._waiting.put(call, call.key)
-        self._promoter.waits(call)
+        if call.stuck:
+            self._stuck += 1
+        else:
+            self._promoter.waits(call)

@@ -139,7 +139,8 @@ class CallState(StrEnum):
     OUTSIDE = "outside"
     """It waits until its program may use the KV cache (admission)."""
     DEFERRED = "deferred"
-    """We preempted it, and it waits until no output of it is in flight."""
+    """It cannot start yet: an output from before its preemption is in flight, or its grammar is
+    being compiled."""
     RUNNING = "running"
     ENDED = "ended"
 
@@ -197,6 +198,16 @@ class QueuedCall:
     steps: int = 0
     began_at_step: int = 0
     """``steps`` when it last began to run."""
+    began_served_s: float = 0.0
+    """``served_s`` when it last began to run."""
+    settled_at_s: float = 0.0
+    """``served_s`` from which it may be preempted again; infinite until its first token since it
+    last began to run (`LevelQueues.first_token`)."""
+    lost_tokens: int = 0
+    """Tokens that it computed again when it last began to run."""
+    stuck: bool = False
+    """Whether the engine could not start it when it last looked at it, though there was a slot: its
+    LoRA adapter does not fit, or its KV cache is on its way."""
     resumable: bool = False
     """Whether it is a streaming session, which may wait for its client between two turns."""
     promoted: bool = False
@@ -226,6 +237,11 @@ class QueuedCall:
     def residency_steps(self) -> int:
         """Engine steps since it last began to run."""
         return self.steps - self.began_at_step
+
+    @property
+    def settled(self) -> bool:
+        """Whether a preemption would leave it with progress that is kept."""
+        return self.served_s >= self.settled_at_s
 
     def go(self, state: CallState) -> None:
         """Change its state. Raises `InvariantError` for a change that `TRANSITIONS` has not."""

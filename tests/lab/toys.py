@@ -169,7 +169,7 @@ class ToyEngine:
 
     def _victims(self) -> list[QueuedCall]:
         free = self._batch - len(self.running)
-        return self.queues.victims(self.running, free)
+        return [victim for victim, _ in self.queues.victims(self.running, free)]
 
     def _serve(self) -> list[_Live]:
         """One step of service. The programs that ended with it."""

@@ -113,7 +113,7 @@ class Crowd:
         if self._unsorted:
             self.running.sort(key=_key)
             self._unsorted = False
-        for call in self.queues.victims(self.running, SLOTS - len(self.running)):
+        for call, _ in self.queues.victims(self.running, SLOTS - len(self.running)):
             self.running.remove(call)
             self.queues.call_preempted(call, self.now)
             self.queues.put(call)

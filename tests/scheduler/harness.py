@@ -6,6 +6,7 @@ from typing import Any
 
 from agentrt.scheduler import LevelQueues, Policy, ProcessTable, QueuedCall, SchedulerConfig
 from agentrt.scheduler.policies.adaptive import Lane
+from agentrt.scheduler.records import DEFERRED
 from tests.scheduler.integrity import check_queues
 
 
@@ -66,7 +67,7 @@ class Harness:
     def victims(self) -> list[QueuedCall]:
         """Whom to preempt for those that wait, in a full batch."""
         running = sorted(self.running, key=lambda call: call.key)
-        return self.queues.victims(running, 0)
+        return [victim for victim, _ in self.queues.victims(running, 0)]
 
     def order(self) -> list[str]:
         """The programs of the waiting calls, best first."""
@@ -94,5 +95,9 @@ class Harness:
             return
         lane = self.lane
         assert lane._inside == sum(call.promoted for call in self.queues.calls.values())
-        waiting = {c for c in self.queues.calls.values() if c.since is not None and not c.promoted}
+        waiting = {
+            call
+            for call in self.queues.calls.values()
+            if call.since is not None and call.state is not DEFERRED and not call.promoted
+        }
         assert set(lane._line) == waiting

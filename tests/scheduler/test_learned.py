@@ -144,10 +144,27 @@ def test_a_prompt_token_costs_what_steps_with_prompts_take_beyond_others() -> No
     assert costs.token_s == 0.0, "no prompt was seen"
     costs.step(0.75, 5, 4)
     assert costs.token_s == 0.5, "a token of a prompt is one more than the calls"
-    costs.step(0.75, 35, 4)
-    assert costs.token_s == 0.5 / 16
-    costs.step(0.125, 20, 4)
-    assert costs.token_s == pytest.approx(1 / 3 / 16), "no step takes less than one without prompts"
+    costs.step(0.75, 36, 4)
+    assert costs.token_s == 0.5 / 32, "each token counts, not each step"
+    for _ in range(9):
+        costs.step(0.125, 20, 4)
+    assert costs.token_s == 0.0, "no step takes less than one without prompts"
+
+
+@pytest.mark.parametrize("usual", [1, 8, 500])
+def test_a_step_in_which_the_process_stood_still_changes_no_estimate(usual: int) -> None:
+    """A minute in which a kernel is compiled, or the machine sleeps, at any point of a life."""
+    costs = StepCost()
+    for _ in range(usual):
+        costs.step(0.02, 4, 4)
+        costs.step(0.07, 504, 4)
+    costs.step(60.0, 504, 4)
+    costs.step(60.0, 4, 4)
+    for _ in range(3):
+        costs.step(0.02, 4, 4)
+        costs.step(0.07, 504, 4)
+    assert costs.token_s == pytest.approx(0.05 / 500)
+    assert costs.decode_s == pytest.approx(0.02)
 
 
 def test_outputs_are_learned_by_type_and_by_all() -> None:

@@ -257,5 +257,5 @@ def test_victims_give_their_slots_to_one_call_after_the_other(
         queues.put(real[call.name])
     running = [real[call.name] for call in reference.running()]
     expected = reference.victims(slots, blocks, lambda call: sizes[call.name], spared)
-    found = queues.victims(running, slots, blocks, needed, lambda call: call.call_id in spared)
-    assert [call.call_id for call in found] == [call.name for call in expected]
+    victims = queues.victims(running, slots, blocks, needed, lambda call: call.call_id in spared)
+    assert [call.call_id for call, _ in victims] == [call.name for call in expected]

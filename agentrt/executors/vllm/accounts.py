@@ -88,6 +88,7 @@ class CallNotes:
         for call, before in list(self.prefilling.items()):
             if call.item.num_output_tokens > before:
                 del self.prefilling[call]
+                self._queues.first_token(call)
                 note(call, FIRST, now)
 
     def moved(self, call: QueuedCall, now: float) -> None:

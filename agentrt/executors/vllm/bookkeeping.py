@@ -169,11 +169,14 @@ class Bookkeeping(AsyncScheduler):
         # vLLM has counted this step's tokens as computed by now; the rest was cached.
         cached = call.item.num_computed_tokens - scheduled
         self.notes.began(call, now, cached)
+        lost = 0
         if call.cached_tokens is None:
             call.cached_tokens = min(cached, call.prompt_tokens)
         else:
-            call.recomputed_tokens += max(0, call.computed_tokens - cached)
+            lost = max(0, call.computed_tokens - cached)
+            call.recomputed_tokens += lost
         self.queues.call_began(call, now)
+        self.queues.computing(call, lost)
 
     def _call_ended(self, request: Request) -> dict[str, Any] | None:
         """A request ended, one way or another. Its report, if its client asked for it."""

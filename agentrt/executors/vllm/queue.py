@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrt.executors.vllm._compat.requests import Request
+from agentrt.executors.vllm._compat.requests import Request, compiles_grammar
 from agentrt.executors.vllm._compat.scheduling import RequestQueue
 from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.records import Key, QueuedCall
@@ -21,18 +21,19 @@ class LevelRequestQueue(RequestQueue):
     vLLM asks two different things of a queue: its truth, "is there something to peek
     at", and its length, which decides whether the engine goes idle. They differ while
     calls are deferred or outside: while ``deferring``, what is put back was preempted in this
-    very step, and must not run in it.
+    very step, and must not run in it. ``now`` is when the step began, in seconds.
     """
 
     def __init__(self, queues: LevelQueues) -> None:
         self._queues = queues
         self.deferring = False
+        self.now = 0.0
 
     def add_request(self, request: Request) -> None:
         call = self._queues.calls[request.request_id]
         # vLLM adds a streaming session twice where its turn ends after its preemption.
         if not call.queued:
-            self._queues.put(call)
+            self._queues.put(call, deferred=compiles_grammar(request))
 
     def pop_request(self) -> Request:
         request: Request = self._queues.take().item
@@ -51,8 +52,11 @@ class LevelRequestQueue(RequestQueue):
         self._queues.put(call, deferred=self.deferring)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
+        # vLLM gives back together what it took in this step and could not start.
         for request in list(requests):
-            self.add_request(request)
+            call = self._queues.calls[request.request_id]
+            if not call.queued:
+                self._queues.put_back(call, self.now)
 
     def remove_request(self, request: Request) -> None:
         self.remove_requests([request])

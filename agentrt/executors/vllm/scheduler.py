@@ -13,13 +13,15 @@ from typing import Any
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.pool import blocks_needed, free_blocks
-from agentrt.executors.vllm._compat.requests import Request, tokens_left
+from agentrt.executors.vllm._compat.requests import Request, compiles_grammar, tokens_left
 from agentrt.executors.vllm._compat.scheduling import (
     RequestQueue,
     SchedulerOutput,
+    adapter_fits,
     admitted,
     free_slots,
     may_preempt,
+    paused,
     preempt,
 )
 from agentrt.executors.vllm.bookkeeping import Bookkeeping
@@ -57,9 +59,10 @@ class ProgramScheduler(Bookkeeping):
         now = self.clock()
         self.retention.at(now)
         own_queue = isinstance(self.waiting, LevelRequestQueue)
-        if own_queue:
-            # No output of a preempted call may be in flight any more.
-            self.queues.release(lambda call: call.item.num_in_flight_tokens == 0)
+        if isinstance(self.waiting, LevelRequestQueue):
+            self.waiting.now = now
+        if own_queue and not paused(self):
+            self.queues.release(_may_be_offered)
             self.queues.promote(now)
             for one in self.queues.let_in(now, len(self.running)):
                 self.notes.let_in(one, now)
@@ -113,9 +116,14 @@ class ProgramScheduler(Bookkeeping):
         def needed(call: QueuedCall) -> int:
             return blocks_needed(self, call.item, free)
 
-        for call in self.queues.victims(running, free_slots(self), free, needed, self._spared):
-            call.gave_way_to = head.program.program_id
-            self._preempt(call, head, now)
+        def can_start(call: QueuedCall) -> bool:
+            return adapter_fits(self, call.item)
+
+        slots = free_slots(self)
+        victims = self.queues.victims(running, slots, free, needed, self._spared, can_start)
+        for call, better in victims:
+            call.gave_way_to = better.program.program_id
+            self._preempt(call, better, now)
 
     def _spared(self, call: QueuedCall) -> bool:
         left = tokens_left(call.item)
@@ -143,3 +151,8 @@ class ProgramScheduler(Bookkeeping):
             # Whom we preempt, we preempt for a slot, and vLLM for memory.
             self.queues.call_preempted(call, now, for_memory=self._better is None)
         super()._preempt_request(request, timestamp, *args, **kwargs)
+
+
+def _may_be_offered(call: QueuedCall) -> bool:
+    """Whether a deferred call can start: no output of it is in flight, and its grammar is there."""
+    return call.item.num_in_flight_tokens == 0 and not compiles_grammar(call.item)

@@ -108,7 +108,7 @@ class Slots:
                 self._settle(call)
         self.running.sort(key=_key)
         free = self._batch - len(self.running)
-        return list(self.queues.victims(self.running, free))
+        return [victim for victim, _ in self.queues.victims(self.running, free)]
 
     def _start(self, call: QueuedCall) -> None:
         self.queues.call_began(call, self._clock.now)

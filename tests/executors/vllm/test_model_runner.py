@@ -131,17 +131,22 @@ def test_fcfs_tells_the_runner_what_stock_does(drafts: int, in_flight: int, mode
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("drafts", [0, 2])
-@pytest.mark.parametrize("settings", [{}, {"policy": "plas"}], ids=["default", "plas"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"policy": "plas", "quanta": [0.5, 1, 2]}], ids=["default", "plas"]
+)
 def test_the_runner_follows_whoever_is_preempted(
-    settings: dict[str, str], drafts: int, in_flight: int, model: str
+    settings: dict[str, Any], drafts: int, in_flight: int, model: str
 ) -> None:
     made = engine(ProgramScheduler, model, in_flight, drafts, **settings)
     runner = Runner(made.scheduler)
     blocks = made.scheduler.control("snapshot")["free_blocks"]
-    storm = KindStorm(made, 1)
-    for _ in range(80):
-        storm.act()
-    storm.settle()
+    for seed in range(1, 9):
+        storm = KindStorm(made, seed)
+        for _ in range(80):
+            storm.act()
+        storm.settle()
+        if runner.preempted or not settings:
+            break
     assert runner.preempted or not settings
     assert not made.scheduler.requests
     assert made.scheduler.control("snapshot")["free_blocks"] == blocks

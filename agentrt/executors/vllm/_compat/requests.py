@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
-__all__ = ["Request", "extra_args", "tokens_left"]
+__all__ = ["Request", "compiles_grammar", "extra_args", "tokens_left"]
 
 
 def extra_args(request: Request) -> dict[str, Any]:
     """What the client attached to the request's sampling parameters."""
     params = request.sampling_params
     return (params.extra_args or {}) if params is not None else {}
+
+
+def compiles_grammar(request: Request) -> bool:
+    """Whether the request cannot start because its grammar is still being compiled.
+
+    A grammar that failed counts as compiled: vLLM then ends the request.
+    """
+    structured = request.structured_output_request
+    return (
+        request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        and structured is not None
+        and structured.grammar is None
+    )
 
 
 def tokens_left(request: Request) -> int:

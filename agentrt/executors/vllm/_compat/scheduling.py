@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -51,6 +52,20 @@ def may_preempt(scheduler: Scheduler, request: Request) -> bool:
     """
     in_flight = request.resumable and request.num_in_flight_tokens
     return not in_flight and scheduler._request_blocks_can_be_freed(request)
+
+
+def paused(scheduler: Scheduler) -> bool:
+    """Whether generation is paused: no request may start, and none may be preempted."""
+    return bool(scheduler.pause_state != PauseState.UNPAUSED)
+
+
+def adapter_fits(scheduler: Scheduler, request: Request) -> bool:
+    """Whether a waiting request's LoRA adapter fits beside those of the running requests."""
+    config, adapter = scheduler.lora_config, request.lora_request
+    if not config or adapter is None:
+        return True
+    loaded = {other.lora_request.lora_int_id for other in scheduler.running if other.lora_request}
+    return adapter.lora_int_id in loaded or len(loaded) < config.max_loras
 
 
 def admitted(output: SchedulerOutput) -> Iterable[str]:

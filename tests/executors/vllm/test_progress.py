@@ -1,0 +1,310 @@
+"""Every program that fits ends, and nothing is preempted for a call that cannot start."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.core.sched.interface import PauseState
+
+from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_request, make_scheduler
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import BUILT_IN
+from agentrt.scheduler.records import QueuedCall
+from tests.executors.vllm.every_kind import Elsewhere, Grammar, every_kind
+
+DEFAULTS = SchedulerConfig.of_policy().to_dict()
+POLICIES = sorted(BUILT_IN)
+STEP_TOKENS = 256
+
+
+class Watched(ProgramScheduler):
+    """Notes each preemption for a slot, with the outputs that the call kept from its last run."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.outputs_at_start: dict[str, int] = {}
+        self.kept: list[int] = []
+
+    def _call_began(self, request_id: str, scheduled: int, now: float) -> None:
+        super()._call_began(request_id, scheduled, now)
+        self.outputs_at_start[request_id] = self.requests[request_id].num_output_tokens
+
+    def _preempt(self, call: QueuedCall, better: QueuedCall, now: float) -> None:
+        self.kept.append(call.item.num_output_tokens - self.outputs_at_start[call.call_id])
+        super()._preempt(call, better, now)
+
+
+def engine(
+    settings: dict[str, Any], *, cls: Any = Watched, slots: int = 4, blocks: int = 2000, **more: Any
+) -> HeadlessEngine:
+    """An engine whose prompts cost a tenth of a second for each step full of their tokens."""
+    scheduler = make_scheduler(
+        cls,
+        max_num_seqs=slots,
+        blocks=blocks,
+        settings=settings,
+        max_num_batched_tokens=STEP_TOKENS,
+        **more,
+    )
+    return HeadlessEngine(scheduler, step_s=lambda work: 0.02 + work.prefill_tokens / 1280)
+
+
+def program(name: str, type: str = "t") -> dict[str, Any]:
+    return {"agentrt": {"program_id": name, "program_type": type, "report": True}}
+
+
+def prompt(seed: int, tokens: int) -> list[int]:
+    return random.Random(seed).choices(range(1000, 30_000), k=tokens)
+
+
+# -- progress --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_programs_with_long_prompts_end_though_few_fit(policy: str, caching: bool) -> None:
+    """Twelve calls whose prefill takes longer than the first quantum; four and a half fit."""
+    tokens, count = 8 * STEP_TOKENS, 12
+    settings = {"policy": policy, "quanta": [0.25, 0.5, 1, 2, 4, 8]}
+    blocks = int(4.5 * (tokens + 32) / BLOCK_SIZE)
+    made = engine(settings, blocks=blocks, prefix_caching=caching)
+    for number in range(count):
+        made.add(f"c{number}", prompt(number, tokens), 20, program(f"p{number}"))
+    steps = made.run(1000)
+    computed = sum(sum(step.scheduled.values()) for step in steps)
+    assert computed <= 4 * count * (tokens + 20)
+    assert all(kept >= 1 for kept in made.scheduler.kept)
+
+
+@pytest.mark.parametrize("admission", ["off", "cap", "memory"])
+@pytest.mark.parametrize("retention", ["lru", "ttl", "cost"])
+@pytest.mark.parametrize("policy", ["atlas", "plas", "mlfq", "adaptive", "round-robin"])
+def test_what_a_call_loses_to_preemptions_is_bounded(
+    policy: str, retention: str, admission: str
+) -> None:
+    """Each preemption for a slot leaves a token that is kept; and all ends. Random programs."""
+    draw = random.Random(f"{policy} {retention} {admission}")
+    settings = {
+        "policy": policy,
+        "retention": retention,
+        "admission": admission,
+        "admission_cap": 3,
+        "quanta": [0.1, 0.2, 0.4, 0.8],
+        "min_residency_steps": 0,
+    }
+    made = engine(settings, slots=3, blocks=160)
+    scheduler: Any = made.scheduler
+    for number in range(30):
+        tokens, outputs = draw.randint(16, 1900), draw.randint(1, 40)
+        made.add(f"c{number}", prompt(number, tokens), outputs, program(f"p{number}"))
+        for _ in range(draw.randint(0, 12)):
+            made.step()
+    made.run(20_000)
+    assert all(kept >= 1 for kept in scheduler.kept)
+    assert scheduler.kept or policy in ("adaptive", "round-robin") or admission != "off"
+
+
+def test_a_resumed_call_is_served_as_long_as_it_took_to_compute_again() -> None:
+    """Without a prefix cache, a second preemption comes no sooner than that."""
+    made = engine(
+        {"policy": "mlfq", "quanta": [0.05, 0.05, 0.05], "min_residency_steps": 0},
+        slots=1,
+        prefix_caching=False,
+    )
+    scheduler: Any = made.scheduler
+    made.add("long", prompt(0, 1024), 200, program("long"))
+    call = scheduler.queues.calls["long"]
+    runs: list[tuple[float, float]] = []
+    for number in range(40):
+        made.add(f"s{number}", prompt(number, 16), 2, program(f"s{number}"))
+        before = call.preemptions
+        for _ in range(8):
+            made.step()
+            if call.preemptions > before:
+                runs.append((call.began_served_s, call.served_s))
+                before = call.preemptions
+    assert len(runs) > 2
+    prefill_s = 1024 / 1280
+    assert all(end - start >= 2 * prefill_s for start, end in runs[1:])
+
+
+# -- calls that cannot start -----------------------------------------------------------
+
+
+def taught(settings: dict[str, Any], **more: Any) -> HeadlessEngine:
+    """Two long calls run in both slots; programs of type u are known to be short."""
+    made = engine(settings, slots=2, **more)
+    for number in range(12):
+        kind, outputs = ("t", 400) if number % 2 else ("u", 2)
+        made.add(f"h{number}", prompt(number, 30), outputs, program(f"h{number}", kind))
+    made.run()
+    for number in range(12):
+        made.scheduler.control("ends", [f"h{number}"])
+    for number in range(2):
+        made.add(f"old{number}", prompt(100 + number, 300), 3000, program(f"old{number}"))
+    for _ in range(100):
+        made.step()
+    made.scheduler.kept.clear()
+    return made
+
+
+def short(made: HeadlessEngine, name: str, **more: Any) -> Any:
+    return make_request(
+        name,
+        prompt(500, 20),
+        BLOCK_SIZE,
+        max_tokens=4,
+        ignore_eos=True,
+        extra_args=program(name, "u"),
+        **more,
+    )
+
+
+def blocked_by_grammar(made: HeadlessEngine, name: str) -> Any:
+    request = short(made, name, structured_outputs=StructuredOutputsParams(json={"type": "object"}))
+    request.structured_output_request.grammar = Future()
+    return request
+
+
+def blocked_by_adapter(made: HeadlessEngine, name: str) -> Any:
+    for running in made.scheduler.running:
+        running.lora_request = LoRARequest("a", 1, "/a")
+    made.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    request = short(made, name)
+    request.lora_request = LoRARequest("b", 2, "/b")
+    return request
+
+
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("blocked", [blocked_by_grammar, blocked_by_adapter])
+@pytest.mark.parametrize("settings", [*({"policy": name} for name in POLICIES), DEFAULTS])
+def test_no_running_call_is_preempted_for_one_that_cannot_start(
+    settings: dict[str, Any], blocked: Any, caching: bool
+) -> None:
+    made = taught(settings, prefix_caching=caching)
+    running = {request.request_id for request in made.scheduler.running}
+    for number in range(2):
+        made.submit(blocked(made, f"new{number}"))
+    for _ in range(200):
+        made.step()
+    assert not made.scheduler.kept
+    assert {request.request_id for request in made.scheduler.running} == running
+
+
+@pytest.mark.parametrize("settings", [{"policy": "atlas"}, DEFAULTS], ids=["atlas", "default"])
+def test_a_call_whose_grammar_is_ready_preempts_as_any_other(settings: dict[str, Any]) -> None:
+    made = taught(settings)
+    request = blocked_by_grammar(made, "new")
+    made.submit(request)
+    for _ in range(20):
+        made.step()
+    assert not made.scheduler.kept
+    request.structured_output_request._grammar.set_result(Grammar(False))
+    ended = [name for _ in range(20) for name in made.step().finished]
+    assert ended == ["new"]
+    assert len(made.scheduler.kept) == 1
+
+
+@pytest.mark.parametrize("policy", ["atlas", "plas", "mlfq", "adaptive"])
+def test_no_call_is_preempted_again_and_again_for_one_whose_cache_is_elsewhere(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connector never knows what it has: the call is looked at once, and passed over then."""
+    made = every_kind(
+        Watched,
+        random.Random(3),
+        connector="recompute",
+        drafts=0,
+        settings={"policy": policy, "min_residency_steps": 0, "quanta": [0.1, 0.2]},
+    )
+    scheduler: Any = made.scheduler
+    never: Any = lambda self, request, computed: (
+        (None, False) if request.request_id.startswith("wait") else (0, False)
+    )
+    monkeypatch.setattr(Elsewhere, "get_num_new_matched_tokens", never)
+    made.step_s = lambda work: 0.1
+    slots = scheduler.max_num_running_reqs
+    for number in range(slots):
+        made.add(f"plain-{number}", prompt(number, 20), 60, program(f"old{number}"))
+    for _ in range(20):
+        made.step()
+    scheduler.kept.clear()
+    for number in range(2):
+        made.add(f"wait-{number}", prompt(90 + number, 20), 2, program(f"new{number}"))
+    for _ in range(30):
+        made.step()
+    assert len(scheduler.kept) <= 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DEFAULTS,
+        {"policy": "fcfs", "admission": "cap", "admission_cap": 2},
+        {"policy": "adaptive"},
+    ],
+    ids=["default", "cap", "off"],
+)
+def test_programs_whose_grammars_are_compiled_keep_nobody_out(settings: dict[str, Any]) -> None:
+    made = engine(settings, slots=8, blocks=100)
+    for number in range(4):
+        request = blocked_by_grammar(made, f"g{number}")
+        request.prompt_token_ids = prompt(number, 500)
+        made.submit(request)
+        made.step()
+    made.add("plain", prompt(9, 500), 4, program("plain"))
+    assert "plain" in [name for _ in range(10) for name in made.step().finished]
+
+
+def test_a_promoted_call_that_cannot_start_leaves_its_promotion_to_others() -> None:
+    """An adapter that does not fit holds the only place of the lane; the next oldest gets it."""
+    made = engine({"policy": "adaptive", "lane": 0.3}, slots=2)
+    scheduler: Any = made.scheduler
+    scheduler.lora_config = SimpleNamespace(max_loras=1)
+    for number in range(2):
+        made.add(f"old{number}", prompt(number, 30), 3000, program(f"old{number}"))
+        made.requests[f"old{number}"].lora_request = LoRARequest("a", 1, "/a")
+    made.step()
+    stuck = short(made, "stuck")
+    stuck.lora_request = LoRARequest("b", 2, "/b")
+    made.submit(stuck)
+    made.abort("old1")
+    for _ in range(5):
+        made.step()
+    made.add("later", prompt(7, 30), 50, program("later"))
+    for _ in range(400):
+        made.step()
+    assert not scheduler.queues.calls["stuck"].promoted
+    assert "later" not in made.requests
+
+
+# -- paused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paused", [PauseState.PAUSED_NEW, PauseState.PAUSED_ALL])
+@pytest.mark.parametrize("settings", [*({"policy": name} for name in POLICIES), DEFAULTS])
+def test_nothing_is_preempted_promoted_or_admitted_while_the_engine_is_paused(
+    settings: dict[str, Any], paused: PauseState
+) -> None:
+    made = taught(settings)
+    scheduler = made.scheduler
+    running = [request.request_id for request in scheduler.running]
+    for number in range(3):
+        made.add(f"new{number}", prompt(number, 20), 4, program(f"new{number}", "u"))
+    scheduler.set_pause_state(paused)
+    before = [call.promotions for call in scheduler.queues.calls.values()]
+    for _ in range(50):
+        made.step()
+        made.now += 0.5
+    assert [request.request_id for request in scheduler.running] == running
+    assert not scheduler.kept
+    assert [call.promotions for call in scheduler.queues.calls.values()] == before
+    scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert len(made.run(20_000)) > 0
