@@ -9,10 +9,12 @@ to last for ``a`` more. Those of an output and of a program's service are means 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 RESOLUTION_S = 0.05
@@ -21,6 +23,8 @@ BINS_PER_DOUBLING = 2
 """How finely ages are told apart, and levels of `adaptive`."""
 RECENT = 64
 """Steps of each sort that the median of what they cost looks at."""
+SILENCES = 2048
+"""The latest silences of a type that are remembered: some turns of many clients at once."""
 WINDOW = 256.0
 """Samples that a mean remembers: older ones fade, so that programs may change."""
 DOUBT = 8.0
@@ -139,6 +143,116 @@ class Durations:
                 yield kind, age, known
 
 
+class Silence:
+    """A stretch of time in which a program has no call, and nobody says what it waits for."""
+
+    __slots__ = ("_of", "counted", "length", "returned", "since")
+
+    def __init__(self, of: Silences, since: float) -> None:
+        self._of, self.since = of, since
+        self.counted = True
+        """Whether it is among the latest of its type."""
+        self.length: float | None = None
+        """Seconds that it lasted; None while it lasts."""
+        self.returned = False
+        """Whether it ended with a call."""
+
+    def end(self, now: float, *, returned: bool) -> None:
+        """The program has a call again (``returned``), or will have none."""
+        if self.counted:
+            self._of.end(self, now, returned=returned)
+
+    def drop(self) -> None:
+        """It is no silence: somebody has said what the program waits for."""
+        if self.counted:
+            self._of.drop(self)
+
+    def chance(self, now: float, prior: float) -> float:
+        """How likely the program still returns, 0 to 1; ``prior`` where few others are known."""
+        return self._of.chance(self, now, prior)
+
+
+class Silences:
+    """The latest silences of programs of one type: how many ended with a call, and after how long.
+
+    Clients rarely say that a conversation is over. Those that have been silent for longer than
+    others were before they returned are evidence that silent programs do not return.
+    """
+
+    def __init__(self) -> None:
+        self._latest: deque[Silence] = deque()
+        self._open: list[float] = []
+        """When the silences began that last still, in order."""
+        self._returned: list[float] = []
+        """The lengths in seconds of those that ended with a call, the shortest first."""
+        self._gone: list[float] = []
+        """The lengths of those that ended with their program."""
+        self._until_look = 0
+        self._ends = 0.0
+
+    def begin(self, now: float) -> Silence:
+        """A program fell silent."""
+        self._until_look -= 1
+        silence = Silence(self, now)
+        insort(self._open, now)
+        self._latest.append(silence)
+        if len(self._latest) > SILENCES:
+            self._forget(self._latest.popleft())
+        return silence
+
+    def end(self, silence: Silence, now: float, *, returned: bool) -> None:
+        """See `Silence.end`."""
+        self._remove_open(silence)
+        silence.length, silence.returned = now - silence.since, returned
+        insort(self._returned if returned else self._gone, silence.length)
+
+    def drop(self, silence: Silence) -> None:
+        """See `Silence.drop`."""
+        self._remove_open(silence)
+        self._latest.remove(silence)
+        silence.counted = False
+
+    def chance(self, silence: Silence, now: float, prior: float) -> float:
+        """See `Silence.chance`.
+
+        Of the silences that reached its age, the share that ended with a call. Few of the latest
+        can have reached a great age; there, those count that reached half the age of the oldest.
+        """
+        age = now - silence.since
+        returned = _at_least(self._returned, age)
+        reached = min(age, (now - self._latest[0].since) / 2.0) if self._latest else age
+        others = bisect_right(self._open, now - reached)
+        if silence.counted and silence.since <= now - reached:
+            others -= 1
+        never = _at_least(self._gone, reached) + others
+        return (returned + DOUBT * prior) / (returned + never + DOUBT)
+
+    @property
+    def ends(self) -> float:
+        """The share of its calls after which a program has no other: 0 where few are known."""
+        if len(self._latest) >= DOUBT and self._until_look <= 0:
+            self._until_look = len(self._latest) // 16
+            older = [*islice(self._latest, len(self._latest) // 2)]
+            self._ends = sum(not silence.returned for silence in older) / len(older)
+        return self._ends
+
+    def _forget(self, silence: Silence) -> None:
+        silence.counted = False
+        if silence.length is None:
+            self._remove_open(silence)
+        else:
+            ended = self._returned if silence.returned else self._gone
+            del ended[bisect_left(ended, silence.length)]
+
+    def _remove_open(self, silence: Silence) -> None:
+        del self._open[bisect_left(self._open, silence.since)]
+
+
+def _at_least(lengths: list[float], age: float) -> int:
+    """How many of these, the shortest first, are at least so long."""
+    return len(lengths) - bisect_left(lengths, age)
+
+
 @dataclass(slots=True)
 class Usual:
     """What is usual of a type's calls: tokens of ``output``, and of prompt that all ``shared``; and
@@ -153,6 +267,7 @@ class Usual:
     calls: Mean = field(default_factory=Mean)
     grown: Mean = field(default_factory=Mean)
     turn_s: Mean = field(default_factory=Mean)
+    silences: Silences = field(default_factory=Silences)
 
     @property
     def branches(self) -> bool:
@@ -166,7 +281,8 @@ class Usual:
         """
         if not self.turn_s.value or self.branches:
             return 0
-        given_up = context_tokens / self.calls.value if self.calls.n else 0.0
+        ends = max(1.0 / self.calls.value if self.calls.n else 0.0, self.silences.ends)
+        given_up = context_tokens * ends
         return int(max(self.grown.value - given_up, 0.0) * seconds / self.turn_s.value)
 
 
@@ -189,9 +305,10 @@ class Median:
         if self._new and self._new >= len(self._samples) // 8:
             self._new = 0
             left = sum(weight for _, weight in self._samples) / 2.0
-            for self._value, weight in sorted(self._samples):
+            for value, weight in sorted(self._samples):
                 left -= weight
                 if left <= 0.0:
+                    self._value = value
                     break
         return self._value
 

@@ -91,11 +91,18 @@ class BlockOwners(Events):
         if not (call.steps or call.program.service_s):
             return  # cancelled before it had anything: there is no gap to learn from
         if not (blocks.calling or blocks.asking):
+            self._end_silence(blocks, now)
             blocks.gap, blocks.since = BETWEEN, now
+            if self._learned is not None:
+                kind = blocks.tenant, blocks.type
+                blocks.silence = self._learned.usual(kind).silences.begin(now)
         self.changed(blocks)
 
     def interrupt_began(self, row: ProgramRow, kind: str, name: str, now: float) -> None:
         if row.cached is not None:
+            if row.cached.silence is not None:
+                row.cached.silence.drop()
+                row.cached.silence = None
             row.cached.gap, row.cached.since = HUMAN if kind == "human" else name, now
             self.changed(row.cached)
 
@@ -129,9 +136,15 @@ class BlockOwners(Events):
             self.changed(lost)
 
     def _close_gap(self, blocks: CachedBlocks, now: float, *, returned: bool = True) -> None:
+        self._end_silence(blocks, now, returned=returned)
         if blocks.gap is None:
             return
         if self._learned is not None:
             for kind in blocks.kinds(blocks.gap):
                 self._learned.gaps.learn(kind, now - blocks.since, well=returned)
         blocks.gap, blocks.since = None, now
+
+    def _end_silence(self, blocks: CachedBlocks, now: float, *, returned: bool = True) -> None:
+        if blocks.silence is not None:
+            blocks.silence.end(now, returned=returned)
+            blocks.silence = None

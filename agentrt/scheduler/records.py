@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrt.errors import InvariantError
 from agentrt.request import Usage
-from agentrt.scheduler.learned import SCANNED, Kind
+from agentrt.scheduler.learned import SCANNED, Kind, Silence
 
 Key = tuple[int, Any, int]
 
@@ -30,7 +30,11 @@ class ProgramRow:
     ``queued`` are its calls in this engine, ``cached`` its blocks in the prefix cache. Under
     admission ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context
     that it comes back for, of which all programs of its type share the first ``shared_tokens``, and
-    for its calls. A ``member`` may use the cache; without calls, all of its claim is ``held``. It
+    for its calls; ``growth`` of these blocks are for calls that it has not made yet. A ``member``
+    may use the cache; without calls, all of its claim is ``held``, and with calls its growth is
+    ``growing``. While the engine is idle it
+    waits for the tool of program ``idle_for`` until ``idle_until`` at the most (None before it had
+    to). It
     had attained ``attained_before_s`` when it last came in, perhaps ``by_age`` alone. Its last call
     ended at ``turned_at``.
     """
@@ -62,8 +66,12 @@ class ProgramRow:
     context_tokens: int = 0
     shared_tokens: int = 0
     claim: int = 0
+    growth: int = 0
     held: int = 0
+    growing: int = 0
     member: bool = False
+    idle_until: float | None = None
+    idle_for: str = ""
     was_member: bool = False
     by_age: bool = False
     attained_before_s: float = 0.0
@@ -77,7 +85,9 @@ class ProgramRow:
     def start_over(self) -> None:
         """Forget what one engine's settings made of it; it has no call there."""
         self.cached = None
-        self.context_tokens = self.shared_tokens = self.claim = self.held = 0
+        self.context_tokens = self.shared_tokens = 0
+        self.claim = self.growth = self.held = self.growing = 0
+        self.idle_until, self.idle_for = None, ""
         self.member = self.was_member = self.by_age = False
         self.turned_at = None
 
@@ -88,9 +98,9 @@ class CachedBlocks:
 
     ``rows`` are its live programs: none between two programs of a session, and where it is
     ``shared``; more than one only of a session. ``gap`` names what its program waits for outside
-    the engine since ``since``: a tool, or a name that `retention` has. One that ``branches`` had
-    several calls at a time: some of its blocks may never be used again. ``oldest`` is when the free
-    block that it would lose first was used, ``chains`` the hashes of blocks that its last calls had
+    the engine since ``since``: a tool, or a name that `retention` has; where nobody has said,
+    ``silence`` counts it. One that ``branches`` had several calls at a time: some of its blocks may
+    never be used again. ``oldest`` is when the free block that it would lose first was used, ``chains`` the hashes of blocks that its last calls had
     computed.
     """
 
@@ -102,6 +112,7 @@ class CachedBlocks:
     branches: bool = False
     gap: str | None = None
     since: float = 0.0
+    silence: Silence | None = None
     oldest: float = 0.0
     chains: deque[bytearray] = field(default_factory=lambda: deque(maxlen=SCANNED), repr=False)
 

@@ -92,6 +92,8 @@ def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
         return Forecast(1.0, RESOLUTION_S)
     kinds = blocks.kinds(blocks.gap)
     forecast = learned.gaps.expect(kinds, now - blocks.since)
+    if blocks.silence is not None:
+        forecast = forecast._replace(chance=blocks.silence.chance(now, forecast.chance))
     if blocks.gap in _SLOW:
         known = learned.gaps.at(kinds[1], 0)
         if known is None or known.well.n < DOUBT:

@@ -11,7 +11,7 @@ from agentrt.scheduler.admission import Admission, Capacity
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.learned import SCANNED, Learned
-from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.records import OUTSIDE, ProgramRow, QueuedCall
 from agentrt.scheduler.retention import returns
 
 OLDEST_EVERY = 32
@@ -20,6 +20,8 @@ passed by fewer others than that for itself, and for each that waited before it.
 
 _FILLED = 0.5
 """Programs that branch come in without room as long as less of the batch is taken."""
+_CONSIDERED = 64
+"""Absent members that are looked at for each program that could use a free slot."""
 _TURN = 8.0
 """A member is served for so many times what its context takes to compute before it gives way."""
 
@@ -46,16 +48,20 @@ class WorkingSet(Admission):
         """By type: how many members share a prefix, and the blocks that it is counted with."""
         self._away: Heap[ProgramRow] = Heap()
         """Members without calls that are held, by when they are held no longer."""
+        self._absent: dict[ProgramRow, None] = {}
+        """All members without calls, the one that has been without for the longest first."""
+        self._growth = 0
+        """Blocks that members with calls claim for calls that they have not made yet."""
+        self._look_again = math.inf
+        """When contexts of absent members may have become worth less than a free slot."""
         self._due: dict[ProgramRow, None] = {}
         """Members that are held no longer: they leave when that makes room for another."""
         self._by_age: Heap[QueuedCall] = Heap()
         """The calls outside, the one that has waited the longest first."""
         self._full_at: int | None = None
         """How many calls ran when `let_in` last let nobody in; None once something has changed."""
-        self._idle_since: float | None = None
-        """Since when nothing runs though somebody waits outside."""
         self._waits_until = math.inf
-        """When the first of those kept out for a member that is due comes in anyway."""
+        """When the first of those that the idle engine keeps out for a tool comes in anyway."""
 
     # -- events ------------------------------------------------------------------------
 
@@ -105,6 +111,9 @@ class WorkingSet(Admission):
     def interrupt_began(self, row: ProgramRow, kind: str, name: str, now: float) -> None:
         self._goes_away(row, now)
 
+    def interrupt_ended(self, row: ProgramRow, now: float) -> None:
+        self._full_at = None  # nobody waits for its tool any more
+
     def program_ended(self, row: ProgramRow, now: float) -> None:
         self._full_at = None  # its calls that wait outside claim nothing any more
         if row.service_s and not row.queued:  # else it is heard of again when they have ended
@@ -126,6 +135,8 @@ class WorkingSet(Admission):
         held_s = self._compute_s(self.capacity.blocks)
         self._due.pop(row, None)
         self._away.put(row, now if seconds > chance * held_s else now + held_s)
+        self._absent.pop(row, None)
+        self._absent[row] = None
         self._full_at = None
 
     # -- who goes on -------------------------------------------------------------------
@@ -142,7 +153,7 @@ class WorkingSet(Admission):
         if len(row.queued) > 1:
             return True
         room = self.capacity.blocks
-        outgrown = self.claimed - self.held > room and len(self.members) > 1
+        outgrown = self._busy > room and len(self.members) > 1
         if outgrown or self._gives_way(row, call):
             self._expel(row)
         return row.member
@@ -169,7 +180,8 @@ class WorkingSet(Admission):
             self._overdue(call, now)
             or self._make_room(row, now)
             or self._fills_batch(row, running)
-            or not (running or self._waits_for_a_member(row, now))
+            or self._use_free_slot(row, now, running)
+            or not (running or self._waits_for_a_tool(row, now))
         ):
             row.by_age = self._oldest_is_next
             self._join(row)
@@ -195,17 +207,68 @@ class WorkingSet(Admission):
         few = running < _FILLED * self.capacity.slots
         return few and self.learned.usual(row.kind).branches
 
-    def _waits_for_a_member(self, row: ProgramRow, now: float) -> bool:
-        """Whether nothing runs yet, for a member that is due rather than one without room.
+    def _use_free_slot(self, row: ProgramRow, now: float, running: int) -> bool:
+        """Whether a free slot is worth more than the contexts that the program would evict.
 
-        Let in, that would evict a member's blocks, which would evict its own when it is back.
+        A batch of b calls computes a token of each in a step, so one call more gives 1/(b + 1) of
+        a second of work for each second in which the slot would be empty. An absent member's
+        context costs what computing it again takes, times the chance that it returns. Its room is
+        of use for as long as the waiting call is expected to run, or until the member returns.
+        Room that members claim for calls that they have not made yet costs what computing so many
+        blocks takes.
+
+        Members leave, the longest absent first, only if the program then fits.
         """
-        assert self._idle_since is not None
-        until = self._idle_since + self._compute_s(self._needs(row))
-        if until <= now or not self._away:
+        calls = [call for call in row.queued.values() if call.state is OUTSIDE]
+        slots = min(self.capacity.slots - running, len(calls))
+        needs = self._needs(row)
+        if slots <= 0 or self._busy + needs - row.growth > self.capacity.blocks:
             return False
-        self._waits_until = min(self._waits_until, until)
+        costs = self.learned.costs
+        work_s = max(self.learned.output(row.kind), 1) * costs.decode_s
+        block_s = self._compute_s(1)
+        worth = slots / ((running + slots) * needs)  # of a block of room, for each second
+        short = self.claimed + needs - self.capacity.blocks
+        leaving: list[ProgramRow] = []
+        for member in islice(self._absent, _CONSIDERED):
+            if short <= 0:
+                break
+            assert member.cached is not None
+            chance, seconds = returns(self.learned, member.cached, now)
+            use_s = chance * min(seconds, work_s) + (1.0 - chance) * work_s
+            if chance * block_s <= worth * use_s:
+                leaving.append(member)
+                short -= member.claim
+            elif member.cached.since < now:
+                self._look_again = min(self._look_again, 2.0 * now - member.cached.since)
+        if short > 0 and (short > self._growth + row.growth or block_s > worth * work_s):
+            return False
+        for member in leaving:
+            self._expel(member)
         return True
+
+    def _waits_for_a_tool(self, row: ProgramRow, now: float) -> bool:
+        """Whether the idle engine waits for a member's tool rather than let in one without room.
+
+        Let in, the program would evict the member's blocks, which would evict its own when it is
+        back. It waits once, for as long as its own prompt takes to compute at the most, and only
+        for a tool that is known to run and is expected to end sooner.
+        """
+        if row.idle_until is None:
+            calls = row.queued.values()
+            tokens = sum(max(call.prompt_tokens - call.known_tokens, 0) for call in calls)
+            row.idle_until = now + tokens * self.learned.costs.token_s
+        if row.idle_until <= now:
+            return False
+        left_s = row.idle_until - now
+        for member in islice(self._absent, _CONSIDERED):
+            if member.tools and member.cached is not None:
+                forecast = returns(self.learned, member.cached, now)
+                if forecast.seconds <= left_s:
+                    self._waits_until = min(self._waits_until, row.idle_until)
+                    row.idle_for = member.program_id
+                    return True
+        return False
 
     def _overdue(self, call: QueuedCall, now: float) -> bool:
         target, since = self.config.ttft_target, call.since
@@ -234,11 +297,7 @@ class WorkingSet(Admission):
     def let_in(self, now: float, running: int) -> list[QueuedCall]:
         if running == self._full_at and now < self.next_moment():
             return []
-        if running or not self._outside:
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = now
-        self._waits_until = math.inf
+        self._waits_until = self._look_again = math.inf
         calls = super().let_in(now, running)
         self._full_at = None if calls else running
         return calls
@@ -253,7 +312,7 @@ class WorkingSet(Admission):
 
     def next_moment(self) -> float:
         until = self._away.first_key()
-        moment = min(self._waits_until, math.inf if until is None else until)
+        moment = min(self._waits_until, self._look_again, math.inf if until is None else until)
         target, oldest = self.config.ttft_target, self._by_age.first()
         if target is not None and oldest is not None:
             moment = min(moment, (oldest.since or 0.0) + target)
@@ -268,6 +327,11 @@ class WorkingSet(Admission):
     def _compute_s(self, blocks: int) -> float:
         """Seconds to compute so many blocks."""
         return blocks * self.capacity.block_size * self.learned.costs.token_s
+
+    @property
+    def _busy(self) -> int:
+        """Blocks that members with calls claim for these calls."""
+        return self.claimed - self.held - self._growth
 
     def _fits(self, row: ProgramRow) -> bool:
         """Whether a program that is no member has room beside the members."""
@@ -290,17 +354,18 @@ class WorkingSet(Admission):
         that has a call is counted; one that waits for a tool is not.
         """
         calls = [*row.queued.values()]
-        tokens = row.context_tokens - row.shared_tokens
+        tokens, growth = row.context_tokens - row.shared_tokens, 0
         if len(calls) <= 1:
             tokens += sum(call.adds for call in calls)
             held_s = self._compute_s(self.capacity.blocks)
-            tokens += self.learned.usual(row.kind).growth(tokens, held_s)
+            growth = self.learned.usual(row.kind).growth(tokens, held_s)
         else:
             tokens = max(tokens, sum(call.holds for call in calls))
-        claim = min(self._blocks(max(tokens, 0)) + len(calls), self.capacity.blocks)
+        without = min(self._blocks(max(tokens, 0)) + len(calls), self.capacity.blocks)
+        claim = min(self._blocks(max(tokens + growth, 0)) + len(calls), self.capacity.blocks)
         if row.member:
             self.claimed += claim - row.claim
-        row.claim = claim
+        row.claim, row.growth = claim, claim - without
         self._changed(row)
 
     def _changed(self, row: ProgramRow) -> None:
@@ -309,6 +374,9 @@ class WorkingSet(Admission):
         held = row.claim if row.member and not row.queued else 0
         self.held += held - row.held
         row.held = held
+        growing = row.growth if row.member and row.queued else 0
+        self._growth += growing - row.growing
+        row.growing = growing
 
     def _join(self, row: ProgramRow) -> None:
         if row.member:
@@ -326,6 +394,7 @@ class WorkingSet(Admission):
     def _not_away(self, row: ProgramRow) -> None:
         self._away.discard(row)
         self._due.pop(row, None)
+        self._absent.pop(row, None)
 
     def _expel(self, row: ProgramRow) -> None:
         self._not_away(row)

@@ -164,6 +164,8 @@ class CallNotes:
         """A few of the programs that may keep a call out, the last to come in first."""
         if (admission := self._queues.admission) is None:
             return []
+        if call.program.idle_for:
+            return [[f"(the idle engine waited for a tool of {call.program.idle_for})", 0, 0.0]]
         rows = [row for row in islice(reversed(admission.members), FEW + 1) if row != call.program]
         return [[row.program_id, 0, row.attained_s] for row in rows[:FEW]]
 

@@ -225,9 +225,10 @@ def test_no_call_is_preempted_again_and_again_for_one_whose_cache_is_elsewhere(
         settings={"policy": policy, "min_residency_steps": 0, "quanta": [0.1, 0.2]},
     )
     scheduler: Any = made.scheduler
-    never: Any = lambda self, request, computed: (
-        (None, False) if request.request_id.startswith("wait") else (0, False)
-    )
+
+    def never(self: Any, request: Any, computed: int) -> tuple[int | None, bool]:
+        return (None, False) if request.request_id.startswith("wait") else (0, False)
+
     monkeypatch.setattr(Elsewhere, "get_num_new_matched_tokens", never)
     made.step_s = lambda work: 0.1
     slots = scheduler.max_num_running_reqs

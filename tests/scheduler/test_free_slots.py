@@ -1,0 +1,172 @@
+"""A free slot is not left empty for contexts that are worth less than the work that waits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agentrt.scheduler.learned import DOUBT, SILENCES, Silences
+from tests.scheduler.admitting import KIND, TOKEN_S, Counted
+
+STEP_S = 0.02
+OUTPUT = 50
+
+
+class Clients(Counted):
+    """An engine of 100 blocks and 8 slots, whose steps take 20 ms and whose calls put out 50."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=8)
+        for _ in range(64):
+            self.learned.costs.step(STEP_S, 1, 1)
+            self.learned.costs.step(STEP_S + 1024 * TOKEN_S, 1025, 1)
+            self.learned.call_ended(KIND, OUTPUT)
+
+    def converse(self, name: str, blocks: int, silent_s: float) -> None:
+        """A program has one call, and is silent for so long."""
+        call = self.wants(name, blocks)
+        self.step(0.0)
+        assert name in self.inside()
+        self.end(call, output=0)
+        self.now += silent_s
+
+    def teach_silence(self, count: int = 200) -> None:
+        """Programs return at once, or never: one in four."""
+        silences = self.learned.usual(KIND).silences
+        for number in range(count):
+            silence = silences.begin(self.now)
+            if number % 4:
+                silence.end(self.now + 0.01, returned=True)
+        self.now += 60.0
+
+
+def test_silent_programs_of_a_kind_that_returns_at_once_keep_no_slot_empty() -> None:
+    engine = Clients()
+    engine.teach_silence()
+    for number in range(4):
+        engine.converse(f"silent{number}", 20, 0.5)
+    engine.wants("runs", 10)
+    engine.step(0.0)
+    engine.wants("new", 40)
+    engine.let_in(1)
+    assert {"runs", "new"} <= engine.inside()
+
+
+def test_no_more_contexts_leave_than_the_newcomer_needs_and_the_longest_silent_first() -> None:
+    engine = Clients()
+    engine.teach_silence()
+    for number in range(4):
+        engine.converse(f"silent{number}", 20, 0.5)
+    engine.wants("runs", 10)
+    engine.step(0.0)
+    engine.wants("new", 40)
+    engine.let_in(1)
+    assert engine.inside() == {"silent2", "silent3", "runs", "new"}
+
+
+def test_a_program_whose_tool_runs_keeps_its_context_though_a_slot_is_free() -> None:
+    """Computing 60 blocks again takes 0.94 s; the waiting call would use the slot for 1 s, and one
+    call more among three is worth a third of that."""
+    engine = Clients()
+    for name in ("", "grep"):
+        for _ in range(400):
+            engine.learned.gaps.learn((*KIND, name), 0.5)
+    call = engine.wants("tool", 60)
+    engine.step(0.0)
+    engine.end(call, output=0)
+    engine.begins("tool")
+    for name in ("a", "b"):
+        engine.wants(name, 5)
+    engine.step(0.0)
+    engine.wants("new", 60)
+    engine.let_in(2)
+    assert engine.inside() == {"tool", "a", "b"}
+
+
+def test_nobody_comes_in_whose_call_has_no_slot() -> None:
+    engine = Clients()
+    engine.teach_silence()
+    for number in range(4):
+        engine.converse(f"silent{number}", 20, 0.5)
+    for number in range(8):
+        engine.wants(f"r{number}", 2)
+    engine.step(0.0)
+    engine.wants("new", 40)
+    before = engine.inside()
+    engine.let_in(8)
+    assert engine.inside() == before
+
+
+def test_members_with_calls_are_not_evicted_for_a_free_slot() -> None:
+    engine = Clients()
+    engine.teach_silence()
+    for number in range(2):
+        engine.wants(f"runs{number}", 45)
+    engine.step(0.0)
+    engine.wants("new", 40)
+    engine.let_in(2)
+    assert engine.inside() == {"runs0", "runs1"}
+
+
+# -- who returns -----------------------------------------------------------------------
+
+
+def test_the_chance_of_a_return_falls_with_the_age_of_a_silence() -> None:
+    silences = Silences()
+    for number in range(1000):
+        silence = silences.begin(number * 0.1)
+        if number % 3:
+            silence.end(number * 0.1 + 0.05, returned=True)
+    last = silences.begin(100.0)
+    chances = [last.chance(100.0 + age, 1.0) for age in (0.0, 0.1, 1.0, 10.0, 100.0, 1000.0)]
+    assert chances[0] == pytest.approx(2 / 3, abs=0.03)
+    assert chances == sorted(chances, reverse=True)
+    assert max(chances[1:]) < 0.1
+
+
+def test_programs_that_all_return_late_are_expected_back() -> None:
+    """A thousand that waited for a minute each: at half a minute, nothing speaks against one."""
+    silences = Silences()
+    for number in range(1000):
+        silences.begin(float(number)).end(number + 60.0, returned=True)
+    assert silences.begin(1100.0).chance(1130.0, 1.0) == 1.0
+    assert silences.ends == 0.0
+
+
+def test_where_nothing_is_known_the_prior_decides() -> None:
+    silence = Silences().begin(0.0)
+    assert silence.chance(5.0, 0.75) == 0.75
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_silences_count_what_is_there_and_no_more(seed: int) -> None:
+    """Against a list of all: the latest alone, each in one place."""
+    draw, silences, now = random.Random(seed), Silences(), 0.0
+    live = []
+    for _ in range(3 * SILENCES):
+        now += draw.random()
+        live.append(silences.begin(now))
+        for _ in range(draw.randrange(3)):
+            if live:
+                silence = live.pop(draw.randrange(len(live)))
+                draw.choice(
+                    [silence.drop, lambda s=silence: s.end(now, returned=draw.random() < 0.5)]
+                )()
+    counted = len(silences._open) + len(silences._returned) + len(silences._gone)
+    assert counted == len(silences._latest) <= SILENCES
+    assert 0.0 <= silences.ends <= 1.0
+    probe = silences.begin(now)
+    age = 50.0
+    longer = sum(
+        1 for s in silences._latest if s.length is not None and s.length >= age and s.returned
+    )
+    never = sum(
+        1
+        for s in silences._latest
+        if s is not probe
+        and (s.length >= age and not s.returned if s.length is not None else s.since <= now)
+    )
+    assert probe.chance(now + age, 1.0) == pytest.approx(
+        (longer + DOUBT) / (longer + never + DOUBT)
+    )
