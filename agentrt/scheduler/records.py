@@ -100,8 +100,8 @@ class CachedBlocks:
     ``shared``; more than one only of a session. ``gap`` names what its program waits for outside
     the engine since ``since``: a tool, or a name that `retention` has; where nobody has said,
     ``silence`` counts it. One that ``branches`` had several calls at a time: some of its blocks may
-    never be used again. ``oldest`` is when the free block that it would lose first was used, ``chains`` the hashes of blocks that its last calls had
-    computed.
+    never be used again. ``oldest`` is when the free block that it would lose first was used,
+    ``chains`` the hashes of blocks that its last calls had computed.
     """
 
     type: str

@@ -150,9 +150,10 @@ def test_silences_count_what_is_there_and_no_more(seed: int) -> None:
         for _ in range(draw.randrange(3)):
             if live:
                 silence = live.pop(draw.randrange(len(live)))
-                draw.choice(
-                    [silence.drop, lambda s=silence: s.end(now, returned=draw.random() < 0.5)]
-                )()
+                if draw.random() < 0.5:
+                    silence.drop()
+                else:
+                    silence.end(now, returned=draw.random() < 0.5)
     counted = len(silences._open) + len(silences._returned) + len(silences._gone)
     assert counted == len(silences._latest) <= SILENCES
     assert 0.0 <= silences.ends <= 1.0
