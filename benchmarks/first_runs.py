@@ -109,9 +109,7 @@ def run(trial: Trial) -> Measured:
     mix = MIXES[trial.mix]
     programs = mix.programs(trial.mix, trial.seed)
     least = LONGEST // BLOCK_SIZE + 2
-    options = with_room_for_all(
-        programs, VirtualOptions(mix.slots, least, max_model_len=LONGEST)
-    )
+    options = with_room_for_all(programs, VirtualOptions(mix.slots, least, max_model_len=LONGEST))
 
     def serve(served_by: Contender, learned: Any = None) -> tuple[Sequence[Outcome], Any]:
         engine = Virtual(served_by.scheduling, options, StepTimeModel())

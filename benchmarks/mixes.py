@@ -58,24 +58,21 @@ class Mix:
     """Programs that arrive in an order at an engine with ``slots`` batch slots.
 
     They arrive at random times within ``within_s`` seconds, at 0 all at once. ``tool_s`` is the
-    median time of the commonest tool, and ``human_s`` of a person's pause, in seconds.
+    median time of the commonest tool in seconds; people answer at once.
     """
 
     groups: tuple[Group, ...]
     alike: bool = False
     order: Order = "as listed"
-    slots: int = 8
+    slots: int = 4
     limit: Limit = "own"
     within_s: float = 0.0
-    tool_s: float = 1.0
-    human_s: float = 0.0
+    tool_s: float = 0.1
 
     def programs(self, name: str, seed: int) -> list[ProgramShape]:
         """The programs in the order of their arrival; the mix's name and the seed decide them."""
-        gaps = Gaps(human_s=self.human_s)
         made = [
-            [_program(one, number, f"{name}/{seed}/{place}/{number}", gaps)
-             for number in range(one.count)]
+            [_program(one, f"{name}/{seed}/{place}/{number}") for number in range(one.count)]
             for place, one in enumerate(self.groups)
         ]
         rng = Random(f"{name}/{seed}/order")
@@ -85,8 +82,8 @@ class Mix:
         return [one.arriving(at_s) for one, at_s in zip(programs, times, strict=True)]
 
 
-def _program(group: Group, number: int, seed: str, gaps: Gaps) -> ProgramShape:
-    made = KINDS[group.kind](Random(seed), seed, gaps)
+def _program(group: Group, seed: str) -> ProgramShape:
+    made = KINDS[group.kind](Random(seed), seed, Gaps())
     if group.scale != 1.0:
         made = rescaled(made, Scales(group.scale, group.scale))
     return replace(made, type=group.type or made.type)
@@ -182,28 +179,28 @@ KINDS: Mapping[str, Callable[[Random, str, Gaps], ProgramShape]] = {
 # -- the mixes -----------------------------------------------------------------------------
 
 UNLIKE: Mapping[str, Mix] = {
-    "demo": Mix((Group("report", 3), Group("lookup", 5)), slots=4, limit="exact"),
+    "demo": Mix((Group("report", 3), Group("lookup", 5)), slots=4, limit="exact", tool_s=1.0),
     "react-lats": Mix(
-        (Group("react", 10), Group("lats", 3, 0.5)), order="shuffled", limit=4096, within_s=3.0
+        (Group("react", 24), Group("lats", 4, 0.3)), order="shuffled", limit=4096, tool_s=0.05
     ),
-    "chat-coding": Mix(
-        (Group("coding", 6), Group("chat", 12, 0.5)), slots=4, limit="unset", human_s=2.0
+    "coding-chat": Mix((Group("coding", 8), Group("chat", 16, 0.3)), limit="unset"),
+    "map_reduce-chat": Mix((Group("map_reduce", 3, 0.5), Group("chat", 12, 0.3))),
+    "rag-deep": Mix(
+        (Group("rag", 24, 0.6), Group("deep", 6, 0.4)), order="in turns", limit=4096, tool_s=0.05
     ),
-    "map_reduce-chat": Mix((Group("map_reduce", 3), Group("chat", 12, 0.5))),
-    "rag-deep": Mix((Group("deep", 4), Group("rag", 12)), order="in turns", limit=4096, slots=4),
     "document-question": Mix(
-        (Group("document", 10), Group("question", 20)), order="shuffled", slots=4, limit=1024
+        (Group("document", 10), Group("question", 20)), order="shuffled", limit=1024
     ),
-    "large-first": Mix((Group("tree_search", 4), Group("question", 32)), limit="unset"),
-    "small-first": Mix((Group("chain", 16), Group("debate", 8)), slots=4),
+    "large-first": Mix((Group("tree_search", 4, 0.5), Group("question", 32)), limit="unset"),
+    "small-first": Mix((Group("chain", 16, 0.5), Group("debate", 8, 0.5))),
     "samples-plans": Mix(
-        (Group("best_of_n", 6), Group("plan_execute", 6), Group("rag", 12)),
+        (Group("best_of_n", 6, 0.5), Group("plan_execute", 6, 0.5), Group("rag", 12)),
         order="in turns",
         limit=4096,
     ),
     "many-kinds": Mix(
         tuple(
-            Group(kind, count)
+            Group(kind, count, 0.5)
             for kind, count in {
                 "rag": 6,
                 "chain": 6,
@@ -222,20 +219,19 @@ UNLIKE: Mapping[str, Mix] = {
     ),
 }
 ALIKE: Mapping[str, Mix] = {
-    "react": Mix((Group("react", 24),), alike=True, limit="unset", tool_s=0.2),
-    "chat": Mix((Group("chat", 16, 0.5),), alike=True, limit="unset"),
-    "lats": Mix((Group("lats", 6, 0.5),), alike=True, limit=4096),
-    "coding": Mix((Group("coding", 12),), alike=True, slots=4, tool_s=0.2),
-    "map_reduce": Mix((Group("map_reduce", 6),), alike=True),
-    "best_of_n": Mix((Group("best_of_n", 12),), alike=True, limit="unset"),
-    "debate": Mix((Group("debate", 10),), alike=True, limit=2048),
-    "plan_execute": Mix((Group("plan_execute", 12),), alike=True, slots=4, limit=4096),
-    "deep": Mix((Group("deep", 6),), alike=True, limit="unset", within_s=3.0, tool_s=0.3),
+    "react": Mix((Group("react", 24),), alike=True, limit="unset"),
+    "chat": Mix((Group("chat", 20, 0.3),), alike=True, limit="unset"),
+    "lats": Mix((Group("lats", 8, 0.2),), alike=True, limit=4096, tool_s=0.05),
+    "coding": Mix((Group("coding", 20),), alike=True),
+    "map_reduce": Mix((Group("map_reduce", 6, 0.4),), alike=True, slots=8),
+    "best_of_n": Mix((Group("best_of_n", 12, 0.5),), alike=True, slots=8, limit="unset"),
+    "debate": Mix((Group("debate", 10, 0.5),), alike=True, limit=2048),
+    "plan_execute": Mix((Group("plan_execute", 16, 0.5),), alike=True, limit=4096),
+    "deep": Mix((Group("deep", 8, 0.3),), alike=True, limit="unset", within_s=3.0, tool_s=0.05),
     "two-names": Mix(
-        (Group("chain", 12, type="letters"), Group("chain", 12, type="minutes")),
+        (Group("chain", 12, 0.5, "letters"), Group("chain", 12, 0.5, "minutes")),
         alike=True,
         order="in turns",
-        slots=4,
     ),
 }
 MIXES: Mapping[str, Mix] = {**UNLIKE, **ALIKE}
