@@ -83,25 +83,25 @@ def _trials(options: dict[str, Any]) -> list[Trial]:
     for name in options["mixes"]:
         if name not in MIXES:
             raise ConfigError(f"unknown mix {name!r}; known: {', '.join(MIXES)}")
-    policies = [name for name in options["policy"] or [DEFAULT] if name != STOCK]
-    if not policies:
-        raise ConfigError(
-            f"--policy {STOCK}: every ratio is to {STOCK} already; name another policy"
-        )
-    _served_alone(contenders(policies))
+    policies = check_policies(options["policy"])
     seeds = range(options["seed"], options["seed"] + options["seeds"])
     names = [name for name in MIXES if name in options["mixes"] or not options["mixes"]]
-    return [Trial(mix, seed, tuple(policies)) for mix in names for seed in seeds]
+    return [Trial(mix, seed, policies) for mix in names for seed in seeds]
 
 
-def _served_alone(everyone: Sequence[Contender]) -> None:
-    """Raise `ConfigError` for a contender that is more than a policy of one engine."""
-    for one in everyone:
-        if one.gate or one.pins or one.memory > 1 or one.hints is not None:
+def check_policies(names: Sequence[str]) -> tuple[str, ...]:
+    """The policies to compare with stock: the defaults where there are no names.
+
+    Raises `ConfigError` for stock itself, and for a contender that is more than a policy.
+    """
+    policies = contenders(names or [DEFAULT])
+    for one in policies:
+        if one.stock or one.pins or one.memory > 1 or one.hints is not None:
             raise ConfigError(
-                f"--policy {one.name!r}: name a policy alone, such as {DEFAULT}, atlas or "
-                "adaptive+cost+memory"
+                f"--policy {one.name!r}: every ratio is to {STOCK}; name a policy of agentrt's "
+                f"scheduler, such as {DEFAULT}, atlas or adaptive+cost+memory"
             )
+    return tuple(one.name for one in policies)
 
 
 def run(trial: Trial) -> Measured:

@@ -176,9 +176,7 @@ class VirtualEngine:
             raise InvariantError("a virtual engine that has something to do cannot wait")
         self._engine.now = max(self.now, now)
 
-    def prepare(
-        self, call: Call, prompt: Sequence[int], max_tokens: int | None = None
-    ) -> Request:
+    def prepare(self, call: Call, prompt: Sequence[int], max_tokens: int | None = None) -> Request:
         """The call as vLLM's request, which knows the hashes of its blocks.
 
         It generates exactly the ``max_tokens`` of the call. With another limit, the argument

@@ -278,9 +278,7 @@ def with_ample_memory(
     return backend.peak + _shared(programs), backend.at_peak, ran
 
 
-def with_room_for_all(
-    programs: Sequence[ProgramShape], options: VirtualOptions
-) -> VirtualOptions:
+def with_room_for_all(programs: Sequence[ProgramShape], options: VirtualOptions) -> VirtualOptions:
     """The same engine with a KV cache that holds all that the programs ever compute."""
     tokens = sum(map(context_tokens, programs)) + _shared(programs)
     blocks = options.kv_blocks + tokens // options.block_size + sum(len(p.calls) for p in programs)
