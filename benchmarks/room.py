@@ -91,7 +91,7 @@ def _trials(options: dict[str, Any]) -> list[Trial]:
     works = options["workload"] or WORKS
     return [
         Trial(work, load, seed, options["programs"], policies)
-        for load, work, seed in product(loads, works, seeds)
+        for work, load, seed in product(works, loads, seeds)  # an early end leaves whole workloads
     ]
 
 
