@@ -14,6 +14,10 @@ BENCHMARKS = {
     "attack": ("benchmarks.attack.command:attack", "A tenant's short calls while another attacks."),
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
     "figure": ("benchmarks.figure:figure", "The paper's toy figures in the simulator."),
+    "first-runs": (
+        "benchmarks.first_runs:first_runs",
+        "Programs of kinds that the engine does not know yet, beside stock vLLM.",
+    ),
     "front": ("benchmarks.front.command:front", "CPU time of a served call, beside vLLM's own."),
     "generators": (
         "benchmarks.generators.command:generators",
@@ -29,6 +33,7 @@ BENCHMARKS = {
     ),
     "mutation": ("benchmarks.mutation.command:mutation", "What the tests of pure rooms let pass."),
     "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on the disk alone."),
+    "room": ("benchmarks.room:room", "Mean and P99 beside stock's, with room for everything."),
     "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, beside vLLM's own."),
     "sensitivity": (
         "benchmarks.sensitivity:sensitivity",

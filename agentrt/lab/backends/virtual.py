@@ -170,11 +170,12 @@ class Virtual(Backend):
         most = self._options.max_model_len
         for index, call in enumerate(program.calls):
             prompt = prompt_tokens(call)
-            needed = prompt + call.output_tokens
+            output = call.max_tokens or call.output_tokens
+            needed = prompt + output
             if needed > most:
                 raise ConfigError(
                     f"program {program.program_id}: call {index} has {needed} tokens ({prompt} of "
-                    f"prompt, {call.output_tokens} of output), and the virtual engine takes "
+                    f"prompt, {output} of output), and the virtual engine takes "
                     f"{most}; raise kv_blocks and max_model_len, or "
                     f"scale the program's tokens by {most / needed:.2f} or less"
                 )
@@ -190,7 +191,8 @@ class Virtual(Backend):
     def submit(self, live: LiveProgram, index: int) -> None:
         call = live.call(index, 0 if self._stock is None else self._stock.priority(live, index))
         self._live[call.call_id] = live, index
-        request = self.lanes[0].engine.prepare(call, live.prompt(index))
+        shape = live.shape.calls[index]
+        request = self.lanes[0].engine.prepare(call, live.prompt(index), shape.max_tokens)
         number = 0
         if self._replicas is not None:
             question = RouterCall(
@@ -204,7 +206,8 @@ class Virtual(Backend):
             number = self._replicas.send(call.call_id, question)
         lane = self.lanes[number]
         self._wake(lane)
-        lane.engine.submit(request, live.shape.calls[index].output_ids)
+        stops_after = None if shape.max_tokens is None else shape.output_tokens
+        lane.engine.submit(request, shape.output_ids, stops_after)
         if not lane.stepping:
             lane.stepping = True
             self._beginning.append(lane)

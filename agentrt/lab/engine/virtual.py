@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from agentrt.lab.engine.probe import Probe
 
+_STOP = 2**41
+"""The token with which a model stops before the limit. No text here has it: see `tokens`."""
 _STUCK_STEPS = 64
 _RETRIED = 1
 """Empty steps after which another may hold calls: those that were preempted in one."""
@@ -137,6 +139,7 @@ class VirtualEngine:
             self.scheduler, options.in_flight, step_time.seconds, self._token
         )
         self._told: dict[str, Sequence[int]] = {}
+        self._stops_after: dict[str, int] = {}
         self._probe = None if isinstance(scheduling, SchedulerConfig) else self._watch()
 
     def _watch(self) -> Probe:
@@ -173,30 +176,39 @@ class VirtualEngine:
             raise InvariantError("a virtual engine that has something to do cannot wait")
         self._engine.now = max(self.now, now)
 
-    def prepare(self, call: Call, prompt: Sequence[int]) -> Request:
+    def prepare(self, call: Call, prompt: Sequence[int], max_tokens: int | None = None) -> Request:
         """The call as vLLM's request, which knows the hashes of its blocks.
 
-        It generates exactly its ``max_tokens``.
+        It generates exactly the ``max_tokens`` of the call. With another limit, the argument
+        ``max_tokens``, `submit` must be told after how many tokens the model stops.
         """
         return make_request(
             call.call_id,
             prompt,
             self.options.block_size,
-            max_tokens=call.spec.max_tokens,
+            max_tokens=max_tokens or call.spec.max_tokens,
+            stop_token_ids=[_STOP] if max_tokens else None,
             ignore_eos=True,
             extra_args=to_extra_args(call.identity),
             priority=call.priority if isinstance(call, PrioritizedCall) else 0,
         )
 
-    def submit(self, request: Request, output: Sequence[int] = ()) -> None:
+    def submit(
+        self, request: Request, output: Sequence[int] = (), stops_after: int | None = None
+    ) -> None:
         """A request that `prepare` made arrives now, of this engine or of one like it. It generates
-        ``output``, or what no other one does: see `output_token`.
+        ``output``, or what no other one does: see `output_token`. The model stops after
+        ``stops_after`` tokens; with None it goes on to the request's limit.
         """
         if output:
             self._told[request.request_id] = output
+        if stops_after is not None:
+            self._stops_after[request.request_id] = stops_after
         self._engine.submit(request)
 
     def _token(self, call_id: str, index: int) -> int:
+        if index + 1 == self._stops_after.get(call_id):
+            return _STOP
         told = self._told.get(call_id)
         return output_token(call_id, index) if told is None else told[index]
 
@@ -213,6 +225,7 @@ class VirtualEngine:
         reports = {name: self._report(name, step.reports[name]) for name in step.finished}
         for name, report in reports.items():
             self._told.pop(name, None)
+            self._stops_after.pop(name, None)
             self.counts.add(report)
         return reports
 

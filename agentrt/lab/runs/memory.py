@@ -273,11 +273,16 @@ def with_ample_memory(
     programs: Sequence[ProgramShape], options: VirtualOptions, step_time: StepTimeModel
 ) -> tuple[int, int, Ran]:
     """The most tokens at a time that are used again, of how many programs, and its run on stock."""
-    tokens = sum(map(context_tokens, programs)) + _shared(programs)
-    blocks = options.kv_blocks + tokens // options.block_size + sum(len(p.calls) for p in programs)
-    backend = _Watched(Stock(), replace(options, kv_blocks=blocks), step_time)
+    backend = _Watched(Stock(), with_room_for_all(programs, options), step_time)
     ran = drive(backend, programs)
     return backend.peak + _shared(programs), backend.at_peak, ran
+
+
+def with_room_for_all(programs: Sequence[ProgramShape], options: VirtualOptions) -> VirtualOptions:
+    """The same engine with a KV cache that holds all that the programs ever compute."""
+    tokens = sum(map(context_tokens, programs)) + _shared(programs)
+    blocks = options.kv_blocks + tokens // options.block_size + sum(len(p.calls) for p in programs)
+    return replace(options, kv_blocks=blocks)
 
 
 def _shared(programs: Sequence[ProgramShape]) -> int:

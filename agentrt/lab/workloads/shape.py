@@ -29,6 +29,10 @@ class CallShape:
     `ProgramShape.system_tokens`. Where more is known of who shares what with whom,
     ``prompt_ids`` are its token ids, in parts, and ``output_ids`` those that it generates. Calls
     with different ``cache_salt`` share nothing on a real engine; in virtual time ids differ, too.
+
+    ``max_tokens`` is the limit that the client sets. Where it is above ``output_tokens``, the model
+    stops before it, so that the limit says little of the call's length. Virtual engines alone do
+    that; elsewhere, and with None, the limit is ``output_tokens``.
     """
 
     output_tokens: int
@@ -42,6 +46,7 @@ class CallShape:
     prompt_ids: tuple[Sequence[int], ...] = ()
     output_ids: tuple[int, ...] = ()
     cache_salt: str | None = None
+    max_tokens: int | None = None
 
     @property
     def needs(self) -> set[int]:
@@ -81,6 +86,11 @@ class ProgramShape:
                 raise ConfigError(
                     f"program {self.program_id}: call {index} needs at least one output token, "
                     "and no negative tokens or seconds"
+                )
+            if call.max_tokens is not None and call.max_tokens < call.output_tokens:
+                raise ConfigError(
+                    f"program {self.program_id}: call {index} generates {call.output_tokens} "
+                    f"tokens, and its max_tokens is {call.max_tokens}; raise max_tokens"
                 )
 
     @property

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.lab.backends import virtual
+from agentrt.lab.backends.virtual import Virtual
+from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
 from agentrt.lab.outcome import Ran
+from agentrt.lab.program import Stock
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from tests.lab.drives import run_virtual
@@ -84,6 +88,28 @@ def test_a_program_alone_takes_its_ideal_time() -> None:
     assert (outcome.arrived_s, outcome.ended_s) == (5.0, 39.0)
     assert (outcome.service_s, outcome.waiting_s, outcome.tool_s) == (30.0, 0.0, 4.0)
     assert run.counts.steps == 30
+
+
+@pytest.mark.parametrize("scheduling", [Stock(), SchedulerConfig.of_policy()])
+def test_a_model_may_stop_before_the_limit_of_its_client(
+    scheduling: SchedulerConfig | Stock,
+) -> None:
+    """1. A call whose client allows 500 tokens generates 10, and takes 10 steps. 2. The call that
+    extends it finds the same blocks in the prefix cache as after a limit of 10.
+    """
+    exact = chain("exact", 3)
+    limited = replace(exact, calls=tuple(replace(one, max_tokens=500) for one in exact.calls))
+    options = replace(SMALL, max_model_len=620)
+    [base], [ended] = (
+        drive(Virtual(scheduling, options, SECOND), [one]).outcomes for one in (exact, limited)
+    )
+    assert [call.output_tokens for call in ended.calls] == [10, 10, 10]
+    assert ended == base
+
+
+def test_a_limit_below_the_output_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"generates 10 tokens, and its max_tokens is 9"):
+        ProgramShape("p", "chat", (CallShape(10, 50, max_tokens=9),))
 
 
 def test_a_chat_finds_its_past_in_the_prefix_cache() -> None:

@@ -1,0 +1,74 @@
+"""``benchmarks room``: one small cell through the command, its verdicts, and bad options."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import room
+from benchmarks.__main__ import call
+from benchmarks.room import Trial, by_cell, reached, table
+from tests.cli.conftest import check
+
+
+@pytest.mark.parametrize(
+    ("load", "mean", "p99", "verdict"),
+    [
+        (0.6, 1.01, 1.01, True),
+        (0.6, 1.0, 1.02, False),
+        (0.6, 1.02, 1.0, False),
+        (2.0, 0.5, 1.0, True),
+        (2.0, 0.5, 1.01, False),
+        (2.0, 1.01, 0.9, False),
+    ],
+)
+def test_what_is_wanted_depends_on_the_load(
+    load: float, mean: float, p99: float, verdict: bool
+) -> None:
+    assert reached(load, [{"mean": mean, "p99": p99}]) is verdict
+
+
+def test_a_row_is_the_median_of_the_seeds() -> None:
+    done = [
+        (Trial("chat", load, seed, None, ("default",)), {"default": {"mean": mean, "p99": 1.0}})
+        for load, seed, mean in ((2.0, 0, 0.7), (0.6, 2, 1.2), (0.6, 0, 1.0), (0.6, 1, 0.9))
+    ]
+    lines = table(by_cell(done)).splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:4]]
+    assert rows == [
+        ["0.6", "chat", "default", "1.00 (0.90-1.20)", "1.00 (1.00-1.00)", "1.01", "yes"],
+        ["2", "chat", "default", "0.70 (0.70-0.70)", "1.00 (1.00-1.00)", "1.00", "yes"],
+    ]
+    assert lines[-1] == "2 of 2 rows are as they should be."
+
+
+@pytest.mark.engine
+def test_a_small_cell_through_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under fcfs ours decides as stock does."""
+    line = ["room", "--workload", "bfcl", "--load", "0.6,2", "--programs", "3", "--seeds", "1"]
+    assert call([*line, "--policy", "fcfs", "--jobs", "1", "--json"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    cells = json.loads(last)["cells"]
+    assert [cell["load"] for cell in cells] == [0.6, 2.0]
+    assert all(cell["by_seed"] == [{"mean": 1.0, "p99": 1.0, "longest": 1.0}] for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--workload", "chart"], ["unknown workload 'chart'", "chat"]),
+        (["--workload", "recorded"], ["unknown workload 'recorded'"]),
+        (["--load", "much"], ["--load 'much'", "0.6"]),
+        (["--load", "0"], ["--load '0'", "positive"]),
+        (["--policy", "stock+ample"], ["'stock+ample'", "such as default"]),
+    ],
+)
+def test_bad_input(
+    args: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "do_all", lambda *_: pytest.fail("it ran"))
+    check(capsys, call(["room", *args]), *words)
