@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -180,29 +180,31 @@ def _table(results: Results, wanted: float) -> str:
     for (name, policy), seeds in results.items():
         mix = MIXES[name]
         groups = ", ".join(f"{one.count} {one.type or one.kind}" for one in mix.groups)
-        figures = [_spread(seeds, figure) for figure in (*FIGURES, "known")]
-        verdict = "yes" if _reached(seeds, wanted) else "no"
+        figures = [spread(seeds, figure) for figure in (*FIGURES, "known")]
+        verdict = "yes" if reached(seeds, "mean", wanted) else "no"
         rows.append([name, groups, mix.slots, policy, *figures, verdict])
     return markdown([*head, f"mean at most {wanted:.2f}"], rows)
 
 
-def _spread(seeds: Sequence[Ratios], figure: str) -> str:
+def spread(seeds: Sequence[Ratios], figure: str) -> str:
+    """The median of a figure over the seeds, with the least and the greatest value."""
     values = [one[figure] for one in seeds if figure in one]
-    return str(Spread.of(values)) if values else "-"
+    return "{:.3f} ({:.3f}-{:.3f})".format(*astuple(Spread.of(values))) if values else "-"
 
 
-def _reached(seeds: Sequence[Ratios], wanted: float) -> bool:
-    return median(one["mean"] for one in seeds) <= wanted
+def reached(seeds: Sequence[Ratios], figure: str, wanted: float) -> bool:
+    """Whether the median of a figure, in the three decimals that tables show, is at most this."""
+    return round(median(one[figure] for one in seeds), 3) <= wanted
 
 
 def summary(title: str, results: Results, policy: str, wanted: float) -> str:
     """How many mixes reach what is wanted, and the mean over the mixes."""
     mine = {mix: seeds for (mix, name), seeds in results.items() if name == policy}
     means = [median(one["mean"] for one in seeds) for seeds in mine.values()]
-    reached = sum(_reached(seeds, wanted) for seeds in mine.values())
+    count = sum(reached(seeds, "mean", wanted) for seeds in mine.values())
     return (
-        f"{title}, {policy}: the mean completion time is {fmean(means):.2f} of stock's over "
-        f"{len(mine)} mixes; at most {wanted:.2f} in {reached} of them."
+        f"{title}, {policy}: the mean completion time is {fmean(means):.3f} of stock's over "
+        f"{len(mine)} mixes; at most {wanted:.2f} in {count} of them."
     )
 
 

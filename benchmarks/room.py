@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import median
 from typing import Any
 
 import click
@@ -22,17 +21,17 @@ from agentrt.lab.commands.progress import do_all
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Outcome
-from agentrt.lab.reports.tables import Spread, markdown
+from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender
 from agentrt.lab.runs.memory import ALL_WORKS, RECORDED, Cell, Memory, with_room_for_all
-from benchmarks.first_runs import check_policies, ratios
+from benchmarks import first_runs
 
 WORKS = tuple(name for name in ALL_WORKS if name != RECORDED)
 LOADS = ("0.6", "2")
 SLOTS = 16
 EQUAL = 1.01
 """How many times stock's mean and P99 may be where nothing is to be gained."""
-Ratios = Mapping[str, float]
+Ratios = first_runs.Ratios
 
 
 @click.command
@@ -86,7 +85,7 @@ def _trials(options: dict[str, Any]) -> list[Trial]:
         if name not in WORKS:
             raise ConfigError(f"unknown workload {name!r}; known: {', '.join(WORKS)}")
     loads = [_load(text) for text in options["load"] or LOADS]
-    policies = check_policies(options["policy"])
+    policies = first_runs.check_policies(options["policy"])
     seeds = range(options["seed"], options["seed"] + options["seeds"])
     works = options["workload"] or WORKS
     return [
@@ -119,7 +118,7 @@ def run(trial: Trial) -> Measured:
         return contender(name).run(programs, options, work.step_time).outcomes
 
     base = serve(STOCK)
-    return trial, {name: ratios(base, serve(name)) for name in trial.policies}
+    return trial, {name: first_runs.ratios(base, serve(name)) for name in trial.policies}
 
 
 Key = tuple[float, str, str]
@@ -141,14 +140,14 @@ def by_cell(done: Sequence[Measured]) -> Results:
 def reached(load: float, seeds: Sequence[Ratios]) -> bool:
     """Whether the medians of the mean and of the P99 are what they should be at a load."""
     wanted = EQUAL if load < 1 else 1.0
-    return all(median(one[figure] for one in seeds) <= wanted for figure in ("mean", "p99"))
+    return all(first_runs.reached(seeds, figure, wanted) for figure in ("mean", "p99"))
 
 
 def table(results: Results) -> str:
     """A row per load, workload and policy, and below it how many rows are as they should be."""
     rows = []
     for (load, work, policy), seeds in results.items():
-        figures = [Spread.of([one[figure] for one in seeds]) for figure in ("mean", "p99")]
+        figures = [first_runs.spread(seeds, figure) for figure in ("mean", "p99")]
         verdict = "yes" if reached(load, seeds) else "no"
         wanted = f"{EQUAL if load < 1 else 1.0:.2f}"
         rows.append([f"{load:g}", work, policy, *figures, wanted, verdict])

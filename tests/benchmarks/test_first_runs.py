@@ -89,14 +89,14 @@ def test_a_row_is_the_median_of_the_seeds_and_the_summary_counts_rows() -> None:
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[3:] == [
         "default",
-        "0.90 (0.80-0.95)",
-        "1.00 (1.00-1.00)",
-        "1.10 (1.10-1.10)",
-        "0.50 (0.50-0.50)",
+        "0.900 (0.800-0.950)",
+        "1.000 (1.000-1.000)",
+        "1.100 (1.100-1.100)",
+        "0.500 (0.500-0.500)",
         "yes",
     ]
-    assert "is 0.94 of stock's over 2 mixes; at most 0.90 in 1 of them" in shown
-    assert "is 1.02 of stock's over 1 mixes; at most 1.01 in 0 of them" in shown
+    assert "is 0.940 of stock's over 2 mixes; at most 0.90 in 1 of them" in shown
+    assert "is 1.020 of stock's over 1 mixes; at most 1.01 in 0 of them" in shown
 
 
 @pytest.mark.engine

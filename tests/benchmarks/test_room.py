@@ -19,6 +19,8 @@ from tests.cli.conftest import check
         (0.6, 1.0, 1.02, False),
         (0.6, 1.02, 1.0, False),
         (2.0, 0.5, 1.0, True),
+        (2.0, 0.5, 1.0004, True),
+        (2.0, 0.5, 1.001, False),
         (2.0, 0.5, 1.01, False),
         (2.0, 1.01, 0.9, False),
     ],
@@ -37,8 +39,8 @@ def test_a_row_is_the_median_of_the_seeds() -> None:
     lines = table(by_cell(done)).splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:4]]
     assert rows == [
-        ["0.6", "chat", "default", "1.00 (0.90-1.20)", "1.00 (1.00-1.00)", "1.01", "yes"],
-        ["2", "chat", "default", "0.70 (0.70-0.70)", "1.00 (1.00-1.00)", "1.00", "yes"],
+        ["0.6", "chat", "default", "1.000 (0.900-1.200)", "1.000 (1.000-1.000)", "1.01", "yes"],
+        ["2", "chat", "default", "0.700 (0.700-0.700)", "1.000 (1.000-1.000)", "1.00", "yes"],
     ]
     assert lines[-1] == "2 of 2 rows are as they should be."
 
