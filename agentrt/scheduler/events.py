@@ -35,6 +35,3 @@ class Events:
 
     def program_ended(self, row: ProgramRow, now: float) -> None:
         """A program ended, was cancelled, or was not heard of for long. Its calls may end later."""
-
-    def stepped(self, seconds: float, tokens: int, calls: int) -> None:
-        """A step of the engine computed so many ``tokens`` of so many ``calls``."""

@@ -352,7 +352,9 @@ class Learned:
 
     def __init__(self) -> None:
         self.service, self.gaps, self.costs = Durations(), Durations(), StepCost()
-        self._output = Mean()
+        self.calls = 0
+        """Calls that have ended."""
+        self._output, self._of_limit = Mean(), Mean()
         self._usual: _Recent[tuple[str, str], Usual] = _Recent(Usual)
 
     def usual(self, kind: tuple[str, str]) -> Usual:
@@ -363,8 +365,21 @@ class Learned:
         """The output tokens to expect of a call of a program of this tenant and type."""
         return int(self._usual.of(kind).output.refine(self._output.value))
 
-    def call_ended(self, kind: tuple[str, str], output_tokens: int) -> None:
-        """A call ended with so many tokens of output."""
+    def output_within(self, kind: tuple[str, str], limit: int) -> float:
+        """The output tokens to expect of a call with this ``limit`` of them (0: none is known).
+
+        Where no call of its type has ended, it is expected to use as much of its limit as calls
+        usually did (a geometric mean): all of it before any has ended.
+        """
+        prior = limit * math.exp(self._of_limit.value) if limit else self._output.value
+        expected = self._usual.of(kind).output.refine(prior)
+        return min(expected, limit) if limit else expected
+
+    def call_ended(self, kind: tuple[str, str], output_tokens: int, limit: int = 0) -> None:
+        """A call ended with so many tokens of output; its ``limit`` is 0 where none is known."""
+        if limit and output_tokens:
+            self._of_limit.add(math.log(output_tokens / limit))
+        self.calls += 1
         self._output.add(output_tokens)
         self._usual.of(kind).output.add(output_tokens)
 

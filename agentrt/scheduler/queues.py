@@ -72,7 +72,7 @@ class LevelQueues:
         self._promoter = self.policy.promoter(slots) or Promoter()
         self._waiting: Heap[QueuedCall] = Heap()
         self._deferred: dict[QueuedCall, None] = {}
-        self._queued = self._stuck = 0
+        self._queued = self._stuck = self._revision = 0
         self._lost_share = Mean()
         """The share of its computed tokens that a preempted call had to compute again."""
         self._seqs = count(1)
@@ -90,6 +90,8 @@ class LevelQueues:
         self._enter(call, self.policy.priority(call, now))
         for part in self._parts:
             part.call_arrived(call, now)
+        if self.policy.follows_program and len(call.program.queued) > 1:
+            self._reprioritize(call.program.queued.values(), now)
         return call
 
     def call_began(self, call: QueuedCall, now: float) -> None:
@@ -153,6 +155,9 @@ class LevelQueues:
 
     def call_ended(self, call: QueuedCall, now: float) -> None:
         """A removed call is in its program's row by now: its other calls' priorities follow."""
+        if self.learns and 0 < call.prompt_tokens <= call.computed_tokens:  # else it was cancelled
+            outputs = call.computed_tokens - call.prompt_tokens
+            self.learned.call_ended(call.program.kind, outputs, call.max_tokens)
         for part in self._parts:
             part.call_ended(call, now)
         self._promoter.program_changed(call.program)
@@ -212,8 +217,8 @@ class LevelQueues:
                 moved.append(call)
             if call.state is WAITING:  # it was preempted with this step in flight
                 self._promoter.waits(call)
-        for part in self._parts if tokens else ():
-            part.stepped(seconds, tokens, len(call_ids))
+        if tokens and self.learns:
+            self.learned.costs.step(seconds, tokens, len(call_ids))
         return moved
 
     def _quantum_spent(self, call: QueuedCall, now: float) -> bool:
@@ -310,7 +315,16 @@ class LevelQueues:
     # -- anti-starvation and preemption ------------------------------------------------
 
     def promote(self, now: float) -> list[QueuedCall]:
-        """Move up those calls that waited too long, by the rule that goes with the policy."""
+        """Move up those calls that waited too long, by the rule that goes with the policy.
+
+        Before that, rank all waiting calls again if the policy has learned much
+        (`Policy.revision`).
+        """
+        if self.policy.revision != self._revision:
+            self._revision = self.policy.revision
+            for waiting in self.calls.values():
+                if waiting.since is not None and not waiting.promoted:
+                    self._enter(waiting, self.policy.priority(waiting, now))
         promoted = []
         while (call := self._promoter.promote(now)) is not None:
             call.promoted = True

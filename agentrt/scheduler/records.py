@@ -177,7 +177,8 @@ class QueuedCall:
 
     ``item`` is the engine's own request, ``node`` the call's name in its program's graph,
     ``path_s`` its p(c) of Eq. 2 (None where its parents are unknown), ``prompt_tokens`` what of
-    its prompt the engine has to compute as far as it knows at arrival. Times are seconds of the
+    its prompt the engine has to compute as far as it knows at arrival, ``max_tokens`` its limit of
+    output tokens (0: unknown). Times are seconds of the
     caller's clock: ``since`` is when its present wait began (None while it runs), ``began_at``
     when it last began to run. ``waited_s``, ``served_s`` and ``steps`` cover its whole life.
     Of its prompt, the program's own calls had computed ``known_tokens`` before it came, another
@@ -194,6 +195,7 @@ class QueuedCall:
     arrived_at: float
     node: str = ""
     prompt_tokens: int = 0
+    max_tokens: int = 0
     state: CallState = ASIDE
     level: int = 0
     key: Key = (0, 0.0, 0)

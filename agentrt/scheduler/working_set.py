@@ -98,7 +98,6 @@ class WorkingSet(Admission):
     def call_ended(self, call: QueuedCall, now: float) -> None:
         row, tokens = call.program, call.computed_tokens
         if tokens >= call.prompt_tokens:  # else it was cancelled before any output
-            self.learned.call_ended(row.kind, tokens - call.prompt_tokens)
             if row.turned_at is not None and not row.queued:
                 usual = self.learned.usual(row.kind)
                 usual.grown.add(max(tokens - row.context_tokens, 0))
@@ -119,9 +118,6 @@ class WorkingSet(Admission):
         if row.service_s and not row.queued:  # else it is heard of again when they have ended
             self.learned.usual(row.kind).calls.add(row.finished_calls)
         self._expel(row)
-
-    def stepped(self, seconds: float, tokens: int, calls: int) -> None:
-        self.learned.costs.step(seconds, tokens, calls)
 
     def _goes_away(self, row: ProgramRow, now: float) -> None:
         """A member has no call any more: until when it is held at the least.

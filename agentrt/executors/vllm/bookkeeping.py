@@ -150,6 +150,7 @@ class Bookkeeping(AsyncScheduler):
             now,
             node=identity.node,
             prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
             resumable=request.resumable,
             identity=identity,
             arrived_step=self.steps,

@@ -2,11 +2,13 @@
 
 Ours. The expectation is a mean residual life (`agentrt.scheduler.learned`), by tenant and type,
 refined by a hint's size, and by the node and the turn that the program has come to. The prior is
-the mean of all that ended, or what the program has had along its critical path if that is more.
+what its calls in the engine need, as far as it is visible: the new part of their prompts, and the
+usual length of outputs, or their limit before any call has ended. An engine that says neither has
+the mean of all programs that ended, or what the program has had along its critical path, if more.
 
-Programs whose expectations are within a factor of 1.4 stand in one level: there, those go first
-that are small in all, to a factor of two, then those that arrived first. Before any program has
-ended, all go as they arrived. A `Lane` bounds how long the large and old wait.
+Programs whose expectations are within a factor of 1.4 stand in one level. There, those go first
+that are small in all, to a factor of two, then those that arrived first. A `Lane` bounds how long
+the large and old wait.
 """
 
 from __future__ import annotations
@@ -59,17 +61,39 @@ class Adaptive(Policy):
         expected = self._expected_s(row, call.node, path_s + call.served_s)
         level = math.floor(BINS_PER_DOUBLING * math.log2(expected))
         quantum_s = max(self._least_quantum_s, max(row.attained_s, expected) / _QUANTA_OF_LIFE)
-        unknown = self.learned.service.at(_ALL, 0) is None
+        unknown = self.learned.service.at(_ALL, 0) is None and not self._visible_s(row)
         size = 0 if unknown else math.floor(math.log2(row.attained_s + expected))
         return Priority(level, quantum_s, (size, row.started_at))
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]
+        """Once for the first steps, and whenever the number of calls that have ended doubles."""
+        return bool(self.learned.costs.token_s) + self.learned.calls.bit_length()
+
+    def _visible_s(self, row: ProgramRow) -> float:
+        """The seconds of service that a program's calls in the engine are expected to need still.
+
+        That is their outputs (`Learned.output_within`) and the new part of their prompts, less
+        what they had. 0 where the engine says neither limits nor outputs.
+        """
+        learned = self.learned
+        step_s = learned.costs.decode_s or RESOLUTION_S
+        seconds = 0.0
+        for call in row.queued.values():
+            if outputs := learned.output_within(row.kind, call.max_tokens):
+                prompt = max(call.prompt_tokens - call.known_tokens, 0)
+                left_s = outputs * step_s + prompt * learned.costs.token_s - call.served_s
+                seconds += max(left_s, step_s)
+        return seconds
 
     def _expected_s(self, row: ProgramRow, node: str, path_s: float) -> float:
         """The seconds of service that it is expected to need still; ATLAS ranks by ``path_s``."""
         at, age = self.learned.service.at, age_bin(row.attained_s)
         tenant, type, visits = row.tenant, row.type, self._visits.setdefault(row, {})
-        expected, factor = RESOLUTION_S, 1.0
-        if (known := at(_ALL, 0)) is not None:
-            expected = max(known.left_s.value, path_s, RESOLUTION_S)
+        expected, factor = self._visible_s(row), 1.0
+        if not expected and (known := at(_ALL, 0)) is not None:
+            expected = max(known.left_s.value, path_s)
+        expected = max(expected, RESOLUTION_S)
         if (known := at((tenant, type, ""), age)) is not None:
             expected = max(known.left_s.refine(expected), RESOLUTION_S)
         place = _place(row.finished_calls, node)

@@ -30,6 +30,8 @@ class Policy(ABC):
     read, and this one does.
     """
 
+    revision: int = 0
+    """Changes when so much has been learned that all waiting calls are worth ranking again."""
     name: ClassVar[str]
     levelled: ClassVar[bool] = True
     starving: ClassVar[bool] = True
