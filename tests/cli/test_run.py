@@ -68,6 +68,15 @@ def test_json_has_the_size_of_the_batch_that_the_engine_took(
     assert value["engine"]["settings"]["max_num_seqs"] == slots
 
 
+def test_replies_are_shown_as_text_and_have_all_fields_as_json(run_program: Run) -> None:
+    source = "@program\nasync def one(ctx): return await ctx.llm('tea')\n"
+    source += "@program\nasync def several(ctx): return [{'and': await ctx.llm('milk')}]\n"
+    assert run_program(source, name=":one").out == "tea\n"
+    assert json.loads(run_program(source, name=":several").out) == [{"and": "milk"}]
+    [result] = run_program(source, "--json", name=":one").json["results"]
+    assert (result["text"], result["finish_reason"]) == ("tea", "stop")
+
+
 def test_json_tells_of_the_failed_as_well(run_program: Run) -> None:
     ran = run_program("@program\nasync def bad(ctx): raise ValueError('no tea')\n", "--json")
     assert (ran.code, ran.json["results"]) == (1, [None])
