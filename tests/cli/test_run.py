@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Invoke, Run
+from tests.cli.conftest import Run
 
 ECHO = "@program\nasync def echo(ctx, text='tea'):\n    return str(await ctx.llm(str(text)))\n"
 REPORTED = (
@@ -29,18 +29,6 @@ def hangs(*signals: int) -> str:
 
 def test_the_result_alone_is_on_stdout(run_program: Run) -> None:
     assert run_program(ECHO).out == "tea\n"
-
-
-def test_the_demo_ends_with_a_command_that_compares(
-    invoke: Invoke, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentrt.cli.demo.programs.search", lambda question: "nothing new")
-    assert invoke("demo", "--engine", "vllm", "--no-dashboard") == 0
-    told = " ".join(capsys.readouterr().err.split())
-    command = told.partition("order: agentrt ")[2].split()
-    monkeypatch.setattr("agentrt.lab.commands.compare._run", lambda *job, **options: 0)
-    assert command[0] == "compare"
-    assert invoke(*command) == 0
 
 
 def test_json_is_one_line_of_the_documented_shape(run_program: Run) -> None:

@@ -1,0 +1,96 @@
+"""Runs the demo's programs, one round after the other: each round under one order of calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentrt.cli.demo.programs import lookup, report
+from agentrt.program import Program
+from agentrt.runtime import Runtime
+from agentrt.runtime.durable import Durable
+from agentrt.runtime.run import Run
+from agentrt.scheduler.config import SchedulerConfig
+
+SLOTS = 4
+"""Calls that the engine computes at a time."""
+LONG_ONES, SHORT_ONES = 3, 5
+PROGRAMS: Sequence[Program] = [*[report] * LONG_ONES, *[lookup] * SHORT_ONES]
+"""What starts together in each round, in this order."""
+STOCK = SchedulerConfig("fcfs", retention="lru", admission="off")
+"""Stock vLLM's order: first come, first served."""
+OURS = SchedulerConfig.of_policy(history=None)
+"""agentrt's defaults, without what earlier commands have learned on this machine."""
+
+
+class Engine(Protocol):
+    """An engine whose order of calls can be changed between two rounds."""
+
+    async def configure(self, config: SchedulerConfig, /) -> None:
+        """Change the order, and forget what was learned of programs."""
+
+    async def forget_prefixes(self) -> None:
+        """Empty the cache of prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The runs of each round: of stock's order, once or twice; of agentrt's while it knew nothing
+    of the programs (``first``), and of agentrt's after it had seen them once (``known``).
+    """
+
+    stock: Sequence[Sequence[Run]]
+    first: Sequence[Run]
+    known: Sequence[Run]
+
+
+Show = Callable[[str, Sequence[Run]], None]
+"""Called when a round has begun: its name, and its runs."""
+
+
+async def watched(runtime: Runtime, show: Show) -> list[Run]:
+    """Run the programs once, and return their runs. Raises what a program raises."""
+    return await _play(runtime, PROGRAMS, "agentrt's order, first run", show)
+
+
+async def both_orders(
+    runtime: Runtime,
+    engine: Engine,
+    *,
+    noisy: bool = False,
+    show: Show = lambda name, runs: None,
+) -> Rounds:
+    """Run the programs under stock's order, then twice under agentrt's.
+
+    On a ``noisy`` engine, whose seconds are real, two programs run before to warm it up, and a
+    second round of stock's order comes at the end: how far the two differ is chance. Raises what
+    a program raises.
+    """
+    rounds = 4 if noisy else 3
+    if noisy:
+        await _play(runtime, [report, lookup], "warming up", show)
+
+    async def play(number: int, name: str, order: SchedulerConfig | None) -> list[Run]:
+        if order is not None:
+            await engine.configure(order)
+        await engine.forget_prefixes()
+        return await _play(runtime, PROGRAMS, f"round {number} of {rounds}: {name}", show)
+
+    stock = [await play(1, "stock vLLM's order", STOCK)]
+    first = await play(2, "agentrt's order, first run", OURS)
+    known = await play(3, "agentrt's order, kinds known", None)
+    if noisy:
+        stock.append(await play(4, "stock vLLM's order again", STOCK))
+    return Rounds(stock, first, known)
+
+
+async def _play(runtime: Runtime, programs: Sequence[Program], name: str, show: Show) -> list[Run]:
+    # The ids of each round are the same, and with them the answers that an engine makes up.
+    runs = [runtime.start(each, durable=Durable(number)) for number, each in enumerate(programs, 1)]
+    show(name, runs)
+    await asyncio.wait([run.task for run in runs if run.task is not None])
+    for run in runs:
+        await run.wait()
+    return runs
