@@ -161,11 +161,12 @@ def test_the_verdict_is_what_the_means_say(mine: Means, words: list[str]) -> Non
 
 
 def test_a_difference_that_stocks_two_rounds_have_too_is_no_gain() -> None:
-    compared = Comparison(means(10, 10), means(9, 9), means(5, 5), chance=0.12)
+    compared = Comparison(means(10, 10), means(9, 9), means(5, 5), 0.12, 2)
     first, known, chance = compared.sentences()
     assert "nothing is gained" in first
     assert "a gain" in known
-    assert "differ by 12%" in chance
+    assert chance.startswith("Stock's order ran 2 times ")
+    assert "differ by 12%:" in chance
 
 
 def test_chance_is_how_far_two_rounds_of_stocks_order_differ() -> None:
@@ -174,6 +175,7 @@ def test_chance_is_how_far_two_rounds_of_stocks_order_differ() -> None:
     apart = Rounds([rounds.stock[0], rounds.known], rounds.first, rounds.known)
     base, other = (Means.of([runs]).all for runs in apart.stock)
     compared = Comparison.of(apart)
+    assert compared.stock_rounds == 2
     assert compared.chance == pytest.approx(abs(other / base - 1))
     assert compared.stock.all == pytest.approx((base + other) / 2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
@@ -71,7 +72,7 @@ def _tell_what_is_next(kind: str) -> None:
     from agentrt.cli.demo import programs
     from agentrt.cli.streams import say
 
-    file = shlex.quote(programs.__file__)
+    file = shlex.quote(_shortest(Path(programs.__file__)))
     again = f"{file}:report {file}:lookup --n 4 --max-num-seqs 4"
     say("\nnext:")
     if kind == "simulated":
@@ -79,3 +80,9 @@ def _tell_what_is_next(kind: str) -> None:
     else:
         say(f"  with several runs: agentrt compare {again}")
     say("  with programs of your own: agentrt compare mine.py --n 8")
+
+
+def _shortest(file: Path) -> str:
+    """A path as somebody in this folder would write it."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)

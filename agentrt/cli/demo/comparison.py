@@ -48,14 +48,16 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The means of both orders. ``chance`` is how far two rounds of one order differ, as a share:
-    a smaller difference between the orders says nothing.
+    """The means of both orders, of which stock's had ``stock_rounds`` rounds. ``chance`` is how far
+    two rounds of one order differ, as a share: a smaller difference between the orders says
+    nothing.
     """
 
     stock: Means
     first: Means
     known: Means
     chance: float = _EVEN
+    stock_rounds: int = 1
 
     @classmethod
     def of(cls, rounds: Rounds) -> Comparison:
@@ -66,6 +68,7 @@ class Comparison:
             first=Means.of([rounds.first]),
             known=Means.of([rounds.known]),
             chance=max(_EVEN, abs(last / first - 1)),
+            stock_rounds=len(rounds.stock),
         )
 
     def sentences(self) -> Iterator[str]:
@@ -75,10 +78,11 @@ class Comparison:
             ("Once agentrt knows both kinds of programs", self.known),
         ):
             yield f"{name}: {self._verdict(means.all)} {self._parts(means)}"
-        if self.chance > _EVEN:
+        if self.stock_rounds > 1:
+            most = "at most " if self.chance == _EVEN else ""
             yield (
-                f"Two rounds of stock's order differ by {self.chance:.0%}; a smaller difference "
-                "is taken for chance."
+                f"Stock's order ran {self.stock_rounds} times (the first is drawn above), and its "
+                f"means differ by {most}{self.chance:.0%}: a smaller difference counts as chance."
             )
 
     def _verdict(self, mean: float) -> str:
