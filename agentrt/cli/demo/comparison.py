@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -114,15 +115,17 @@ def seconds(run: Run) -> float:
 
 def print_comparison(rounds: Rounds) -> None:
     """Print on stdout who ended when under each order, the means, and what is seen."""
-    console = Console(markup=False, emoji=False, highlight=False)
     compared = Comparison.of(rounds)
-    console.print(_legend())
-    console.print(_ends(rounds, console.width))
-    console.print()
-    console.print(_means(compared))
-    console.print()
-    for sentence in compared.sentences():
-        console.print(sentence)
+    console = Console(markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        console.print(_legend())
+        console.print(_ends(rounds, console.width))
+        console.print()
+        console.print(_means(compared))
+        console.print()
+        for sentence in compared.sentences():
+            console.print(sentence)
+    click.echo(captured.get(), nl=False, color=True)
 
 
 _COLUMNS = ("stock vLLM's\norder", "agentrt,\nfirst run", "agentrt,\nkinds known")
