@@ -29,6 +29,7 @@ BENCHMARKS = {
     ),
     "mutation": ("benchmarks.mutation.command:mutation", "What the tests of pure rooms let pass."),
     "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on the disk alone."),
+    "published": ("benchmarks.published:published", "Numbers on pages, beside their results."),
     "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, beside vLLM's own."),
     "sensitivity": (
         "benchmarks.sensitivity:sensitivity",
