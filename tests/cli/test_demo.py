@@ -164,6 +164,8 @@ def test_a_difference_that_stocks_two_rounds_have_too_is_no_gain() -> None:
     compared = Comparison(means(10, 10), means(9, 9), means(5, 5), 0.12, 2)
     first, known, chance = compared.sentences()
     assert "nothing is gained" in first
+    assert "Short programs end 10% sooner (chance), " in first
+    assert "Short programs end 50% sooner, " in known
     assert "a gain" in known
     assert chance.startswith("Stock's order ran 2 times ")
     assert "differ by 12%:" in chance

@@ -102,9 +102,10 @@ class Comparison:
         return f"Short programs end {short}, long ones {long}, and the last of all {longest}."
 
     def _end(self, change: float) -> str:
-        if abs(change) <= self.chance:
+        if abs(change) <= _EVEN:
             return "at the same time"
-        return f"{abs(change):.0%} {'sooner' if change < 0 else 'later'}"
+        end = f"{abs(change):.0%} {'sooner' if change < 0 else 'later'}"
+        return f"{end} (chance)" if abs(change) <= self.chance else end
 
 
 def seconds(run: Run) -> float:
