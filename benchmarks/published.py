@@ -101,8 +101,40 @@ def _cell(results: Results, who: str) -> Any:
 
 
 def _to_stock(when: str) -> Callable[[Results], str]:
-    """The ratio of the mean to stock's, of each seed the median of its pairs of runs."""
-    return lambda results: _spread([median(each["mean"][when]) for each in results], ".2f")
+    return lambda results: _spread(_means(results, when), ".2f")
+
+
+def _means(results: Results, when: str) -> list[float]:
+    """The ratio of the mean to stock's with each seed: the median of its pairs of runs."""
+    return [median(each["mean"][when]) for each in results]
+
+
+def _pairs(results: Results) -> str:
+    """The least and the most ratio of the first time's mean to stock's, over all pairs of runs."""
+    ratios = [ratio for each in results for ratio in each["mean"]["first"]]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def _change(when: str) -> Callable[[Results], str]:
+    """The median of these ratios over the seeds, in words."""
+    return lambda results: _in_words(median(_means(results, when)))
+
+
+def _changes(when: str) -> Callable[[Results], str]:
+    """The least and the most of these ratios over the seeds, in words."""
+
+    def spread(results: Results) -> str:
+        ratios = _means(results, when)
+        return f"from {_in_words(min(ratios))} to {_in_words(max(ratios))}"
+
+    return spread
+
+
+def _in_words(ratio: float) -> str:
+    percent = round(100 * (ratio - 1))
+    if not percent:
+        return "the same"
+    return f"{abs(percent)}% {'less' if percent < 0 else 'more'}"
 
 
 def _scheduler(case: str, running: int, waiting: int) -> Callable[[Results], str]:
@@ -174,7 +206,14 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
     "default": ("h100", _simulated("default")),
     "unlike-first": ("unlike", _to_stock("first")),
     "unlike-known": ("unlike", _to_stock("ratios")),
-    "scheduler-4": ("scheduler", _scheduler(DEFAULT, 4, 10)),
+    "unlike-first-change": ("unlike", _change("first")),
+    "unlike-first-changes": ("unlike", _changes("first")),
+    "unlike-known-change": ("unlike", _change("ratios")),
+    "unlike-known-changes": ("unlike", _changes("ratios")),
+    "unlike-off": ("unlike", lambda results: _spread([each["off"] for each in results], ".0%")),
+    "unlike-first-pairs": ("unlike", _pairs),
+    "scheduler-4-10": ("scheduler", _scheduler(DEFAULT, 4, 10)),
+    "scheduler-4-1000": ("scheduler", _scheduler(DEFAULT, 4, 1000)),
     "scheduler-64-10": ("scheduler", _scheduler(DEFAULT, 64, 10)),
     "scheduler-64-1000": ("scheduler", _scheduler(DEFAULT, 64, 1000)),
     "scheduler-fcfs-64-10": ("scheduler", _scheduler("fcfs", 64, 10)),
