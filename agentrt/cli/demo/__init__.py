@@ -12,7 +12,7 @@ from agentrt.cli.options import SIMULATED
 
 _EPILOG = """\b
 Simulated, it takes 15 seconds: the programs are shown at work, and then run under both
-orders in virtual time. On vLLM they run four times, in some three minutes on two cores.
+orders in virtual time. On vLLM they run in seven rounds, some four minutes on two cores.
 
 \b
 Examples:

@@ -15,8 +15,8 @@ from agentrt.cli.demo.rounds import Rounds
 from agentrt.cli.tables import split_wall
 from agentrt.runtime.run import Run
 
-_EVEN = 0.01
-"""A mean that differs by less than this share is called the same."""
+_EVEN = 0.005
+"""A value that differs by less than this share is called the same: it would be shown as 0%."""
 _MARKS = (("█", "green"), ("▒", "yellow"), ("░", "blue"), (" ", ""))
 """Of a program that computes, waits, uses a tool, does something else: as `split_wall` has them."""
 _LEAST_BAR, _MOST_BAR = 6, 24
@@ -27,8 +27,8 @@ SHORT, LONG = "lookup", "report"
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Seconds from a program's start to its end: the means of short programs, of long ones and of
-    all, and the mean over the rounds of the longest.
+    """A round in seconds from a program's start to its end: the means of short programs, of long
+    ones and of all, and the longest.
     """
 
     short: float
@@ -37,75 +37,99 @@ class Means:
     longest: float
 
     @classmethod
-    def of(cls, rounds: Sequence[Sequence[Run]]) -> Means:
-        """Return the means over all programs of these rounds."""
-        runs = [run for each in rounds for run in each]
+    def of(cls, runs: Sequence[Run]) -> Means:
+        """Return the means over the programs of a round."""
         short, long = (
             fmean(seconds(run) for run in runs if run.type == kind) for kind in (SHORT, LONG)
         )
-        longest = fmean(max(map(seconds, each)) for each in rounds)
-        return cls(short, long, fmean(map(seconds, runs)), longest)
+        took = [seconds(run) for run in runs]
+        return cls(short, long, fmean(took), max(took))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value in the rounds of agentrt's order beside the same in those of stock's, in seconds.
+
+    It is ``sure`` where each round of the one is below each of the other. Else it is chance.
+    """
+
+    stock: float
+    ours: float
+    sure: bool
+
+    @classmethod
+    def of(cls, stock: Sequence[float], ours: Sequence[float]) -> Change:
+        """Compare a value's rounds."""
+        apart = max(ours) < min(stock) or min(ours) > max(stock)
+        return cls(fmean(stock), fmean(ours), apart)
+
+    @property
+    def share(self) -> float:
+        """How much more it is than in stock's order, as a share; below 0 it is less."""
+        return self.ours / self.stock - 1
+
+    @property
+    def is_even(self) -> bool:
+        """Whether both values are as good as the same."""
+        return abs(self.share) < _EVEN
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The means of both orders, of which stock's had ``stock_rounds`` rounds. ``chance`` is how far
-    two rounds of one order differ, as a share: a smaller difference between the orders says
-    nothing.
-    """
+    """What both orders came to, each in one round or several."""
 
-    stock: Means
-    first: Means
-    known: Means
-    chance: float = _EVEN
-    stock_rounds: int = 1
+    stock: Sequence[Means]
+    first: Sequence[Means]
+    known: Sequence[Means]
 
     @classmethod
     def of(cls, rounds: Rounds) -> Comparison:
-        """Compare the rounds. The first and the last round of stock's order give the chance."""
-        first, *_, last = (Means.of([each]).all for each in [*rounds.stock, *rounds.stock])
-        return cls(
-            stock=Means.of(rounds.stock),
-            first=Means.of([rounds.first]),
-            known=Means.of([rounds.known]),
-            chance=max(_EVEN, abs(last / first - 1)),
-            stock_rounds=len(rounds.stock),
+        """Return the means of all rounds."""
+        stock, first, known = (
+            [Means.of(runs) for runs in each] for each in (rounds.stock, rounds.first, rounds.known)
         )
+        return cls(stock, first, known)
+
+    def change(self, part: str, rounds: Sequence[Means]) -> Change:
+        """Return how a part of the means differs in these rounds of agentrt's order."""
+        stock, ours = ([getattr(each, part) for each in of] for of in (self.stock, rounds))
+        return Change.of(stock, ours)
 
     def sentences(self) -> Iterator[str]:
-        """Yield what is seen: of the first run, of the next one, and how much of it is chance."""
-        for name, means in (
+        """Yield what is seen: of the first run, of the next one, and what is counted as chance."""
+        for name, rounds in (
             ("First run, while agentrt knows nothing of these programs", self.first),
             ("Once agentrt knows both kinds of programs", self.known),
         ):
-            yield f"{name}: {self._verdict(means.all)} {self._parts(means)}"
-        if self.stock_rounds > 1:
-            most = "at most " if self.chance == _EVEN else ""
+            yield f"{name}: {_verdict(self.change('all', rounds))} {self._parts(rounds)}"
+        if len(self.stock) > 1:
             yield (
-                f"Stock's order ran {self.stock_rounds} times (the first is drawn above), and its "
-                f"means differ by {most}{self.chance:.0%}: a smaller difference counts as chance."
+                f"Stock's order ran in {len(self.stock)} rounds, agentrt's in {len(self.first)} "
+                "of each kind; the first of each is drawn above. A difference is chance unless "
+                "all rounds agree on it."
             )
 
-    def _verdict(self, mean: float) -> str:
-        stock, change = self.stock.all, mean / self.stock.all - 1
-        takes = f"A program takes {mean:.1f} s on average"
-        if abs(change) <= self.chance:
-            return f"nothing is gained. {takes}, and {stock:.1f} s in stock's order."
-        verdict, word = ("a gain", "less") if change < 0 else ("a loss", "more")
-        than = f"{abs(change):.0%} {word} than the {stock:.1f} s in stock's order"
-        return f"{verdict}. {takes}, {than}."
-
-    def _parts(self, means: Means) -> str:
-        short = self._end(means.short / self.stock.short - 1)
-        long = self._end(means.long / self.stock.long - 1)
-        longest = self._end(means.longest / self.stock.longest - 1)
+    def _parts(self, rounds: Sequence[Means]) -> str:
+        short, long, longest = (
+            _end(self.change(part, rounds)) for part in ("short", "long", "longest")
+        )
         return f"Short programs end {short}, long ones {long}, and the last of all {longest}."
 
-    def _end(self, change: float) -> str:
-        if abs(change) <= _EVEN:
-            return "at the same time"
-        end = f"{abs(change):.0%} {'sooner' if change < 0 else 'later'}"
-        return f"{end} (chance)" if abs(change) <= self.chance else end
+
+def _verdict(change: Change) -> str:
+    takes = f"A program takes {change.ours:.1f} s on average"
+    if change.is_even or not change.sure:
+        return f"nothing is gained. {takes}, and {change.stock:.1f} s in stock's order."
+    verdict, word = ("a gain", "less") if change.share < 0 else ("a loss", "more")
+    than = f"{abs(change.share):.0%} {word} than the {change.stock:.1f} s in stock's order"
+    return f"{verdict}. {takes}, {than}."
+
+
+def _end(change: Change) -> str:
+    if change.is_even:
+        return "at the same time"
+    end = f"{abs(change.share):.0%} {'sooner' if change.share < 0 else 'later'}"
+    return end if change.sure else f"{end} (chance)"
 
 
 def seconds(run: Run) -> float:
@@ -142,7 +166,7 @@ def _table(first: str, *, figures: bool) -> Table:
 
 def _ends(rounds: Rounds, width: int) -> Table:
     """A row per program: when it ends under each order, and its course till then."""
-    each = (rounds.stock[0], rounds.first, rounds.known)
+    each = (rounds.stock[0], rounds.first[0], rounds.known[0])
     cells = max(_LEAST_BAR, min(_MOST_BAR, (width - _BESIDE_BARS) // len(each)))
     cell_s = max(seconds(run) for runs in each for run in runs) / cells
     table = _table("seconds", figures=False)
@@ -181,12 +205,11 @@ _ROWS = {
 def _means(compared: Comparison) -> Table:
     table = _table("mean seconds", figures=True)
     for label, part in _ROWS.items():
-        stock = getattr(compared.stock, part)
-        ours = (getattr(means, part) for means in (compared.first, compared.known))
-        table.add_row(label, f"{stock:.1f}", *(_beside(mean, stock) for mean in ours))
+        both = [compared.change(part, each) for each in (compared.first, compared.known)]
+        table.add_row(label, f"{both[0].stock:.1f}", *map(_beside, both))
     return table
 
 
-def _beside(mean: float, stock: float) -> str:
-    percent = round(100 * (mean / stock - 1))
-    return f"{mean:.1f} ({percent:+d}%)" if percent else f"{mean:.1f} (same)"
+def _beside(change: Change) -> str:
+    percent = round(100 * change.share)
+    return f"{change.ours:.1f} ({percent:+d}%)" if percent else f"{change.ours:.1f} (same)"

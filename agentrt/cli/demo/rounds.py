@@ -37,13 +37,13 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The runs of each round: of stock's order, once or twice; of agentrt's while it knew nothing
-    of the programs (``first``), and of agentrt's after it had seen them once (``known``).
+    """The runs of each round: of stock's order, of agentrt's while it knew nothing of the programs
+    (``first``), and of agentrt's after it had seen them once (``known``).
     """
 
     stock: Sequence[Sequence[Run]]
-    first: Sequence[Run]
-    known: Sequence[Run]
+    first: Sequence[Sequence[Run]]
+    known: Sequence[Sequence[Run]]
 
 
 Show = Callable[[str, Sequence[Run]], None]
@@ -62,28 +62,29 @@ async def both_orders(
     noisy: bool = False,
     show: Show = lambda name, runs: None,
 ) -> Rounds:
-    """Run the programs under stock's order, then twice under agentrt's.
+    """Run the programs under stock's order, then twice under agentrt's: a first run, and one that
+    knows their kinds.
 
-    On a ``noisy`` engine, whose seconds are real, two programs run before to warm it up, and a
-    second round of stock's order comes at the end: how far the two differ is chance. Raises what
-    a program raises.
+    On a ``noisy`` engine, whose seconds are real, two programs run before to warm it up; then all
+    that is done twice, and stock's order has a last round, so that it runs before and after
+    agentrt's. Raises what a program raises.
     """
-    rounds = 4 if noisy else 3
+    cycle: list[tuple[str, SchedulerConfig | None]] = [
+        ("stock vLLM's order", STOCK),
+        ("agentrt's order, first run", OURS),
+        ("agentrt's order, kinds known", None),
+    ]
+    orders = [*cycle, *cycle, cycle[0]] if noisy else cycle
     if noisy:
         await _play(runtime, [report, lookup], "warming up", show)
-
-    async def play(number: int, name: str, order: SchedulerConfig | None) -> list[Run]:
+    each = list[list[Run]]()
+    for number, (name, order) in enumerate(orders, 1):
         if order is not None:
             await engine.configure(order)
         await engine.forget_prefixes()
-        return await _play(runtime, PROGRAMS, f"round {number} of {rounds}: {name}", show)
-
-    stock = [await play(1, "stock vLLM's order", STOCK)]
-    first = await play(2, "agentrt's order, first run", OURS)
-    known = await play(3, "agentrt's order, kinds known", None)
-    if noisy:
-        stock.append(await play(4, "stock vLLM's order again", STOCK))
-    return Rounds(stock, first, known)
+        title = f"round {number} of {len(orders)}: {name}"
+        each.append(await _play(runtime, PROGRAMS, title, show))
+    return Rounds(each[0::3], each[1::3], each[2::3])
 
 
 async def _play(runtime: Runtime, programs: Sequence[Program], name: str, show: Show) -> list[Run]:
