@@ -34,6 +34,7 @@ BENCHMARKS = {
     "mutation": ("benchmarks.mutation.command:mutation", "What the tests of pure rooms let pass."),
     "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on the disk alone."),
     "room": ("benchmarks.room:room", "Mean and P99 beside stock's, with room for everything."),
+    "published": ("benchmarks.published:published", "Numbers on pages, beside their results."),
     "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, beside vLLM's own."),
     "sensitivity": (
         "benchmarks.sensitivity:sensitivity",

@@ -25,7 +25,7 @@ def run_with_table(
     """Run a benchmark's ``work``, and print what it ``measured``, however it ends."""
 
     def print_table() -> None:
-        show(measured.table(columns), measured.medians(), as_json=as_json)
+        show(measured.table(columns), measured.medians(spread=True), as_json=as_json)
 
     run_shown(work, print_table)
 

@@ -29,6 +29,7 @@ from agentrt.errors import (
 )
 from agentrt.graph import write
 from agentrt.journal.rendering import short
+from agentrt.request.text import ReadsAsText
 from agentrt.runtime.run import Run, RunState
 
 _FAULTS_SHOWN = 3
@@ -82,14 +83,21 @@ def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
 
 
 def _as_text(result: Any) -> str:
-    """A result for people: text as it is, of a chat its last message, all else as JSON."""
-    if isinstance(result, str):
-        return result
+    """A result for people: text as it is, of a chat its last message, all else as JSON.
+
+    Replies are their text, alone and in lists; ``--json`` has all their fields.
+    """
+    if isinstance(result, str | ReadsAsText):
+        return str(result)
     if isinstance(result, dict) and list(result) == ["messages"] and result["messages"]:
         text = getattr(result["messages"][-1], "text", "")
         if isinstance(text, str) and text:
             return str(text)
-    return json.dumps(tidy(result), default=plain, ensure_ascii=False)
+    return json.dumps(tidy(result), default=_readable, ensure_ascii=False)
+
+
+def _readable(value: Any) -> Any:
+    return value.text if isinstance(value, ReadsAsText) else plain(value)
 
 
 def _fault(run: Run, job: Job, log: EngineLog) -> str:

@@ -63,7 +63,7 @@ class Screen:
 
     def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
         """From now on show these programs; there may come more."""
-        self._runs = runs
+        self._runs, self._ended = runs, 0
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[IO[str]]:

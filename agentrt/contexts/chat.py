@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from agentrt.contexts.emitter import Tokens
 from agentrt.errors import ConfigError
 from agentrt.request import Message
+from agentrt.request.text import ReadsAsText, plain_message
 
 Ids = tuple[int, ...]
-Content = str | Sequence[int] | Sequence[Message]
-"""What a context is filled with: text, token ids, or chat messages in OpenAI's form."""
+Content = str | ReadsAsText | Sequence[int] | Sequence[Message]
+"""What a context is filled with: text or an earlier reply, token ids, or chat messages in OpenAI's
+form.
+"""
 _ASKED: Message = {"role": "user", "content": "1"}
 _SAID = "one", "two"
 """A chat to see by what a model's template puts after an answer, whatever it was."""
@@ -30,6 +33,7 @@ class Chat:
         self, tokens: Tokens, model: str | None, ids: Ids, messages: Sequence[Any]
     ) -> tuple[Ids, Chat]:
         """The tokens with ``messages`` after them, and the model's turn opened."""
+        messages = [plain_message(each) if isinstance(each, Mapping) else each for each in messages]
         if not ids:
             closed = await _render(tokens, model, messages, answer=False)
             opened = await _render(tokens, model, messages, answer=True)
@@ -80,6 +84,8 @@ async def _render(
     return tuple(await tokens.render({n: v for n, v in request.items() if v is not None}))
 
 
-def is_messages(content: Content) -> bool:
+def is_messages(content: Content) -> TypeGuard[Sequence[Message]]:
     """Whether it is a chat."""
-    return not isinstance(content, str) and any(isinstance(each, Mapping) for each in content)
+    if isinstance(content, str | ReadsAsText):
+        return False
+    return any(isinstance(each, Mapping) for each in content)

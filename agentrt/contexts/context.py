@@ -21,6 +21,7 @@ from agentrt.contexts.steered import constrained, steered
 from agentrt.errors import ConfigError, UsageError
 from agentrt.request import CallSpec, Reply
 from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs
+from agentrt.request.text import ReadsAsText
 
 MOST_ALLOWED = 128
 """Tokens whose log probabilities vLLM gives where they are named."""
@@ -279,9 +280,9 @@ class TokenContext:
         return await frontend.detokenize(ids, self.model)
 
     async def _as_ids(self, content: Content) -> tuple[int, ...]:
-        if isinstance(content, str):
+        if isinstance(content, str | ReadsAsText):
             frontend = await self._emitter.frontend()
-            return tuple(await frontend.tokenize(content, self.model))
+            return tuple(await frontend.tokenize(str(content), self.model))
         if not all(isinstance(each, int) for each in content):
             raise ConfigError("a context takes text, chat messages, or token ids")
         return tuple(cast(Sequence[int], content))

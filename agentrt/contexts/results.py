@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 
 from agentrt.request import CallReport
 from agentrt.request.sampling import TokenLogprobs
+from agentrt.request.text import ReadsAsText
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+@dataclass(frozen=True, slots=True, repr=False)
+class Completion(ReadsAsText):
     """What a model has written, to its end.
 
     ``token_ids`` are those that the context has now got, the one that ended it too. ``text`` is
     without that, and without the stop string. ``finish_reason`` is ``stop`` or ``length``.
-    ``logprobs`` are there, one a token, if they were asked for. It reads as its text in an
-    f-string.
+    ``logprobs`` are there, one a token, if they were asked for. In a prompt it is its ``text``, as
+    a `Reply` is; ``to_dict()`` has all fields.
     """
 
     text: str
@@ -25,9 +26,6 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] = ()
     report: CallReport = field(default_factory=CallReport)
     node: int = -1
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from agentrt.errors import CallRejectedError, EngineDiedError
+from agentrt.errors import CallRejectedError, ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.info import ExecutorInfo
 from agentrt.request import Call, CallReport, Reply
@@ -43,13 +43,20 @@ class SimulatedEngine(Executor):
 
     Each step takes ``step_s`` seconds, and gives each running call one word. The same call, under
     the same program's id, gets the same answer. It makes up plain text only: a call that has to
-    obey a schema, or to call a tool, is refused.
+    obey a schema, or to call a tool, is refused. ``clock`` has the seconds that steps are measured
+    by: where an event loop has a clock of its own, that one.
     """
 
     def __init__(
-        self, scheduling: SchedulerConfig, *, slots: int = 4, step_s: float = 0.05
+        self,
+        scheduling: SchedulerConfig,
+        *,
+        slots: int = 4,
+        step_s: float = 0.05,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots = slots
+        self._clock = clock
         self._step_s = step_s
         self._steps = 0
         self._table = ProcessTable()
@@ -71,6 +78,17 @@ class SimulatedEngine(Executor):
         if self._stepping is not None:
             self._stepping.cancel()
             await asyncio.wait([self._stepping])
+
+    async def configure(self, scheduling: SchedulerConfig) -> None:
+        """Change the scheduler's settings; what it has learned is forgotten. Raises `ConfigError`
+        while calls are unfinished.
+        """
+        if self._queues.calls:
+            raise ConfigError(f"{len(self._queues.calls)} calls are unfinished; wait for them")
+        self._queues = LevelQueues(scheduling, slots=self.slots)
+
+    async def forget_prefixes(self) -> None:
+        """Do nothing: this engine has no cache."""
 
     def alive(self) -> bool:
         return self._stepping is not None and not self._stepping.done()
@@ -98,7 +116,7 @@ class SimulatedEngine(Executor):
         yield Chunk("" if stream else reply.text, reply)
 
     def _arrived(self, call: Call, words: list[str]) -> QueuedCall:
-        who, now = call.identity, time.monotonic()
+        who, now = call.identity, self._clock()
         row = self._table.get(who.program_id) or self._table.start_program(
             who.program_id, who.program_type, now, tenant=who.tenant, session=who.session
         )
@@ -118,7 +136,7 @@ class SimulatedEngine(Executor):
         """A call has ended, or nobody reads it any more."""
         if call.call_id not in self._queues.calls:
             return
-        now = time.monotonic()
+        now = self._clock()
         if call in self._running:
             self._running.remove(call)
         self._queues.remove(call, now)
@@ -142,7 +160,7 @@ class SimulatedEngine(Executor):
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         if (row := self._table.end_program(program_id)) is not None:
             self._table.catch_up(row, 0.0 if totals is None else totals.service_s)
-            self._queues.program_ended(row, time.monotonic())
+            self._queues.program_ended(row, self._clock())
 
     async def snapshot(self) -> Mapping[str, Any]:
         waiting = enumerate(self._queues.in_order())
@@ -161,10 +179,10 @@ class SimulatedEngine(Executor):
     async def _step_on(self) -> None:
         try:
             while await self._has_calls.wait():
-                began = time.monotonic()
+                began = self._clock()
                 self._choose(began)
                 await asyncio.sleep(self._step_s)
-                self._end_step(began, time.monotonic())
+                self._end_step(began, self._clock())
         finally:
             for call in self._queues.calls.values():
                 call.item.said.put_nowait(None)

@@ -94,7 +94,7 @@ class Context:
     @overload
     def llm(
         self,
-        ask: str | Iterable[Message],
+        ask: str | Reply | Iterable[Message],
         *,
         stream: Literal[True],
         after: Iterable[Reply] = (),
@@ -104,7 +104,7 @@ class Context:
     @overload
     def llm(
         self,
-        ask: str | Iterable[Message],
+        ask: str | Reply | Iterable[Message],
         *,
         stream: Literal[False] = False,
         after: Iterable[Reply] = (),
@@ -113,13 +113,14 @@ class Context:
 
     def llm(
         self,
-        ask: str | Iterable[Message],
+        ask: str | Reply | Iterable[Message],
         *,
         stream: bool = False,
         after: Iterable[Reply] = (),
         **options: Unpack[LLMOptions],
     ) -> ReplyStream | Coroutine[Any, Any, Reply]:
-        """Call the model with a chat, or with text as the user's message.
+        """Call the model with a chat, or with text as the user's message: a string, or an earlier
+        reply.
 
         Await it for a `Reply`; with ``stream`` it is a `ReplyStream`: iterate over its text as
         it grows. Messages are as in OpenAI's API, with images and audio where the model takes
@@ -156,7 +157,7 @@ class Context:
 
     async def step(
         self,
-        ask: str | Iterable[Message],
+        ask: str | Reply | Iterable[Message],
         *,
         tools: Iterable[Callable[..., Any] | Tool],
         eager: bool = True,

@@ -9,6 +9,7 @@ from agentrt.errors import ConfigError
 from agentrt.interrupts import Tool
 from agentrt.interrupts.schema import tool_specs
 from agentrt.request import Message, ToolSpec
+from agentrt.request.text import ReadsAsText, plain_message
 
 N = TypeVar("N", int, float)
 
@@ -68,11 +69,15 @@ _PASSED = (
 """Options that a request has under the same name."""
 
 
-def make_request(ask: str | Iterable[Message], **options: Unpack[LLMOptions]) -> dict[str, Any]:
+def make_request(
+    ask: str | ReadsAsText | Iterable[Message], **options: Unpack[LLMOptions]
+) -> dict[str, Any]:
     """The chat request of a call, in OpenAI's form. Raises `ConfigError` for what cannot be."""
     _refuse_unknown(options)
     given = {name: value for name, value in options.items() if value is not None}
-    request: dict[str, Any] = {"messages": [dict(message) for message in _as_messages(ask)]}
+    request: dict[str, Any] = {
+        "messages": [plain_message(message) for message in _as_messages(ask)]
+    }
     if (limit := options.get("max_tokens", 256)) is not None:
         request["max_tokens"] = _at_least("max_tokens", limit, 1)
     request["temperature"] = _at_least("temperature", options.get("temperature", 0.0), 0)
@@ -139,15 +144,18 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"llm() has no option {name!r}; it has {', '.join(known)}")
 
 
-def _as_messages(ask: str | Iterable[Message]) -> tuple[Message, ...]:
-    if isinstance(ask, str):
+def _as_messages(ask: str | ReadsAsText | Iterable[Message]) -> tuple[Message, ...]:
+    if isinstance(ask, str | ReadsAsText):
         return ({"role": "user", "content": ask},)
-    messages = tuple(ask)
+    messages: tuple[Any, ...] = tuple(ask)
     if not messages:
         raise ConfigError("a chat needs at least one message")
     for message in messages:
-        if not {"role", "content"} <= set(message):
-            raise ConfigError(f"a message is a mapping with role and content, got {message!r}")
+        if not (isinstance(message, Mapping) and {"role", "content"} <= set(message)):
+            raise ConfigError(
+                f"a message is a mapping with role and content, got {message!r}; to ask with "
+                'several texts or replies, join them in one: llm("\\n".join(map(str, texts)))'
+            )
     return messages
 
 

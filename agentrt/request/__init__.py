@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrt.request.sampling import Sampling, TokenLogprobs
+from agentrt.request.text import ReadsAsText
 
 Message = Mapping[str, Any]
 """One chat message, as OpenAI's API has it: ``{"role": …, "content": …}``."""
@@ -225,8 +226,8 @@ class TokenLogprob:
     top: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+@dataclass(frozen=True, slots=True, repr=False)
+class Reply(ReadsAsText):
     """What a call gave back.
 
     ``parsed`` is the JSON value when the call had a schema, else None. ``finish_reason``
@@ -236,7 +237,10 @@ class Reply:
     its program's DAG; ``program_id`` names the program to those outside it, and is empty inside.
     ``logprobs`` are there, one a token, if the call asked for them; those of a call of token ids
     are in ``token_logprobs``, one of each output token, and in ``prompt_logprobs``, one of each
-    that was to be scored. A `Reply` reads as its text in an f-string.
+    that was to be scored.
+
+    In a prompt it is its ``text``: in an f-string, by ``str()``, and in a list, where it has quotes
+    as a string has. So ``repr()`` is the text, too; ``to_dict()`` has all fields.
     """
 
     text: str
@@ -253,9 +257,6 @@ class Reply:
     choices: tuple[Reply, ...] = ()
     token_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-
-    def __str__(self) -> str:
-        return self.text
 
     @property
     def message(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Invoke, Run
+from tests.cli.conftest import Run
 
 ECHO = "@program\nasync def echo(ctx, text='tea'):\n    return str(await ctx.llm(str(text)))\n"
 REPORTED = (
@@ -29,18 +29,6 @@ def hangs(*signals: int) -> str:
 
 def test_the_result_alone_is_on_stdout(run_program: Run) -> None:
     assert run_program(ECHO).out == "tea\n"
-
-
-def test_the_demo_ends_with_a_command_that_compares(
-    invoke: Invoke, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentrt.cli.demo.programs.search", lambda question: "nothing new")
-    assert invoke("demo", "--engine", "vllm", "--no-dashboard") == 0
-    told = " ".join(capsys.readouterr().err.split())
-    command = told.partition("order: agentrt ")[2].split()
-    monkeypatch.setattr("agentrt.lab.commands.compare._run", lambda *job, **options: 0)
-    assert command[0] == "compare"
-    assert invoke(*command) == 0
 
 
 def test_json_is_one_line_of_the_documented_shape(run_program: Run) -> None:
@@ -66,6 +54,15 @@ def test_json_has_the_size_of_the_batch_that_the_engine_took(
 ) -> None:
     value = run_program(ECHO, "--json", *options).json
     assert value["engine"]["settings"]["max_num_seqs"] == slots
+
+
+def test_replies_are_shown_as_text_and_have_all_fields_as_json(run_program: Run) -> None:
+    source = "@program\nasync def one(ctx): return await ctx.llm('tea')\n"
+    source += "@program\nasync def several(ctx): return [{'and': await ctx.llm('milk')}]\n"
+    assert run_program(source, name=":one").out == "tea\n"
+    assert json.loads(run_program(source, name=":several").out) == [{"and": "milk"}]
+    [result] = run_program(source, "--json", name=":one").json["results"]
+    assert (result["text"], result["finish_reason"]) == ("tea", "stop")
 
 
 def test_json_tells_of_the_failed_as_well(run_program: Run) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,6 +80,7 @@ class ScriptedExecutor(Executor):
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         self.calls.append(call)
+        _check_readable(call.spec)
         said = [self._say(call, choice) for choice in range(_choices(call.spec))]
         pieces = [piece for one in said for piece in one.pieces]
         state = _Progress(call.program_id, _prompt_tokens(call.spec), self._steps)
@@ -192,6 +194,23 @@ class _Progress:
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.steps,
         )
+
+
+_OBJECT = re.compile(r"\b[A-Z]\w+\([a-z_]+=|<[\w.]+ object at 0x")
+"""A Python object's ``repr()``."""
+
+
+def _check_readable(spec: CallSpec) -> None:
+    """Fail for a prompt that shows a Python object where its author meant a text.
+
+    So each page, demo and template that a test runs on this executor is checked.
+    """
+    for message in spec.messages:
+        if shown := _OBJECT.search(str(message.get("content"))):
+            at = max(0, shown.start() - 60)
+            raise AssertionError(
+                f"the prompt has a Python object: …{shown.string[at : shown.end() + 60]}…"
+            )
 
 
 def _choices(spec: CallSpec) -> int:

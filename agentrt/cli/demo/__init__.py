@@ -1,29 +1,36 @@
-"""``agentrt demo``: a first look, with an engine or without."""
+"""``agentrt demo``: programs at work, and what agentrt's order of calls gains beside stock's."""
 
 from __future__ import annotations
 
+import shlex
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from agentrt.cli.options import SIMULATED
 
-if TYPE_CHECKING:
-    from rich.console import Console
+_EPILOG = """\b
+Simulated, it takes 15 seconds: the programs are shown at work, and then run under both
+orders in virtual time. On vLLM they run in seven rounds, some four minutes on two cores.
 
-    from agentrt.cli.engine_log import EngineLog
-    from agentrt.cli.execute import Outcome
+\b
+Examples:
+  agentrt demo --engine simulated
+  agentrt demo --engine vllm --model Qwen/Qwen2.5-0.5B-Instruct
 
-_LOOKUPS, _REPORTS, _SLOTS = 5, 3, 4
+\b
+Eight programs on one engine are an example, no measurement: 'agentrt compare' has your own
+programs and several runs. Exit codes: as those of agentrt run.
+"""
 
 
-@click.command()
+@click.command(epilog=_EPILOG)
 @click.option(
     "--engine",
     "kind",
     type=click.Choice(["vllm", "simulated"]),
-    help=f"What computes; {SIMULATED}  [default: vllm, if it is installed]",
+    help=f"What computes: vllm is a real engine; {SIMULATED}  [default: vllm, if it is installed]",
 )
 @click.option(
     "--model", metavar="MODEL", help="A folder or a Hugging Face name.  [default: a small model]"
@@ -37,58 +44,45 @@ _LOOKUPS, _REPORTS, _SLOTS = 5, 3, 4
 )
 @click.option("--no-dashboard", is_flag=True, help="Serve no dashboard.")
 def demo(kind: str | None, model: str | None, port: int | None, no_dashboard: bool) -> int:
-    """Watch eight agent programs share an engine.
+    """Watch eight agent programs share an engine, under stock vLLM's order and agentrt's.
 
-    It takes less than a minute: a live tree of the programs in this terminal, and
-    a dashboard in a browser. Without vLLM the engine is simulated.
+    Three long programs start, then five short ones. A table says when each
+    ends under stock's order, in agentrt's first run, and once agentrt has
+    seen both kinds; below it stands what was gained, or that nothing was.
     """
-    from agentrt.cli.demo.programs import lookup, report
-    from agentrt.cli.engines import Fleet, check_kind
-    from agentrt.cli.execute import Job
-    from agentrt.cli.plan import Plan, Start
-    from agentrt.cli.report import conclude
-    from agentrt.cli.run import run_job
-    from agentrt.executors.vllm.options import EngineOptions
-    from agentrt.scheduler.config import SchedulerConfig
+    from agentrt.cli.demo.comparison import print_comparison
+    from agentrt.cli.demo.stage import Stage
+    from agentrt.cli.engine_log import opened_output
+    from agentrt.cli.engines import check_kind
+    from agentrt.executors.vllm.options import check_model
 
     kind = kind or ("vllm" if find_spec("vllm") else "simulated")
     check_kind(kind, click.get_current_context(), ())
-    options = EngineOptions(model, _SLOTS, SchedulerConfig.of_policy())
-    starts = [Start(report)] * _REPORTS + [Start(lookup)] * _LOOKUPS
-    job = Job(Plan(starts), options, dashboard=None if no_dashboard else port or 0)
+    if model is not None:
+        check_model(model)
+    with opened_output(verbose=False) as (log, screen, last_words):
+        stage = Stage(screen, log, None if no_dashboard else port or 0, last_words)
+        rounds = stage.on_simulated() if kind == "simulated" else stage.on_vllm(model)
+    print_comparison(rounds)
+    _tell_what_is_next(kind)
+    return 0
 
-    def end(outcome: Outcome, console: Console, log: EngineLog) -> int:
-        code = conclude(job, outcome, console, log, as_json=False)
-        return code or _tell(outcome, kind)
 
-    return run_job(job, Fleet(kind=kind), end)
-
-
-def _tell(outcome: Outcome, kind: str) -> int:
-    """What was seen, and what to try next."""
-    import shlex
-    import statistics
-
+def _tell_what_is_next(kind: str) -> None:
     from agentrt.cli.demo import programs
     from agentrt.cli.streams import say
 
-    reports = outcome.reports()
-    took = {
-        name: statistics.mean(one.wall_s for one in reports if one.type == name)
-        for name in ("lookup", "report")
-    }
-    say(
-        f"seen: {len(reports)} programs made {sum(one.calls for one in reports)} calls, {_SLOTS} "
-        f"at a time; policy {outcome.policy} ranked each call by its program: a lookup took "
-        f"{took['lookup']:.1f} s on average, a report {took['report']:.1f} s"
-    )
-    file = shlex.quote(programs.__file__)
+    file = shlex.quote(_shortest(Path(programs.__file__)))
+    again = f"{file}:report {file}:lookup --n 4 --max-num-seqs 4"
+    say("\nnext:")
     if kind == "simulated":
-        command = f"agentrt run {file}:report --n 8 --dashboard --engine simulated"
-        say(f"next: {command}; for a model's answers: pip install 'agentrt[engine]'")
+        say("  on a real engine (pip install 'agentrt[engine]'): agentrt demo --engine vllm")
     else:
-        say(
-            f"next, beside stock vLLM's order: agentrt compare {file}:report {file}:lookup --n 4 "
-            f"--max-num-seqs {_SLOTS}"
-        )
-    return 0
+        say(f"  with several runs: agentrt compare {again}")
+    say("  with programs of your own: agentrt compare mine.py --n 8")
+
+
+def _shortest(file: Path) -> str:
+    """A path as somebody in this folder would write it."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)

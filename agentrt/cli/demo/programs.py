@@ -15,14 +15,14 @@ async def search(question: str) -> str:
 
 @node
 async def think(ctx: Context, question: str) -> str:
-    """What to search for."""
+    """Ask the model what to search for."""
     reply = await ctx.llm(f"{question} What is to be looked up?", max_tokens=24)
     return reply.text
 
 
 @node
 async def section(ctx: Context, plan: str, number: int) -> str:
-    """One of the report's."""
+    """Write one section of the report."""
     reply = await ctx.llm(f"{plan}\n\nWrite section {number} in short.", max_tokens=40)
     return reply.text
 
@@ -30,11 +30,11 @@ async def section(ctx: Context, plan: str, number: int) -> str:
 @program
 async def lookup(ctx: Context, question: str = "Why is the sky blue?") -> str:
     """Think and call a tool, twice, and answer."""
-    found = [question]
+    notes = [question]
     for _ in range(2):
-        thought = await think(ctx, "\n".join(found))
-        found.append(await ctx.tool(search, thought[:40]))
-    reply = await ctx.llm("\n".join([*found, "Answer in a sentence."]), max_tokens=16)
+        thought = await think(ctx, "\n".join(notes))
+        notes.append(await ctx.tool(search, thought[:40]))
+    reply = await ctx.llm("\n".join([*notes, "Answer in a sentence."]), max_tokens=16)
     return reply.text
 
 

@@ -88,13 +88,24 @@ class Results:
         rows = [(*key, *(self._cell(key, one) for one in columns)) for key in self._measured()]
         return markdown(head, rows) if rows else ""
 
-    def medians(self) -> list[dict[str, Any]]:
-        """The median of every known figure by key, for a program to read."""
+    def medians(self, *, spread: bool = False) -> list[dict[str, Any]]:
+        """The median of every known figure by key, for a program to read; with ``spread`` the least
+        and the most of each beside them.
+        """
         return [
-            dict(zip(self._keys, key, strict=True))
-            | {name: statistics.median(v) for name in some[0] if (v := self.values(key, name))}
-            for key, some in self._measured().items()
+            dict(zip(self._keys, key, strict=True)) | self._figures(key, spread=spread)
+            for key in self._measured()
         ]
+
+    def _figures(self, key: tuple[object, ...], *, spread: bool) -> dict[str, Any]:
+        names = self.samples[key][0]
+        known = {name: values for name in names if (values := self.values(key, name))}
+        figures: dict[str, Any] = {
+            name: statistics.median(values) for name, values in known.items()
+        }
+        if spread:
+            figures["spread"] = {name: [min(v), max(v)] for name, v in known.items()}
+        return figures
 
     def _measured(self) -> dict[tuple[object, ...], list[Figures]]:
         return {key: some for key, some in self.samples.items() if some}

@@ -1,7 +1,7 @@
 """What a submitted program acts through. This runs inside the sandbox, before the program.
 
 It is written in the part of Python that the sandbox's interpreter knows: no decorators of
-methods, no special methods but ``__init__``. All that leaves the sandbox passes ``_ask`` or
+methods, no base classes, and few special methods. All that leaves the sandbox passes ``_ask`` or
 ``_do``, as plain data; what a context may do is decided there and not here.
 """
 
@@ -26,7 +26,7 @@ class ToolCall:
 
 
 class Reply:
-    """What a call gave back; ``message`` is for the chat."""
+    """What a call gave back; in a prompt it is its text. ``message`` is for the chat."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.text = fields["text"]
@@ -38,15 +38,48 @@ class Reply:
         self.tool_calls = [ToolCall(call) for call in fields["tool_calls"]]
         self.choices = [Reply(choice) for choice in fields["choices"]]
 
+    def __str__(self) -> str:
+        return str(self.text)
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
 
 class Completion:
-    """What a model has written; ``logprobs`` are pairs of token and log probability by place."""
+    """What a model has written; in a prompt it is its text. ``logprobs`` are pairs of token and
+    log probability by place.
+    """
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.text = fields["text"]
         self.token_ids = fields["token_ids"]
         self.finish_reason = fields["finish_reason"]
         self.logprobs = fields["logprobs"]
+
+    def __str__(self) -> str:
+        return str(self.text)
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+
+def _plain(content: Any) -> Any:
+    """Text or a chat as it leaves the sandbox: replies in it have become text."""
+    if isinstance(content, (Reply, Completion)):
+        return content.text
+    if isinstance(content, (list, tuple)):
+        return [_plain_message(item) for item in content]
+    return content
+
+
+def _plain_message(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    return {key: _plain_text(value) for key, value in item.items()}
+
+
+def _plain_text(value: Any) -> Any:
+    return value.text if isinstance(value, (Reply, Completion)) else value
 
 
 class TokenScore:
@@ -88,7 +121,7 @@ class TokenContext:
 
     async def fill(self, content: Any) -> None:
         """Append text, token ids, or messages of a chat."""
-        await _ask("fill", self._number, [content], {})
+        await _ask("fill", self._number, [_plain(content)], {})
 
     async def save(self, name: str) -> None:
         """Keep it beyond the program."""
@@ -101,7 +134,8 @@ class TokenContext:
 
     async def score(self, content: Any, **options: Any) -> list[TokenScore]:
         """The log probability of each token of ``content``, which is not appended."""
-        return [TokenScore(one) for one in await _ask("score", self._number, [content], options)]
+        scores = await _ask("score", self._number, [_plain(content)], options)
+        return [TokenScore(score) for score in scores]
 
     async def next_tokens(self, k: int = 20, **options: Any) -> list[list[Any]]:
         """The ``k`` likeliest next tokens, each with its log probability."""
@@ -116,12 +150,12 @@ class Context:
         self.program_id = program_id
 
     async def llm(self, ask: Any, **options: Any) -> Reply:
-        """Call the model with a chat, or with text as the user's message."""
-        return Reply(await _ask("llm", 0, [ask], options))
+        """Call the model with a chat, or with text or a reply as the user's message."""
+        return Reply(await _ask("llm", 0, [_plain(ask)], options))
 
     async def context(self, content: Any = "", **options: Any) -> TokenContext:
         """A context of text, token ids, or messages of a chat."""
-        return TokenContext(await _ask("context", 0, [content], options))
+        return TokenContext(await _ask("context", 0, [_plain(content)], options))
 
     async def open(self, name: str) -> TokenContext:
         """A context that a program of the same tenant has saved."""

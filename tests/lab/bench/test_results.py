@@ -80,3 +80,9 @@ def test_a_figure_that_one_repeat_lacks_is_not_shown() -> None:
         {"side": "b", "size": 2, "s": 4.0},
         {"side": "a", "size": 1, "s": 2.0},
     ]
+    assert measured.medians(spread=True)[1] == {
+        "side": "a",
+        "size": 1,
+        "s": 2.0,
+        "spread": {"s": [1.0, 3.0]},
+    }

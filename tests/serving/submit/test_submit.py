@@ -71,6 +71,22 @@ async def main(ctx):
     assert run["result"] == ["add", 5]
 
 
+async def test_a_reply_in_a_prompt_is_its_text() -> None:
+    source = """
+async def main(ctx):
+    one = await ctx.llm("one")
+    said = await (await ctx.context(one)).generate(2)
+    texts = [str(one), f"{one}", f"{[one, one]}", f"{said}", f"{[said]}"]
+    asked = await ctx.llm(one), await ctx.llm([{"role": "user", "content": one}])
+    return texts, one.text, said.text, [reply.text for reply in asked]
+"""
+    async with open_server(lambda call: "tea", submit=True) as local:
+        run = await send(local, source)
+    texts, one, said, asked = run["result"]
+    assert texts == [one, one, f"{[one, one]}", said, f"{[said]}"]
+    assert asked == ["tea", "tea"]
+
+
 async def test_it_holds_contexts_of_tokens() -> None:
     """Forks go their own ways; ends of calls, bounds and errors are those of a context."""
     source = """

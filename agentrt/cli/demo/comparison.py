@@ -1,0 +1,215 @@
+"""What the demo's rounds came to: who ended when, the means, and in words what is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentrt.cli.demo.rounds import Rounds
+from agentrt.cli.tables import split_wall
+from agentrt.runtime.run import Run
+
+_EVEN = 0.005
+"""A value that differs by less than this share is called the same: it would be shown as 0%."""
+_MARKS = (("█", "green"), ("▒", "yellow"), ("░", "blue"), (" ", ""))
+"""Of a program that computes, waits, uses a tool, does something else: as `split_wall` has them."""
+_LEAST_BAR, _MOST_BAR = 6, 24
+_BESIDE_BARS = 8 + 3 * 8
+"""Characters of a row that are not bars: a name, and the seconds of each order, with their gaps."""
+SHORT, LONG = "lookup", "report"
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """A round in seconds from a program's start to its end: the means of short programs, of long
+    ones and of all, and the longest.
+    """
+
+    short: float
+    long: float
+    all: float
+    longest: float
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Means:
+        """Return the means over the programs of a round."""
+        short, long = (
+            fmean(seconds(run) for run in runs if run.type == kind) for kind in (SHORT, LONG)
+        )
+        took = [seconds(run) for run in runs]
+        return cls(short, long, fmean(took), max(took))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value in the rounds of agentrt's order beside the same in those of stock's, in seconds.
+
+    It is ``sure`` where each round of the one is below each of the other. Else it is chance.
+    """
+
+    stock: float
+    ours: float
+    sure: bool
+
+    @classmethod
+    def of(cls, stock: Sequence[float], ours: Sequence[float]) -> Change:
+        """Compare a value's rounds."""
+        apart = max(ours) < min(stock) or min(ours) > max(stock)
+        return cls(fmean(stock), fmean(ours), apart)
+
+    @property
+    def share(self) -> float:
+        """How much more it is than in stock's order, as a share; below 0 it is less."""
+        return self.ours / self.stock - 1
+
+    @property
+    def is_even(self) -> bool:
+        """Whether both values are as good as the same."""
+        return abs(self.share) < _EVEN
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What both orders came to, each in one round or several."""
+
+    stock: Sequence[Means]
+    first: Sequence[Means]
+    known: Sequence[Means]
+
+    @classmethod
+    def of(cls, rounds: Rounds) -> Comparison:
+        """Return the means of all rounds."""
+        stock, first, known = (
+            [Means.of(runs) for runs in each] for each in (rounds.stock, rounds.first, rounds.known)
+        )
+        return cls(stock, first, known)
+
+    def change(self, part: str, rounds: Sequence[Means]) -> Change:
+        """Return how a part of the means differs in these rounds of agentrt's order."""
+        stock, ours = ([getattr(each, part) for each in of] for of in (self.stock, rounds))
+        return Change.of(stock, ours)
+
+    def sentences(self) -> Iterator[str]:
+        """Yield what is seen: of the first run, of the next one, and what is counted as chance."""
+        for name, rounds in (
+            ("First run, while agentrt knows nothing of these programs", self.first),
+            ("Once agentrt knows both kinds of programs", self.known),
+        ):
+            yield f"{name}: {_verdict(self.change('all', rounds))} {self._parts(rounds)}"
+        if len(self.stock) > 1:
+            yield (
+                f"Stock's order ran in {len(self.stock)} rounds, agentrt's in {len(self.first)} "
+                "of each kind; the first of each is drawn above. A difference is chance unless "
+                "all rounds agree on it."
+            )
+
+    def _parts(self, rounds: Sequence[Means]) -> str:
+        short, long, longest = (
+            _end(self.change(part, rounds)) for part in ("short", "long", "longest")
+        )
+        return f"Short programs end {short}, long ones {long}, and the last of all {longest}."
+
+
+def _verdict(change: Change) -> str:
+    takes = f"A program takes {change.ours:.1f} s on average"
+    if change.is_even or not change.sure:
+        return f"nothing is gained. {takes}, and {change.stock:.1f} s in stock's order."
+    verdict, word = ("a gain", "less") if change.share < 0 else ("a loss", "more")
+    than = f"{abs(change.share):.0%} {word} than the {change.stock:.1f} s in stock's order"
+    return f"{verdict}. {takes}, {than}."
+
+
+def _end(change: Change) -> str:
+    if change.is_even:
+        return "at the same time"
+    end = f"{abs(change.share):.0%} {'sooner' if change.share < 0 else 'later'}"
+    return end if change.sure else f"{end} (chance)"
+
+
+def seconds(run: Run) -> float:
+    """Return how long a run that has ended took."""
+    assert run.ended_at is not None
+    return run.ended_at - run.started_at
+
+
+def print_comparison(rounds: Rounds) -> None:
+    """Print on stdout who ended when under each order, the means, and what is seen."""
+    compared = Comparison.of(rounds)
+    console = Console(markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        console.print(_legend())
+        console.print(_ends(rounds, console.width))
+        console.print()
+        console.print(_means(compared))
+        console.print()
+        for sentence in compared.sentences():
+            console.print(sentence)
+    click.echo(captured.get(), nl=False, color=True)
+
+
+_COLUMNS = ("stock vLLM's\norder", "agentrt,\nfirst run", "agentrt,\nkinds known")
+
+
+def _table(first: str, *, figures: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if figures else "left", no_wrap=True)
+    return table
+
+
+def _ends(rounds: Rounds, width: int) -> Table:
+    """A row per program: when it ends under each order, and its course till then."""
+    each = (rounds.stock[0], rounds.first[0], rounds.known[0])
+    cells = max(_LEAST_BAR, min(_MOST_BAR, (width - _BESIDE_BARS) // len(each)))
+    cell_s = max(seconds(run) for runs in each for run in runs) / cells
+    table = _table("seconds", figures=False)
+    for runs in zip(*each, strict=True):
+        ends = (Text(f"{seconds(run):5.1f} ").append_text(_bar(run, cell_s)) for run in runs)
+        table.add_row(runs[0].id, *ends)
+    return table
+
+
+def _legend() -> Text:
+    text = Text("Until each program has ended:  ")
+    for (mark, colour), name in zip(_MARKS, ("computes", "waits", "uses a tool"), strict=False):
+        text.append(mark, colour).append(f" {name}  ")
+    text.rstrip()
+    return text
+
+
+def _bar(run: Run, cell_s: float) -> Text:
+    """Return a run's course: a character for each ``cell_s`` seconds, by what took most of them."""
+    bar = Text()
+    for number in range(max(1, round(seconds(run) / cell_s))):
+        begin = run.started_at + number * cell_s
+        shares = split_wall(run.dag, begin, begin + cell_s)
+        bar.append(*_MARKS[shares.index(max(shares))])
+    return bar
+
+
+_ROWS = {
+    f"short ({SHORT})": "short",
+    f"long ({LONG})": "long",
+    "all": "all",
+    "the longest one": "longest",
+}
+
+
+def _means(compared: Comparison) -> Table:
+    table = _table("mean seconds", figures=True)
+    for label, part in _ROWS.items():
+        both = [compared.change(part, each) for each in (compared.first, compared.known)]
+        table.add_row(label, f"{both[0].stock:.1f}", *map(_beside, both))
+    return table
+
+
+def _beside(change: Change) -> str:
+    percent = round(100 * change.share)
+    return f"{change.ours:.1f} ({percent:+d}%)" if percent else f"{change.ours:.1f} (same)"

@@ -1,0 +1,112 @@
+"""The demo's programs on a real engine and on the simulated one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from agentrt.cli.demo.rounds import (
+    LONG_ONES,
+    OURS,
+    SHORT_ONES,
+    SLOTS,
+    STOCK,
+    Rounds,
+    Show,
+    both_orders,
+    watched,
+)
+from agentrt.cli.demo.virtual_time import VirtualTimeLoop
+from agentrt.cli.engine_log import EngineLog, start_engine
+from agentrt.cli.engines import MADE_UP
+from agentrt.cli.execute import shown
+from agentrt.cli.screen import Screen
+from agentrt.cli.signals import Interrupts
+from agentrt.errors import EngineDiedError
+from agentrt.executors.base import Executor
+from agentrt.executors.simulated import SimulatedEngine
+from agentrt.executors.vllm import engine
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.runtime import Runtime
+from agentrt.runtime.run import Run
+
+_WHAT = (
+    f"{LONG_ONES} long programs (report) start, then {SHORT_ONES} short ones (lookup); the engine "
+    f"computes {SLOTS} calls at a time"
+)
+
+
+class Stage:
+    """Where the demo runs and is seen: its ``screen``, the engine's ``log``, and the ``port`` of
+    the dashboard, 0 for any and None for no dashboard. ``last_words`` gets a line for people when
+    a signal leaves no time to return.
+    """
+
+    def __init__(
+        self,
+        screen: Screen,
+        log: EngineLog,
+        port: int | None,
+        last_words: Callable[[str], None],
+    ) -> None:
+        self._screen, self._log, self._port = screen, log, port
+        self._last_words = last_words
+
+    def on_vllm(self, model: str | None) -> Rounds:
+        """Run all rounds on a real engine, each of them shown. Raises what its start raises."""
+        self._screen.announce(_WHAT)
+        real = engine.VLLMEngine(EngineOptions(model, SLOTS, STOCK))
+
+        async def rounds() -> Rounds:
+            async with self._screen.showing():
+                runtime = await self._opened(real)
+                try:
+                    async with shown(runtime, self._port, self._screen.announce):
+                        return await both_orders(
+                            runtime, real, noisy=True, show=self._show(runtime)
+                        )
+                except EngineDiedError as error:
+                    raise EngineDiedError(f"{error} ({self._log.name_it()})") from error
+                finally:
+                    self._screen.progress("stopping the engine")
+                    await runtime.close()
+
+        return Interrupts(self._last_words).run(rounds())
+
+    def on_simulated(self) -> Rounds:
+        """Show a round on the simulated engine, and then run all rounds in virtual time."""
+        self._screen.announce(f"{MADE_UP}\n{_WHAT}")
+        Interrupts(self._last_words).run(self._watched())
+        self._screen.announce("now both orders in virtual time, which takes a second:")
+        loop = Interrupts(self._last_words, new_loop=VirtualTimeLoop)
+        return loop.run(rounds_in_virtual_time())
+
+    async def _watched(self) -> None:
+        async with self._screen.showing():
+            runtime = await self._opened(SimulatedEngine(OURS, slots=SLOTS))
+            try:
+                async with shown(runtime, self._port, self._screen.announce):
+                    await watched(runtime, self._show(runtime))
+            finally:
+                await runtime.close()
+
+    async def _opened(self, executor: Executor) -> Runtime:
+        runtime = Runtime(executor)
+        runtime.listen(self._screen.saw)
+        await start_engine(runtime, self._screen.progress, self._log)
+        return runtime
+
+    def _show(self, runtime: Runtime) -> Show:
+        def show(name: str, runs: Sequence[Run]) -> None:
+            self._screen.announce(name)
+            self._screen.watch(runs, runtime.executor.snapshot, runtime.now)
+
+        return show
+
+
+async def rounds_in_virtual_time() -> Rounds:
+    """Run all rounds on the simulated engine. The running loop is a `VirtualTimeLoop`."""
+    clock = asyncio.get_running_loop().time
+    simulated = SimulatedEngine(STOCK, slots=SLOTS, clock=clock)
+    async with Runtime(simulated, clock=clock) as runtime:
+        return await both_orders(runtime, simulated)

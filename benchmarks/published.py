@@ -1,0 +1,373 @@
+"""``benchmarks published``: the numbers of README and other pages, from the files of results.
+
+A benchmark's JSON is kept in ``docs/results/data``, with the commands that printed it and the
+commit. On a page a number stands between two comments, which readers do not see:
+``<!--offload-->57 (54-59)<!--/-->``. `VALUES` says what each name stands for. A number that differs
+from its file is an error, so a page cannot say what no run has given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import ManyCommand, many, note
+from agentrt.lab.reports.tables import markdown
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path("docs/results/data")
+PAGES = ("README.md", "docs/refute.md", "docs/benchmarks.md", "docs/results/*.md")
+_PLACE = re.compile(r"<!--(?P<name>[\w.-]+)-->(?P<text>.*?)<!--/-->", re.DOTALL)
+_MARK = re.compile(r"<!--(?:/|[\w.-]+)-->")
+_FIRST_ON_LINE = re.compile(r"^ {0,3}<!--[\w.-]+-->(?!\n)", re.MULTILINE)
+_LONGEST_S = 3600
+_SEEDS = range(5000, 5005)
+
+Results = Sequence[Any]
+"""What the commands of a source printed, in their order."""
+Data = Mapping[str, Any]
+"""A file of results: its ``commands``, the ``commit`` that ran them, and their ``results``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What fills a file of results: ``commands``, whose last line of output is JSON. ``without``
+    names the keys that the file leaves out.
+    """
+
+    commands: Sequence[str]
+    without: Sequence[str] = ()
+
+    def run(self) -> dict[str, Any]:
+        """Run the commands, and return the content of the file."""
+        results = [_without(_output(command), self.without) for command in self.commands]
+        return {"commands": list(self.commands), "commit": _commit(), "results": results}
+
+
+_SCHEDULER = (
+    "python -m benchmarks scheduler --cases fcfs,adaptive,adaptive+cost+memory --steps 40 "
+    "--repeat 40 --json"
+)
+SOURCES: Mapping[str, Source] = {
+    "h100": Source(
+        ["agentrt bench external --gpu H100 --rate 3 --repeat 5 --seed 5000 --json"],
+        without=["metrics"],
+    ),
+    "unlike": Source(
+        [
+            "agentrt compare demos/react.py demos/mcts.py --n 4 --max-num-seqs 4 "
+            f"--seed {seed} --json"
+            for seed in _SEEDS
+        ],
+        without=["stock", "agentrt"],
+    ),
+    "scheduler": Source([_SCHEDULER]),
+    "front": Source(["python -m benchmarks front --repeat 8 --json"]),
+}
+"""Files of results by name."""
+
+
+# -- what the names on pages stand for ---------------------------------------------------
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    least, most = (format(value, form) for value in (min(values), max(values)))
+    return f"{median(values):{form}} ({least}-{most})"
+
+
+def _simulated(who: str) -> Callable[[Results], str]:
+    return lambda results: _spread(_cell(results, who)["predicted"], ".0f")
+
+
+def _measured(who: str) -> Callable[[Results], str]:
+    return lambda results: f"{_cell(results, who)['measured']:.0f}"
+
+
+def _cell(results: Results, who: str) -> Any:
+    [cell] = [cell for cell in results[0]["cells"] if cell["who"] == who]
+    return cell
+
+
+def _to_stock(when: str) -> Callable[[Results], str]:
+    return lambda results: _spread(_means(results, when), ".2f")
+
+
+def _means(results: Results, when: str) -> list[float]:
+    """The ratio of the mean to stock's with each seed: the median of its pairs of runs."""
+    return [median(each["mean"][when]) for each in results]
+
+
+def _pairs(results: Results) -> str:
+    """The least and the most ratio of the first time's mean to stock's, over all pairs of runs."""
+    ratios = [ratio for each in results for ratio in each["mean"]["first"]]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def _change(when: str) -> Callable[[Results], str]:
+    """The median of these ratios over the seeds, in words."""
+    return lambda results: _in_words(median(_means(results, when)))
+
+
+def _changes(when: str) -> Callable[[Results], str]:
+    """The least and the most of these ratios over the seeds, in words."""
+
+    def spread(results: Results) -> str:
+        ratios = _means(results, when)
+        return f"from {_in_words(min(ratios))} to {_in_words(max(ratios))}"
+
+    return spread
+
+
+def _in_words(ratio: float) -> str:
+    percent = round(100 * (ratio - 1))
+    if not percent:
+        return "the same"
+    return f"{abs(percent)}% {'less' if percent < 0 else 'more'}"
+
+
+def _scheduler(case: str, running: int, waiting: int) -> Callable[[Results], str]:
+    def ratio(results: Results) -> str:
+        wanted = {"case": case, "running": running, "waiting": waiting}
+        [row] = [row for row in results[0] if wanted.items() <= row.items()]
+        return f"{row['step_to_stock']:.2f}"
+
+    return ratio
+
+
+def _front(asked: str, figure: str) -> Callable[[Results], str]:
+    def ratio(results: Results) -> str:
+        [row] = [row for row in results[0] if (row["front"], row["asked"]) == ("agentrt", asked)]
+        return f"{row[figure]:.2f}"
+
+    return ratio
+
+
+def _scheduler_table(results: Results) -> str:
+    head = ("running", "waiting", "case", "µs a step", "least", "/ stock in a repeat")
+    rows = [
+        (
+            *(row[name] for name in ("running", "waiting", "case")),
+            f"{row['step_us']:.0f}",
+            f"{row['spread']['step_us'][0]:.0f}",
+            _beside(row, "step_to_stock"),
+            f"{row['functions_to_stock']:.2f}",
+        )
+        for row in results[0]
+        if row["case"] != "stock"
+    ]
+    return _block(markdown((*head, "functions / stock"), rows))
+
+
+def _front_table(results: Results) -> str:
+    head = ("asked for", "functions / stock", "CPU ms a call", "CPU µs a token", "CPU / stock")
+    rows = [
+        (
+            row["asked"],
+            f"{row['called_to_stock']:.3f}",
+            _beside(row, "cpu_ms"),
+            f"{row['cpu_us']:.0f}",
+            _beside(row, "cpu_ms_to_stock"),
+        )
+        for row in results[0]
+        if row["front"] == "agentrt"
+    ]
+    return _block(markdown(head, rows))
+
+
+def _beside(row: Any, name: str) -> str:
+    least, most = row["spread"][name]
+    return f"{row[name]:.2f} ({least:.2f}-{most:.2f})"
+
+
+def _block(table: str) -> str:
+    return f"\n\n{table}\n\n"
+
+
+DEFAULT = "adaptive+cost+memory"
+VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
+    "stock-measured": ("h100", _measured("stock")),
+    "continuum-measured": ("h100", _measured("continuum")),
+    "offload-measured": ("h100", _measured("stock+ample")),
+    "stock": ("h100", _simulated("stock")),
+    "continuum": ("h100", _simulated("continuum")),
+    "offload": ("h100", _simulated("stock+ample")),
+    "default": ("h100", _simulated("default")),
+    "unlike-first": ("unlike", _to_stock("first")),
+    "unlike-known": ("unlike", _to_stock("ratios")),
+    "unlike-first-change": ("unlike", _change("first")),
+    "unlike-first-changes": ("unlike", _changes("first")),
+    "unlike-known-change": ("unlike", _change("ratios")),
+    "unlike-known-changes": ("unlike", _changes("ratios")),
+    "unlike-off": ("unlike", lambda results: _spread([each["off"] for each in results], ".0%")),
+    "unlike-first-pairs": ("unlike", _pairs),
+    "scheduler-4-10": ("scheduler", _scheduler(DEFAULT, 4, 10)),
+    "scheduler-4-1000": ("scheduler", _scheduler(DEFAULT, 4, 1000)),
+    "scheduler-64-10": ("scheduler", _scheduler(DEFAULT, 64, 10)),
+    "scheduler-64-1000": ("scheduler", _scheduler(DEFAULT, 64, 1000)),
+    "scheduler-fcfs-64-10": ("scheduler", _scheduler("fcfs", 64, 10)),
+    "scheduler-fcfs-64-1000": ("scheduler", _scheduler("fcfs", 64, 1000)),
+    "scheduler-table": ("scheduler", _scheduler_table),
+    "front-calls": ("front", _front("calls", "cpu_ms_to_stock")),
+    "front-functions": ("front", _front("calls", "called_to_stock")),
+    "front-table": ("front", _front_table),
+    **{f"{source}-commit": (source, None) for source in SOURCES},
+}
+"""By name: the file of results, and what makes the text on the page of it; None is its commit."""
+
+
+# -- the command -------------------------------------------------------------------------
+
+
+@click.command(cls=ManyCommand)
+@many(
+    "--record",
+    metavar="NAME…",
+    help=f"Run the commands of {', '.join(SOURCES)}, and keep the "
+    "JSON; they take from 4 to 10 minutes each.",
+)
+@click.option("--write", is_flag=True, help="Write the numbers onto the pages.")
+@click.option(
+    "--root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=ROOT,
+    metavar="FOLDER",
+    help="The checkout.  [default: this one]",
+)
+def published(record: Sequence[str], write: bool, root: Path) -> int:
+    """Compare the numbers on README and other pages with the files of results.
+
+    Says which differ, and exits with 1 if any does. With --write, the pages take the
+    numbers of the files.
+    """
+    for name in record:
+        _record(name, root)
+    texts = {page: page.read_text("utf-8") for page in _pages(root)}
+    data = {name: _read(root / DATA / f"{name}.json") for name in SOURCES}
+    wrong = 0
+    for page, text in texts.items():
+        name = str(page.relative_to(root))
+        _check_marks(name, text)
+        if write:
+            page.write_text(_filled(name, text, data), encoding="utf-8")
+            continue
+        for problem in _problems(name, text, data):
+            wrong += 1
+            click.echo(problem)
+    return int(bool(wrong))
+
+
+def _record(name: str, root: Path) -> None:
+    if name not in SOURCES:
+        raise ConfigError(f"--record {name!r}: unknown file; known: {', '.join(SOURCES)}")
+    file = root / DATA / f"{name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(SOURCES[name].run(), indent=1) + "\n", encoding="utf-8")
+
+
+def _pages(root: Path) -> Iterator[Path]:
+    for pattern in PAGES:
+        yield from sorted(root.glob(pattern))
+
+
+def _read(file: Path) -> Data:
+    try:
+        data: Data = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file.name} cannot be read ({error}); make it with: "
+            f"python -m benchmarks published --record {file.stem}"
+        ) from error
+    return data
+
+
+def _check_marks(page: str, text: str) -> None:
+    """Raise `ConfigError` for a mark that stands alone, or that Markdown would take for HTML."""
+    if left := _MARK.search(_PLACE.sub("", text)):
+        raise ConfigError(f"{page}: {left[0]} stands alone; write <!--NAME-->number<!--/-->")
+    if first := _FIRST_ON_LINE.search(text):
+        raise ConfigError(
+            f"{page}: {first[0].strip()} begins a line, and Markdown takes that line for HTML; put "
+            "a word before it"
+        )
+
+
+def _problems(page: str, text: str, data: Mapping[str, Data]) -> Iterator[str]:
+    for place in _PLACE.finditer(text):
+        expected = _value(page, place["name"], data)
+        if place["text"] != expected:
+            line = text.count("\n", 0, place.start()) + 1
+            file = DATA / f"{VALUES[place['name']][0]}.json"
+            yield (
+                f"{page}:{line}: {place['name']} is {place['text'].strip()!r}, and {file} gives "
+                f"{expected.strip()!r}; python -m benchmarks published --write puts it there"
+            )
+
+
+def _filled(page: str, text: str, data: Mapping[str, Data]) -> str:
+    def fill(place: re.Match[str]) -> str:
+        return f"<!--{place['name']}-->{_value(page, place['name'], data)}<!--/-->"
+
+    return _PLACE.sub(fill, text)
+
+
+def _value(page: str, name: str, data: Mapping[str, Data]) -> str:
+    if name not in VALUES:
+        raise ConfigError(f"{page}: unknown number {name!r}; known: {', '.join(VALUES)}")
+    source, text = VALUES[name]
+    return text(data[source]["results"]) if text is not None else str(data[source]["commit"])
+
+
+# -- running -----------------------------------------------------------------------------
+
+
+def _output(command: str) -> Any:
+    """Run a command of this checkout, and return the JSON of its last line. One that fails ends
+    this process with 1.
+    """
+    note(command)
+    program, *words = shlex.split(command)
+    start = Path(sys.executable).with_name(program)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [start, *words],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_LONGEST_S,
+        check=False,
+    )
+    if done.returncode:
+        note(f"it failed with exit code {done.returncode}; nothing was recorded")
+        raise SystemExit(1)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _commit() -> str:
+    """The commit of the code that ran, with ``-dirty`` where a file of it differs from that."""
+    changed = _git("status", "--porcelain", "--", "agentrt", "benchmarks", "demos")
+    return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _without(value: Any, names: Sequence[str]) -> Any:
+    """A value without these keys, wherever they are in it."""
+    if isinstance(value, dict):
+        return {key: _without(item, names) for key, item in value.items() if key not in names}
+    return [_without(item, names) for item in value] if isinstance(value, list) else value
