@@ -1,4 +1,4 @@
-"""Pages for people: their links lead somewhere, and together they stay short."""
+"""Pages for people: their links lead somewhere, and the files that they name are there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from agentrt.executors.vllm._compat import VERSIONS
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("demos/**/*.md")]
 DOCS = [*ROOT.glob("docs/**/*.md")]
-MOST_WORDS = 45_000
 MOST_RESULTS = 6
 
 
@@ -33,9 +32,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_the_pages_stay_short_together() -> None:
-    """A page may be as long as its task needs: what grows is paid for elsewhere."""
-    assert sum(len(page.read_text("utf-8").split()) for page in DOCS) <= MOST_WORDS
+def test_results_are_on_few_pages() -> None:
     assert len([page for page in DOCS if page.parent.name == "results"]) <= MOST_RESULTS
 
 

@@ -229,7 +229,7 @@ def engine_options(
     settings = {name: options[name] for name in names if options[name] is not None}
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
-    scheduler = SchedulerConfig.of_policy(policy, **settings)
+    scheduler = SchedulerConfig(policy, **settings)
     named = ("quanta", "beta", "lane", "admission_cap", "ttft_target")
     check_settings(scheduler, [name for name in named if options[name] is not None])
     if options["history"] is not None:

@@ -77,7 +77,7 @@ class ReplicaSet(Executor):
         self.replicas = [
             Replica(self.NAME.format(index), partial(make, index)) for index in range(count)
         ]
-        settings = scheduling or SchedulerConfig("fcfs")
+        settings = scheduling or SchedulerConfig()
         self.routing = Routing(router, level_ends(settings))
         for replica in self.replicas:
             self.routing.join(replica)

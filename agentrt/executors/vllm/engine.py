@@ -54,10 +54,12 @@ if TYPE_CHECKING:
 class VLLMEngine(CoreClient):
     """An `Executor` that owns one vLLM engine, its core in a process of its own.
 
-    ``model`` and ``max_num_seqs`` are what the engine runs with, once it has started.
+    Without ``options`` it is what ``agentrt run`` starts without options. ``model`` and
+    ``max_num_seqs`` are what the engine runs with, once it has started.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions | None = None) -> None:
+        options = options or EngineOptions()
         super().__init__(options.scheduler)
         self.options = options
         self.model = options.model or ""

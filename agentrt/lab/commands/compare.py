@@ -142,7 +142,7 @@ def _plans(targets: Sequence[str], options: dict[str, Any], turns: int) -> list[
 def _replayed(run: Courses, sizes: Mapping[str, Any], repeats: int) -> Comparison:
     sizes = {mine: sizes[its] for mine, its in SIZES.items() if its in sizes}
     machine = Machine(depth="virtual", step_model=fitted(run), **sizes)
-    ours, meter = SchedulerConfig.of_policy(), Meter(repeats)
+    ours, meter = SchedulerConfig(), Meter(repeats)
     stock, first, again = (list[Courses]() for _ in range(3))
     for repeat in range(repeats):
         stock.append(replay(run, STOCK, machine, repeat)[0])
@@ -171,7 +171,7 @@ class _Turns(Plan):
     ) -> AsyncIterator[AsyncGenerator[Start, None]]:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="agentrt-")))
-            self._ours = replace(SchedulerConfig.of_policy(), history=str(folder / "learned"))
+            self._ours = replace(SchedulerConfig(), history=str(folder / "learned"))
             starts = [
                 await stack.enter_async_context(plan.opened(human, ask)) for plan in self._plans
             ]

@@ -27,7 +27,7 @@ from agentrt.request.spans import STARTING
 from agentrt.runtime.run import Run
 from agentrt.scheduler.config import SchedulerConfig
 
-STOCK = SchedulerConfig("fcfs", retention="lru", admission="off")
+STOCK = SchedulerConfig("fcfs")
 GAIN, LOSS, NOTHING = "gain", "loss", "nothing"
 Tokens = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 """Of calls by their ids: prompt and output."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -62,12 +63,12 @@ class Engine(World):
 
     def __init__(self, options: EngineOptions, programs: int) -> None:
         super().__init__(options.scheduler, MACHINE.virtual_options(), TIMES)
-        self.orders = [options.scheduler.policy]
+        self.orders = [options.scheduler]
         self.awake = self._programs = programs
 
     async def configure(self, config: SchedulerConfig) -> None:
         self.engine.scheduler.control("configure", config.to_dict())
-        self.orders.append(config.policy)
+        self.orders.append(config)
         self.awake = self._programs
 
     async def forget_prefixes(self) -> None:
@@ -122,8 +123,9 @@ def test_chats_beside_searches_gain_and_the_replay_is_as_the_engine(
         assert replayed["mean"][name][0] == pytest.approx(real["mean"][name][0], rel=close)
     assert replayed["off"] < 0.01
     assert real["off"] == 0
-    assert made[0].orders == ["fcfs"]
-    assert made[1].orders == ["fcfs", "adaptive"] * 4
+    stock_order, ours = SchedulerConfig("fcfs"), SchedulerConfig()
+    assert made[0].orders == [stock_order]
+    assert [replace(order, history=None) for order in made[1].orders] == [stock_order, ours] * 4
 
     stock, ours = replayed["stock"], replayed["agentrt"]
     assert [one["type"] for one in stock] == ["chat"] * 6 + ["search"] * 6
