@@ -58,7 +58,10 @@ class SchedulerConfig:
     such a call costs more than letting it be. ``max_preemptions_per_step`` bounds what
     one step spends on preempting and admitting anew.
 
-    ``history`` is a file that keeps what `adaptive` learned over restarts.
+    ``history`` is a file that keeps what is learned of programs over restarts; ``none`` keeps it
+    nowhere. None leaves that to whoever makes the engine: an embedded engine has a file for its
+    model and size in the platform's folder for data, a bare scheduler and one in virtual time
+    keep nothing.
 
     ``retention`` decides whose cached blocks are evicted first when memory is short: ``lru`` is
     vLLM's own order, ``ttl`` protects a program's for ``retention_ttl`` seconds after its
@@ -145,6 +148,11 @@ class SchedulerConfig:
     def of_policy(cls, policy: str = DEFAULT_POLICY, **settings: Any) -> SchedulerConfig:
         """Return ``SchedulerConfig(policy, **settings)``; kept for code that calls it."""
         return cls(policy=policy, **settings)
+
+    @property
+    def history_file(self) -> str | None:
+        """The file that ``history`` names; None where it names none."""
+        return None if self.history == "none" else self.history
 
     @property
     def level_ends(self) -> tuple[float, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,18 +18,29 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
 from tests.doubles.scripted import ScriptedExecutor
 
-Warm = Callable[[EngineOptions], EngineOptions]
+
+class Taught(ScriptedExecutor):
+    """An engine of these options, and what it was told of programs."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.known: list[Any] = []
+
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        self.known.append(learned)
+        return True
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
-    """With which options engines were made, in that order."""
-    made: list[EngineOptions] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Taught]:
+    """The engines that were made, in that order."""
+    made: list[Taught] = []
 
-    def here(options: list[EngineOptions], warm: Warm) -> Callable[[int], Executor]:
+    def here(options: list[EngineOptions]) -> Callable[[int], Executor]:
         def make(index: int) -> Executor:
-            made.append(warm(options[index]))
-            return ScriptedExecutor()
+            made.append(Taught(options[index]))
+            return made[-1]
 
         return make
 
@@ -37,27 +49,31 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
 
 
 async def test_the_set_writes_the_history_and_its_engines_begin_with_it(
-    tmp_path: Path, made: list[EngineOptions]
+    tmp_path: Path, made: list[Taught]
 ) -> None:
-    """1. No file: nothing is known. 2. A program ends; all engines of the next set know it.
-    3. The file is spoilt: an engine that starts again does so without it."""
+    """1. No file: nothing is known. 2. A program ends; all engines of the next set know it, and so
+    does one that starts again, though the file has been spoilt."""
     path = tmp_path / "history.json"
     options = EngineOptions(scheduler=SchedulerConfig("adaptive", history=str(path), lane=0.2))
-    known: list[bool] = []
-    for _ in range(2):
+    for round_ in range(2):
         replicas = make_executor(options, Fleet(2), lambda message: None)
         assert isinstance(replicas, ReplicaSet)
         await replicas.start(lambda message: None)
         await replicas.end_program("p", ProgramTotals("p", "t", service_s=3.0))
-        if known:
+        if round_:
+            written = path.read_text()
             path.write_text("{")
             await replicas.restart("replica-0")
+            path.write_text(written)
         await replicas.close()
-        known = [bool(one.learned and one.learned["service"]) for one in made]
-    assert known == [False, False, True, True, False]
-    own = SchedulerConfig("adaptive", lane=0.2)
-    assert [one.scheduler for one in made] == [own] * 5
-    assert read(path)["service"]
+        assert read(path)["service"]
+    [[first], [second], [third], [fourth], [fifth]] = [engine.known for engine in made]
+    assert first["service"] == second["service"] == []
+    assert third == fourth
+    assert sum(row[4] for row in third["service"] if row[1:3] == ["", ""]) == 1.0
+    assert sum(row[4] for row in fifth["service"] if row[1:3] == ["", ""]) == 2.0
+    own = SchedulerConfig("adaptive", lane=0.2, history="none")
+    assert [engine.options.scheduler for engine in made] == [own] * 5
 
 
 TWO = "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA H100 (UUID: GPU-2)'"
