@@ -80,7 +80,7 @@ class HistoryFile:
     """What a policy's engine has learned, and its file; written nowhere without a file.
 
     ``learns`` says whether anything is ever learned. ``warn`` is called once, when the file cannot
-    be written.
+    be written. ``clock`` tells seconds.
     """
 
     def __init__(
@@ -90,8 +90,9 @@ class HistoryFile:
         *,
         learns: bool,
         warn: Callable[[str], None] = _LOG.warning,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._policy, self._learns, self._warn = policy, learns, warn
+        self._policy, self._learns, self._warn, self._clock = policy, learns, warn, clock
         self.path: Path | None = None
         self._unsaved = 0
         self._saved_at = float("-inf")
@@ -120,13 +121,13 @@ class HistoryFile:
     def learn(self, totals: ProgramTotals) -> None:
         """A program ended on the engines of this process."""
         if self._policy.learns and totals.service_s > 0.0:
-            self._policy.program_ended(totals.row(), time.monotonic())
+            self._policy.program_ended(totals.row(), self._clock())
             self.ended()
 
     def ended(self) -> None:
         """A program ended, and was learned from: now and then, that is written down."""
         self._unsaved += 1
-        if self._unsaved >= SAVE_EVERY and time.monotonic() - self._saved_at >= SAVE_SECONDS:
+        if self._unsaved >= SAVE_EVERY and self._clock() - self._saved_at >= SAVE_SECONDS:
             self._save(wait_s=0.0)
 
     def save(self) -> None:
@@ -157,7 +158,7 @@ class HistoryFile:
             load(self._policy.learned, values)
         _replace(path, _bounded(values))
         self._base, self._seen = values, _state(path)
-        self._unsaved, self._saved_at = 0, time.monotonic()
+        self._unsaved, self._saved_at = 0, self._clock()
 
 
 # -- values ----------------------------------------------------------------------------
@@ -240,7 +241,8 @@ def merged(base: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str
             known = before.get(key, {})
             means = _merged_means(known, here.get(key, known), there.get(key, known))
             rows.append(_row(name, key, means))
-        values[name] = rows
+        if rows or name != "usual":
+            values[name] = rows
     return values
 
 

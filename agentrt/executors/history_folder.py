@@ -28,6 +28,7 @@ FOLDER_VARIABLE = "AGENTRT_DATA"
 """The environment variable that names the folder for data in place of the platform's."""
 MOST_FILES = 64
 """Files that are kept: of more, those that were used the longest time ago are deleted."""
+_FOLDER = "history"
 _DRAFT_S = 3600.0
 """Seconds after which a file that was not finished was left by a process that died."""
 _LOG = logging.getLogger(__name__)
@@ -93,20 +94,21 @@ def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path
     try:
         return _in_folder(key, warn)
     except OSError as error:
+        reason = (error.strerror or str(error)).lower()
         warn(
-            f"what is learned of programs is not kept: {error}; set {FOLDER_VARIABLE} to a folder "
-            f"that can be written, or {VARIABLE}={NONE}"
+            f"what is learned of programs is not kept: {data_folder() / _FOLDER}: {reason}; set "
+            f"{FOLDER_VARIABLE} to a folder that can be written, or {VARIABLE}={NONE}"
         )
         return None
 
 
 def _in_folder(key: str, warn: Warn) -> Path:
-    folder = data_folder() / "history"
-    if not folder.is_absolute():  # there is no home
-        raise FileNotFoundError(f"there is no home folder for {str(folder)!r}")
+    folder = data_folder() / _FOLDER
+    if not folder.is_absolute():
+        raise FileNotFoundError("this user has no home folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"{folder} cannot be written")
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError("the folder cannot be written")
     path = folder / f"{key}.v{VERSION}.json"
     if path.exists():
         _check(path, warn)
@@ -123,7 +125,7 @@ def _check(path: Path, warn: Warn) -> None:
         aside = path.with_suffix(".broken")
         path.replace(aside)
         reason = str(error).partition("; name a file")[0]
-        warn(f"{reason}; it is {aside.name} now, and programs are learned anew")
+        warn(f"what earlier runs learned cannot be read: {reason}; the file is now {aside.name}")
 
 
 def _delete_old(folder: Path, most: int) -> None:
