@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from agentrt.cli import engines as module
 from agentrt.cli.engines import Fleet, count_gpus, engine_options, make_executor
 from agentrt.cli.run import run
+from agentrt.cli.serve import serve
 from agentrt.executors.base import Executor
 from agentrt.executors.history import read
 from agentrt.executors.replicas import ReplicaSet
@@ -115,3 +117,29 @@ def test_retention_and_admission_go_with_the_policy_where_none_is_given(
     context = run.make_context("run", ["program.py", *arguments])
     found = engine_options(context.params, ()).scheduler
     assert (found.policy, found.retention, found.admission) == (policy, retention, admission)
+
+
+@pytest.mark.parametrize(
+    ("named", "history"),
+    [((), None), (("--history", "none"), "none"), (("--history", "new.json"), "{}/new.json")],
+)
+@pytest.mark.parametrize("command", [run, serve])
+def test_what_is_learned_is_kept_unless_it_shall_not_be(
+    command: click.Command,
+    named: tuple[str, ...],
+    history: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None leaves it to the engine, which has a file for its model and size."""
+    monkeypatch.chdir(tmp_path)
+    targets = ["program.py"] if command is run else []
+    context = command.make_context("agentrt", [*targets, *named])
+    found = engine_options(context.params, ()).scheduler
+    assert found.history == (history and history.format(tmp_path))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "atlas"])
+def test_a_policy_that_learns_nothing_may_be_told_to_keep_nothing(policy: str) -> None:
+    context = run.make_context("run", ["program.py", "--policy", policy, "--history", "none"])
+    assert engine_options(context.params, ()).scheduler.history == "none"

@@ -147,9 +147,45 @@ def test_who_waits_for_nobody_gains_nothing(
     out = capfd.readouterr().out
     assert "\nnothing: 1.00 of stock's time in the mean once agentrt knows the programs" in out
     assert "queued behind" not in out
+    assert out.endswith("before, nothing was known of these programs; nothing of them is kept\n")
     texts = [one.text for one in ElementTree.parse(tmp_path / "ends.svg").iter() if one.text]
     assert {"search-1", "search-2", "search-3"} <= {*texts}
     assert not any("script" in one.tag for one in ElementTree.parse(tmp_path / "ends.svg").iter())
+
+
+@pytest.mark.parametrize("real", [(), ("--real",)], ids=["replayed", "real"])
+def test_a_comparison_starts_from_what_earlier_ones_taught_and_says_so(
+    real: tuple[str, ...],
+    engines: Callable[[int], list[Engine]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """1. Nothing is known. 2. All is known, so the first run is as good as the next ones. 3. A new
+    type is told apart. 4. Without a history, it is as at first."""
+    engines(12)
+    mix = ("search.py", "chat.py", "--n", "6", "--repeat", "3", *real)
+    path = str(tmp_path / "kept.json")
+    first = compared(capfd, *mix, "--history", path)
+    assert first["history"] == {"file": path, "known": [], "new": ["search", "chat"]}
+    again = compared(capfd, *mix, "--history", path)
+    assert again["history"] == {"file": path, "known": ["search", "chat"], "new": []}
+    assert again["mean"]["first"][0] < first["mean"]["first"][0] - 0.05
+
+    engines(6)
+    some = ("search.py", 'graph.py={"text": "a"}', "--n", "3", "--repeat", "3", *real)
+    capfd.readouterr()
+    assert call(["compare", *some, "--history", path]) == 0
+    out = capfd.readouterr().out
+    assert " with what was known before" in out
+    last = (
+        f"before, search was known from {path}, and graph was new; --history none starts without it"
+    )
+    assert out.splitlines()[-1] == last
+
+    engines(12)
+    without = compared(capfd, *mix, "--history", "none")
+    assert without["history"] == {"file": None, "known": [], "new": ["search", "chat"]}
+    assert without["mean"]["first"] == pytest.approx(first["mean"]["first"], rel=1e-3)
 
 
 def test_graphs_run_beside_programs_each_with_its_input(
@@ -177,6 +213,7 @@ def test_what_cannot_be_compared_is_refused(
         (("chat.py=tea",), "takes no input"),
         (("graph.py",), "needs an input"),
         (("chat.py", "--model", "./none"), "none"),
+        (("chat.py", "--history", "silent.py"), "name a file that agentrt wrote"),
     ):
         capfd.readouterr()
         check(capfd, call(["compare", *args]), said)
