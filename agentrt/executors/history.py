@@ -135,7 +135,12 @@ class HistoryFile:
         self._save(wait_s=_WAIT_S)
 
     def _save(self, wait_s: float) -> None:
-        if self.path is None or not self._unsaved or (values := self.values()) is None:
+        if self.path is None:
+            return
+        values = self.values()
+        # Where nobody says that programs end, there is something to write all the same: gaps.
+        if values is None or values == self._base:
+            self._unsaved, self._saved_at = 0, self._clock()
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
