@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +44,7 @@ _LOG = logging.getLogger(__name__)
 _DRAFTS = count()
 _Samples = Annotated[float, Field(ge=0.0, le=WINDOW)]
 _Amount = Annotated[float, Field(ge=0.0, le=LONGEST_S)]
+_Change = Annotated[float, Field(ge=-LONGEST_S, le=LONGEST_S)]
 Values = dict[str, Any]
 """A file's content."""
 
@@ -65,7 +67,7 @@ class _UsualRow(NamedTuple):
 
     tenant: str
     type: str
-    means: dict[str, tuple[_Samples, _Amount]]
+    means: dict[str, tuple[_Samples, _Change]]
 
 
 class _Content(BaseModel):
@@ -176,15 +178,26 @@ def saved(learned: Learned) -> Values:
     """
     service, gaps = (
         [
-            [*kind, age, known.left_s.n, known.left_s.value, known.well.n, known.well.value]
+            [*kind, age, *_saved_mean("left_s", known.left_s), *_saved_mean("well", known.well)]
             for kind, age, known in durations.entries()
+            if _is_text(*kind)
         ]
         for durations in (learned.service, learned.gaps)
     )
     values: Values = {"version": VERSION, "service": service, "gaps": gaps}
-    if usual := [[*kind, means] for kind, one in learned.usuals() if (means := _known(one))]:
-        values["usual"] = usual
-    return values
+    usual = [
+        [*kind, means]
+        for kind, known in learned.usuals()
+        if _is_text(*kind) and (means := _known(known))
+    ]
+    return {**values, "usual": usual} if usual else values
+
+
+def _is_text(*names: str) -> bool:
+    """Whether names can be read back: clients may send halves of surrogate pairs."""
+    with contextlib.suppress(UnicodeEncodeError):
+        return all(name.isascii() or name.encode() for name in names)
+    return False
 
 
 def _means(usual: Usual) -> dict[str, Mean]:
@@ -193,7 +206,21 @@ def _means(usual: Usual) -> dict[str, Mean]:
 
 
 def _known(usual: Usual) -> dict[str, list[float]]:
-    return {name: [mean.n, mean.value] for name, mean in _means(usual).items() if mean.n}
+    return {name: _saved_mean(name, mean) for name, mean in _means(usual).items() if mean.n}
+
+
+_BOUNDS = {"left_s": (0.0, LONGEST_S), "well": (0.0, 1.0)}
+"""Values of the means in a row of `Durations`; those of others may be negative, too."""
+
+
+def _saved_mean(name: str, mean: Mean) -> list[float]:
+    return [mean.n, _within_bounds(name, mean.value)]
+
+
+def _within_bounds(name: str, value: float) -> float:
+    """Return a value as `load` takes it, whatever a clock or the rounding has made of it."""
+    least, most = _BOUNDS.get(name, (-LONGEST_S, LONGEST_S))
+    return min(max(value, least), most) if math.isfinite(value) else max(least, 0.0)
 
 
 def load(learned: Learned, values: object) -> None:
@@ -252,7 +279,6 @@ def merged(base: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str
 
 
 _Key = tuple[Any, ...]
-_MEANS_OF_ROW = ("left_s", "well")
 
 
 def _by_key(name: str, values: Mapping[str, Any]) -> dict[_Key, dict[str, list[float]]]:
@@ -268,7 +294,7 @@ def _by_key(name: str, values: Mapping[str, Any]) -> dict[_Key, dict[str, list[f
 def _row(name: str, key: _Key, means: Mapping[str, list[float]]) -> list[Any]:
     if name == "usual":
         return [*key, dict(means)]
-    return [*key, *(number for of in _MEANS_OF_ROW for number in means[of])]
+    return [*key, *(number for of in _BOUNDS for number in means[of])]
 
 
 def _merged_means(
@@ -281,8 +307,7 @@ def _merged_means(
     for name in {**theirs, **ours}:
         sides = (side.get(name, base.get(name, zero)) for side in (base, ours, theirs))
         samples, value = _merged_mean(*sides)
-        most = 1.0 if name == "well" else LONGEST_S
-        means[name] = [samples, min(max(value, 0.0), most)]  # rounding may exceed either
+        means[name] = [samples, _within_bounds(name, value)]
     return means
 
 

@@ -61,6 +61,33 @@ def test_what_calls_are_like_survives_json() -> None:
     assert other.usual(("acme", "other")).output.n == 0.0, "what was known before is replaced"
 
 
+@given(st.lists(st.floats(), min_size=1, max_size=5), st.lists(st.floats(-9.0, 9.0), min_size=1))
+def test_whatever_was_measured_what_is_saved_can_be_read(
+    odd: list[float], usual: list[float]
+) -> None:
+    """A turn is shorter than nothing where waits of calls that run at once are left out of it."""
+    learned = Learned()
+    for values, mean in (
+        (odd, learned.usual(("acme", "odd")).grown),
+        (usual, learned.usual(("acme", "agent")).turn_s),
+    ):
+        for value in values:
+            mean.add(value)
+    load(Learned(), json.loads(json.dumps(saved(learned), allow_nan=False)))
+    load(Learned(), merged(saved(Learned()), saved(learned), saved(learned)))
+
+
+def test_a_name_that_is_not_text_is_left_out() -> None:
+    """JSON of a client can have half of a surrogate pair."""
+    learned, other = Learned(), Learned()
+    for name in ("agent", "\ud800", "größe"):
+        learned.service.learn(("acme", name, ""), 0.0)
+        learned.call_ended(("acme", name), 9)
+    load(other, json.loads(json.dumps(saved(learned))))
+    assert [row[1] for row in saved(other)["service"]] == ["agent", "größe"]
+    assert [row[1] for row in saved(other)["usual"]] == ["agent", "größe"]
+
+
 def test_a_file_without_what_calls_are_like_is_taken() -> None:
     """Files of 0.2 have none."""
     learned = Learned()
@@ -77,6 +104,7 @@ def test_a_file_without_what_calls_are_like_is_taken() -> None:
         [["acme", "agent", {"output": 7}]],
         [["acme", "agent", {"output": [1.0, math.nan]}]],
         [["acme", "agent", {"output": [-1.0, 1.0]}]],
+        [["acme", "agent", {"output": [1.0, 1e300]}]],
         [["acme", "agent", {"output": [257.0, 1.0]}]],
         [[7, "agent", {}]],
     ],
