@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import click
@@ -9,6 +10,8 @@ import click
 from agentrt.cli import app
 from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.signals import end_at_signals, leave
+from agentrt.executors.history import NONE
+from agentrt.executors.history_folder import VARIABLE
 
 BENCHMARKS = {
     "attack": ("benchmarks.attack.command:attack", "A tenant's short calls while another attacks."),
@@ -73,6 +76,8 @@ def benchmarks() -> None:
     Each compares two sides that do the same work in turns, or counts what goes wrong. What is of
     use beyond this project is in the package: agentrt bench, agentrt simulate.
     """
+    # What earlier runs have learned on this machine must not decide what is measured.
+    os.environ[VARIABLE] = NONE
 
 
 def call(args: Sequence[str] | None = None) -> int:

@@ -45,6 +45,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+# What is learned in one test must not decide what another one sees, and the user's own folder for
+# data is not the tests'. Tests of what is kept name a file, or a folder of their own.
+os.environ["AGENTRT_HISTORY"] = "none"
+os.environ["AGENTRT_DATA"] = "/dev/null/not-the-users"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _not_in_the_background() -> None:
     """Commands leave ignored what was; their tests may themselves run under nohup, or as a shell's

@@ -8,6 +8,7 @@ streams back when the start is over.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sys
 import tempfile
@@ -128,8 +129,11 @@ def opened_output(*, verbose: bool) -> Iterator[tuple[EngineLog, Screen, Callabl
 
 
 async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> None:
-    """Open the runtime, with the engine's output in ``log``. Raises what its start raises."""
-    with log.collect():
+    """Open the runtime, with the engine's output in ``log``. Raises what its start raises.
+
+    Warnings of this package are for the user: they go to stderr after the start.
+    """
+    with _warnings_after(), log.collect():
         try:
             await runtime.open(progress)
         except EngineStartError as error:
@@ -140,6 +144,30 @@ async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> 
         except BaseException:
             await runtime.close()
             raise
+
+
+@contextmanager
+def _warnings_after() -> Iterator[None]:
+    """Hold back what this package's loggers say in this process until the body has ended."""
+    logger, held = logging.getLogger("agentrt"), _Held()
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(held)
+    try:
+        yield
+    finally:
+        logger.removeHandler(held)
+        logger.propagate = propagate
+        for record in held.records:
+            logger.handle(record)
+
+
+class _Held(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
 
 
 def _explained(error: EngineStartError, log: EngineLog) -> EngineStartError | ModelLoadError:

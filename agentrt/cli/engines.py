@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -20,8 +19,9 @@ from agentrt.cli.options import DEFAULT_ROUTER
 from agentrt.cli.traces import FLAG
 from agentrt.cli.values import read_quanta
 from agentrt.errors import ConfigError, ModelLoadError, UsageError
-from agentrt.executors import history as history_file
 from agentrt.executors.base import Executor, Progress
+from agentrt.executors.history import NONE
+from agentrt.executors.history import read as read_history
 from agentrt.executors.replicas import ReplicaSet, RestartedEngine
 from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
 from agentrt.executors.simulated import SimulatedEngine
@@ -62,7 +62,6 @@ _LACKS = {
     "simulated": {"model": "--model"} | _MEMORY_AND_SEVERAL,
 }
 """Options that a kind of engine has no use for."""
-_Warm = Callable[[EngineOptions], EngineOptions]
 _COUNTED = re.compile(r"(?P<model>.+?)(?:=(?P<count>\d+))?")
 
 
@@ -159,25 +158,11 @@ def make_executor(
         one = partial(engine.VLLMEngine, options)
         return RestartedEngine(one, notice=notice) if restarts else one()
     router = make_router(fleet.router)
-    scheduling, own = options.scheduler, replace(options.scheduler, history=None)
+    scheduling, own = options.scheduler, replace(options.scheduler, history=NONE)
     options = replace(options, scheduler=own, kv_events=router.reads_blocks)
     engines = each_engine(options, fleet)
-    warm = partial(_warm, scheduling.history)
-    make = _on_cluster(engines, fleet, warm) if fleet.cluster else _here(engines, warm)
+    make = _on_cluster(engines, fleet) if fleet.cluster else _here(engines)
     return ReplicaSet(make, len(engines), router, notice=notice, scheduling=scheduling)
-
-
-def _warm(history: str | None, options: EngineOptions) -> EngineOptions:
-    """The options of an engine that starts now: it knows what the history file says by now."""
-    # A file that was sound at the start, and is not any more, does not keep an engine from
-    # coming back.
-    with contextlib.suppress(ConfigError):
-        return (
-            options
-            if history is None
-            else replace(options, learned=history_file.read(Path(history)))
-        )
-    return options
 
 
 def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
@@ -192,21 +177,19 @@ def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
     return engines
 
 
-def _here(engines: list[EngineOptions], warm: _Warm) -> Callable[[int], Executor]:
+def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:
     """Engines on this machine: on its GPUs, if it has any, else within its memory."""
     present = count_gpus()
     if present:
         visible = visible_devices(present, os.environ)
         devices = assign_devices(visible, [gpus_each(one.flags) for one in engines])
         placed = [replace(one, device_ids=ids) for one, ids in zip(engines, devices, strict=True)]
-        return lambda index: engine.VLLMEngine(warm(placed[index]))
+        return lambda index: engine.VLLMEngine(placed[index])
     check_memory([footprint(one) for one in engines], free_memory())
-    return lambda index: engine.VLLMEngine(warm(engines[index]))
+    return lambda index: engine.VLLMEngine(engines[index])
 
 
-def _on_cluster(
-    engines: list[EngineOptions], fleet: Fleet, warm: _Warm
-) -> Callable[[int], Executor]:
+def _on_cluster(engines: list[EngineOptions], fleet: Fleet) -> Callable[[int], Executor]:
     from agentrt.executors.ray import Cluster, RayEngine
 
     assert fleet.cluster is not None
@@ -216,7 +199,7 @@ def _on_cluster(
         gpus=max(gpus_each(one.flags) for one in engines),
         memory=max(map(footprint, engines)),
     )
-    return lambda index: RayEngine(warm(engines[index]), cluster)
+    return lambda index: RayEngine(engines[index], cluster)
 
 
 def engine_options(
@@ -229,11 +212,12 @@ def engine_options(
     settings = {name: options[name] for name in names if options[name] is not None}
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
-    scheduler = SchedulerConfig.of_policy(policy, **settings)
+    scheduler = SchedulerConfig(policy, **settings)
     named = ("quanta", "beta", "lane", "admission_cap", "ttft_target")
     check_settings(scheduler, [name for name in named if options[name] is not None])
-    if options["history"] is not None:
-        history = _history(options["history"], scheduler, options)
+    if (history := options["history"]) is not None:
+        if history != NONE:
+            history = _checked_history(Path(history), scheduler, options)
         scheduler = replace(scheduler, history=history)
     if options["traces"] is not None and options.get("kind", "vllm") == "vllm":
         flags = (*flags, f"{FLAG}={options['traces']}")
@@ -254,7 +238,7 @@ def engine_options(
     )
 
 
-def _history(path: Path, scheduler: SchedulerConfig, options: dict[str, Any]) -> str:
+def _checked_history(path: Path, scheduler: SchedulerConfig, options: dict[str, Any]) -> str:
     policy, retention = scheduler.policy, scheduler.retention
     learns = policy_class(policy).learns
     # Of several engines the file has what the policy learns, and not what a retention does.
@@ -269,7 +253,7 @@ def _history(path: Path, scheduler: SchedulerConfig, options: dict[str, Any]) ->
             f"--history is for --policy adaptive and --retention cost; {policy} learns nothing, "
             f"and {retention} does not either"
         )
-    history_file.read(path)
+    read_history(path)
     return str(path.resolve())
 
 

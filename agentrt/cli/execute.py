@@ -283,6 +283,7 @@ def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str
             "flags": list(options.flags),
             "scheduler": options.scheduler.to_dict(),
         },
+        "history": info.history or None,
         "seed": job.seed,
         "replicas": snapshot.get("replicas", []),
         "steps": snapshot.get("steps"),

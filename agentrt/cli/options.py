@@ -125,6 +125,13 @@ class Options:
         return self(flag, *_and(name), is_flag=True, help=about)
 
 
+class _FileOrNone(click.Path):
+    """A file's path, or the word none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "none" else super().convert(value, param, ctx)
+
+
 def _and(name: str | None) -> tuple[str, ...]:
     return () if name is None else (name,)
 
@@ -185,6 +192,13 @@ fleet_options = together(
         "Run the engines on the nodes of a Ray cluster: auto, HOST:PORT, or ray://HOST:PORT.",
     ),
 )
+history_option = scheduling.text(
+    "--history",
+    "FILE|none",
+    "Keep what is learned of programs in this file, over runs; none: start without, and keep "
+    "nothing.  [default: a file for the model and the engine's size, in your folder for data]",
+    type=_FileOrNone(dir_okay=False),
+)
 scheduling_options = together(
     scheduling.text(
         "--policy",
@@ -208,11 +222,7 @@ scheduling_options = together(
         "0: none.  [default: 0.05]",
         type=float,
     ),
-    scheduling.file(
-        "--history",
-        "Keep what --policy adaptive and --retention cost learn in this file, over runs (with "
-        "several engines: what adaptive learns on all of them).",
-    ),
+    history_option,
     scheduling.text(
         "--retention",
         "NAME",

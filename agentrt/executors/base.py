@@ -172,6 +172,13 @@ class Executor(ABC):
         they are known.
         """
 
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        """Replace what the engine has learned of programs by a history file's content.
+
+        Return whether it has: an executor without a scheduler that learns takes nothing.
+        """
+        return False
+
     async def snapshot(self) -> Mapping[str, Any]:
         """What runs and what waits, and behind what: JSON-able, for people and tests."""
         return {}
@@ -260,6 +267,9 @@ class ForwardingExecutor(Executor):
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         await self.inner.end_program(program_id, totals)
+
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        return await self.inner.know(learned)
 
     async def snapshot(self) -> Mapping[str, Any]:
         return await self.inner.snapshot()

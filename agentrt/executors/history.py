@@ -1,16 +1,23 @@
 """What the scheduler learned, in a file: read at the start, written as programs end.
 
 The scheduler itself does no input and output; this does it for the engine core, and where there
-are several engines for the replica set.
+are several engines for the replica set. Several processes may write to one file: each adds what it
+has learned to what the others have written (`merged`), and a file is whole at any time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -18,15 +25,28 @@ from pydantic import BaseModel, Field, ValidationError
 
 from agentrt.errors import ConfigError
 from agentrt.files import read_json
-from agentrt.scheduler.learned import LONGEST_S, WINDOW, Durations, Learned, Mean
+from agentrt.scheduler.learned import LONGEST_S, WINDOW, Durations, Learned, Mean, Usual
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.table import ProgramTotals
 
+NONE = "none"
+"""In place of a file's name: nothing is read, and nothing is kept."""
 SAVE_EVERY = 64
 """Programs that end between two writings: so many are forgotten when the writer is killed."""
-_VERSION = 3
+SAVE_SECONDS = 30.0
+"""Seconds between two writings at least: a writing takes the engine core some milliseconds."""
+MOST_BYTES = 1 << 20
+"""The size of a file. Where more is known, what was not seen for the longest time is left out."""
+VERSION = 3
+_WAIT_S = 2.0
+"""How long the last writing of a process waits while another one writes."""
 _LOG = logging.getLogger(__name__)
+_DRAFTS = count()
 _Samples = Annotated[float, Field(ge=0.0, le=WINDOW)]
+_Amount = Annotated[float, Field(ge=0.0, le=LONGEST_S)]
+_Change = Annotated[float, Field(ge=-LONGEST_S, le=LONGEST_S)]
+Values = dict[str, Any]
+"""A file's content."""
 
 
 class _Row(NamedTuple):
@@ -37,9 +57,17 @@ class _Row(NamedTuple):
     what: str
     age: int
     samples: _Samples
-    left_s: Annotated[float, Field(ge=0.0, le=LONGEST_S)]
+    left_s: _Amount
     ends: _Samples
     well: Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _UsualRow(NamedTuple):
+    """What is usual of a kind's calls: the samples and the value of each mean, by its name."""
+
+    tenant: str
+    type: str
+    means: dict[str, tuple[_Samples, _Change]]
 
 
 class _Content(BaseModel):
@@ -47,13 +75,14 @@ class _Content(BaseModel):
 
     service: list[_Row]
     gaps: list[_Row]
+    usual: list[_UsualRow] = []
 
 
 class HistoryFile:
     """What a policy's engine has learned, and its file; written nowhere without a file.
 
-    ``learns`` says whether anything is ever learned. ``warn`` is called when the file cannot be
-    written.
+    ``learns`` says whether anything is ever learned. ``warn`` is called once, when the file cannot
+    be written. ``clock`` tells seconds.
     """
 
     def __init__(
@@ -63,62 +92,143 @@ class HistoryFile:
         *,
         learns: bool,
         warn: Callable[[str], None] = _LOG.warning,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._policy, self._learns, self._warn = policy, learns, warn
-        self._path = Path(path) if path else None
+        self._policy, self._learns, self._warn, self._clock = policy, learns, warn, clock
+        self.path: Path | None = None
         self._unsaved = 0
-        if self._path is not None:
-            self.know(read(self._path))
+        self._saved_at = float("-inf")
+        self._base: Values = {}
+        """What this process and the file had in common last."""
+        self._seen: tuple[int, ...] | None = None
+        """The state of the file then."""
+        self._warned = False
+        if path is not None:
+            self.open(Path(path))
+
+    def open(self, path: Path) -> None:
+        """Know what the file says, and write to it from now on. Raises `ConfigError`."""
+        seen, values = _state(path), read(path)
+        self.know(values)
+        self.path, self._seen, self._base = path, seen, self.values() or {}
 
     def know(self, values: Mapping[str, Any]) -> None:
         """Know this in place of what was learned. Raises `ConfigError` for what is no such."""
         load(self._policy.learned, values)
 
-    def values(self) -> dict[str, Any] | None:
+    def values(self) -> Values | None:
         """All that is known by now, JSON-able; None where nothing is ever learned."""
         return saved(self._policy.learned) if self._learns else None
 
     def learn(self, totals: ProgramTotals) -> None:
         """A program ended on the engines of this process."""
         if self._policy.learns and totals.service_s > 0.0:
-            self._policy.program_ended(totals.row(), time.monotonic())
+            self._policy.program_ended(totals.row(), self._clock())
             self.ended()
 
     def ended(self) -> None:
         """A program ended, and was learned from: now and then, that is written down."""
         self._unsaved += 1
-        if self._unsaved >= SAVE_EVERY:
-            self.save()
+        if self._unsaved >= SAVE_EVERY and self._clock() - self._saved_at >= SAVE_SECONDS:
+            self._save(wait_s=0.0)
 
     def save(self) -> None:
         """Write the file anew, whole or not at all. A full disk costs what was learned only."""
-        if self._path is None or not self._unsaved or (values := self.values()) is None:
+        self._save(wait_s=_WAIT_S)
+
+    def _save(self, wait_s: float) -> None:
+        if self.path is None:
             return
-        self._unsaved = 0
+        values = self.values()
+        # Where nobody says that programs end, there is something to write all the same: gaps.
+        if values is None or values == self._base:
+            self._unsaved, self._saved_at = 0, self._clock()
+            return
         try:
-            _write(self._path, json.dumps(values))
-        except OSError as error:
-            self._warn(f"what was learned of programs is not saved: {error}")
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(self.path.parent, wait_s) as is_free:
+                # Without waiting, the next end of a program tries again.
+                if is_free or wait_s:
+                    self._write(self.path, values)
+        except (OSError, ConfigError) as error:
+            self._unsaved = 0
+            if not self._warned:
+                self._warn(f"what was learned of programs is not saved: {error}")
+            self._warned = True
+
+    def _write(self, path: Path, values: Values) -> None:
+        """Write what is known, and with it what others have written since. The memory of this
+        process has all of it then.
+        """
+        if (state := _state(path)) is not None and state != self._seen:
+            values = merged(self._base, values, read(path))
+            load(self._policy.learned, values)
+        _replace(path, _bounded(values))
+        self._base, self._seen = values, _state(path)
+        self._unsaved, self._saved_at = 0, self._clock()
 
 
-def saved(learned: Learned) -> dict[str, Any]:
-    """What survives a restart, JSON-able: how long programs and gaps last."""
+# -- values ----------------------------------------------------------------------------
+
+
+def saved(learned: Learned) -> Values:
+    """What survives a restart, JSON-able: how long programs and gaps last, what calls are like.
+
+    The costs of the engine's steps do not: each engine measures them again within seconds.
+    """
     service, gaps = (
         [
-            [*kind, age, one.left_s.n, one.left_s.value, one.well.n, one.well.value]
-            for kind, age, one in durations.entries()
+            [*kind, age, *_saved_mean("left_s", known.left_s), *_saved_mean("well", known.well)]
+            for kind, age, known in durations.entries()
+            if _is_text(*kind)
         ]
         for durations in (learned.service, learned.gaps)
     )
-    return {"version": _VERSION, "service": service, "gaps": gaps}
+    values: Values = {"version": VERSION, "service": service, "gaps": gaps}
+    usual = [
+        [*kind, means]
+        for kind, known in learned.usuals()
+        if _is_text(*kind) and (means := _known(known))
+    ]
+    return {**values, "usual": usual} if usual else values
+
+
+def _is_text(*names: str) -> bool:
+    """Whether names can be read back: clients may send halves of surrogate pairs."""
+    with contextlib.suppress(UnicodeEncodeError):
+        return all(name.isascii() or name.encode() for name in names)
+    return False
+
+
+def _means(usual: Usual) -> dict[str, Mean]:
+    every = {field.name: getattr(usual, field.name) for field in fields(usual)}
+    return {name: mean for name, mean in every.items() if isinstance(mean, Mean)}
+
+
+def _known(usual: Usual) -> dict[str, list[float]]:
+    return {name: _saved_mean(name, mean) for name, mean in _means(usual).items() if mean.n}
+
+
+_BOUNDS = {"left_s": (0.0, LONGEST_S), "well": (0.0, 1.0)}
+"""Values of the means in a row of `Durations`; those of others may be negative, too."""
+
+
+def _saved_mean(name: str, mean: Mean) -> list[float]:
+    return [mean.n, _within_bounds(name, mean.value)]
+
+
+def _within_bounds(name: str, value: float) -> float:
+    """Return a value as `load` takes it, whatever a clock or the rounding has made of it."""
+    least, most = _BOUNDS.get(name, (-LONGEST_S, LONGEST_S))
+    return min(max(value, least), most) if math.isfinite(value) else max(least, 0.0)
 
 
 def load(learned: Learned, values: object) -> None:
     """Take over what `saved` gave. Raises `ConfigError` for anything else, and changes nothing."""
-    if isinstance(values, Mapping) and values.get("version", _VERSION) != _VERSION:
+    if isinstance(values, Mapping) and values.get("version", VERSION) != VERSION:
         version = values["version"]
         raise ConfigError(
-            f"this history of programs has version {version}, not {_VERSION}: delete it"
+            f"this history of programs has version {version}, not {VERSION}: delete it"
         )
     try:
         content = _Content.model_validate(values)
@@ -127,23 +237,115 @@ def load(learned: Learned, values: object) -> None:
         where = ".".join(map(str, first["loc"])) or "all of it"
         raise ConfigError(f"this is not a history of programs: {where}: {first['msg']}") from error
     learned.service, learned.gaps = _durations(content.service), _durations(content.gaps)
+    _take_usual(learned, content.usual)
 
 
 def _durations(rows: list[_Row]) -> Durations:
     durations = Durations()
     for row in rows:
-        one = durations.entry((row.tenant, row.type, row.what), row.age)
-        one.left_s, one.well = Mean(row.samples, row.left_s), Mean(row.ends, row.well)
+        known = durations.entry((row.tenant, row.type, row.what), row.age)
+        known.left_s, known.well = Mean(row.samples, row.left_s), Mean(row.ends, row.well)
     return durations
 
 
-def read(path: Path) -> dict[str, Any]:
+def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
+    """Set the means of all kinds. What else is known of a kind is of now, and stays."""
+    for _, usual in learned.usuals():
+        for name in _means(usual):
+            setattr(usual, name, Mean())
+    for row in rows:
+        usual = learned.usual((row.tenant, row.type))
+        for name in _means(usual).keys() & row.means.keys():
+            setattr(usual, name, Mean(*row.means[name]))
+
+
+def merged(base: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Values:
+    """Return what two processes know together that both began with ``base``, counting that once.
+
+    A row that one side lacks, since it forgot the kind, is as the other side has it. Kinds that
+    only the other process saw come first, as those not seen for the longest time here.
+    """
+    values: Values = {"version": VERSION}
+    for name in ("service", "gaps", "usual"):
+        before, here, there = (_by_key(name, side) for side in (base, ours, theirs))
+        rows = []
+        for key in [*(key for key in there if key not in here), *here]:
+            known = before.get(key, {})
+            means = _merged_means(known, here.get(key, known), there.get(key, known))
+            rows.append(_row(name, key, means))
+        if rows or name != "usual":
+            values[name] = rows
+    return values
+
+
+_Key = tuple[Any, ...]
+
+
+def _by_key(name: str, values: Mapping[str, Any]) -> dict[_Key, dict[str, list[float]]]:
+    """Return the means in the rows of one list, by kind and age and then by their names."""
+    if name == "usual":
+        return {(tenant, kind): means for tenant, kind, means in values.get(name, ())}
+    return {
+        tuple(row[:4]): {"left_s": list(row[4:6]), "well": list(row[6:8])}
+        for row in values.get(name, ())
+    }
+
+
+def _row(name: str, key: _Key, means: Mapping[str, list[float]]) -> list[Any]:
+    if name == "usual":
+        return [*key, dict(means)]
+    return [*key, *(number for of in _BOUNDS for number in means[of])]
+
+
+def _merged_means(
+    base: Mapping[str, list[float]],
+    ours: Mapping[str, list[float]],
+    theirs: Mapping[str, list[float]],
+) -> dict[str, list[float]]:
+    zero = [0.0, 0.0]
+    means = {}
+    for name in {**theirs, **ours}:
+        sides = (side.get(name, base.get(name, zero)) for side in (base, ours, theirs))
+        samples, value = _merged_mean(*sides)
+        means[name] = [samples, _within_bounds(name, value)]
+    return means
+
+
+def _merged_mean(base: list[float], ours: list[float], theirs: list[float]) -> list[float]:
+    """Return the mean of ``base``'s samples and those that each side added: [samples, value]."""
+    if ours == base:
+        return theirs
+    if theirs == base:
+        return ours
+    least, samples = max(ours[0], theirs[0]), ours[0] + theirs[0] - base[0]
+    total = ours[0] * ours[1] + theirs[0] * theirs[1]
+    if WINDOW > least > 0.0 and samples >= least:
+        return [min(samples, WINDOW), (total - base[0] * base[1]) / samples]
+    # Old samples have faded from one side, so nobody knows how many are new. Each counts whole.
+    return [least, total / (ours[0] + theirs[0]) if least else ours[1]]
+
+
+def _bounded(values: Mapping[str, Any]) -> str:
+    """Return JSON of at most `MOST_BYTES`, without the first rows of each list where it is more."""
+    kept = dict(values)
+    while len(text := json.dumps(kept, separators=(",", ":"))) > MOST_BYTES:
+        share = 0.9 * MOST_BYTES / len(text)
+        for name, rows in kept.items():
+            if isinstance(rows, list):
+                kept[name] = rows[len(rows) - int(share * len(rows)) :]
+    return text
+
+
+# -- files -----------------------------------------------------------------------------
+
+
+def read(path: Path) -> Values:
     """A history file's content, checked; an empty history's where there is no file yet.
 
     Raises `ConfigError` for one that is not such a file.
     """
     try:
-        values: dict[str, Any] = read_json(path)
+        values: Values = read_json(path)
         load(Learned(), values)
     except FileNotFoundError:
         return saved(Learned())
@@ -154,8 +356,53 @@ def read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    draft.replace(path)
+def _state(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is written anew; None where there is no file."""
+    try:
+        now = path.stat()
+    except OSError:
+        return None
+    return now.st_ino, now.st_mtime_ns, now.st_size
+
+
+@contextmanager
+def _locked(folder: Path, wait_s: float) -> Iterator[bool]:
+    """Keep other writers out of a folder; false where one is still there after ``wait_s``.
+
+    The system frees the lock when its holder dies. Some network file systems have no locks: there
+    the last of two writers wins.
+    """
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield True
+        return
+    try:
+        yield _taken(number, time.monotonic() + wait_s)
+    finally:
+        os.close(number)
+
+
+def _taken(number: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        except OSError:
+            return True
+        else:
+            return True
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{next(_DRAFTS)}")
+    try:
+        draft.write_text(text)
+        draft.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise

@@ -19,6 +19,10 @@ class ExecutorInfo:
     requests as they are see; of the others, each front end knows. ``logits`` are the
     logits processors that a call may name, each with the reason why the engine cannot run it; ""
     for one that it can.
+
+    ``history_key`` names the model and the size of an engine that has started, for the file that
+    keeps what it learns of programs; "" where an executor learns nothing. ``history`` is that
+    file; "" where nothing is kept.
     """
 
     models: tuple[str, ...] = ()
@@ -27,6 +31,8 @@ class ExecutorInfo:
     cached_blocks: bool = False
     images: bool = False
     logits: tuple[tuple[str, str], ...] = ()
+    history_key: str = ""
+    history: str = ""
 
     @property
     def model(self) -> str:

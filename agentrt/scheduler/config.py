@@ -20,19 +20,29 @@ ADMISSIONS = ("off", "cap", "memory")
 """What decides which programs may use the KV cache now: `agentrt.scheduler.admission`."""
 
 DEFAULT_POLICY = "adaptive"
-"""Of ``agentrt run`` and ``serve``. A bare vLLM, which hears of no tools and ends, has ATLAS."""
+"""The policy that is used where none is named."""
 
 _QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
+class _GoesWithPolicy(str):
+    """A retention or an admission that nobody named, so that another policy brings its own."""
+
+    __slots__ = ()
+
+
+_UNNAMED = _GoesWithPolicy()
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Settings of Algorithm 1.
+    """Settings of the scheduler. Without arguments they are the defaults of every command.
 
-    ``policy`` names what ranks a call. ``quanta`` (seconds of service) are the time
-    quanta of the queue levels Q_1 … Q_{K-1}; the last level, Q_K, has no end. Level i
-    holds ranks from the sum of the quanta before it up to the sum that includes its
-    own, so K = len(quanta) + 1.
+    ``policy`` names what ranks a call.
+
+    ``quanta`` (seconds of service) are the time quanta of the queue levels Q_1 … Q_{K-1}; the last
+    level, Q_K, has no end. Level i holds ranks from the sum of the quanta before it up to the sum
+    that includes its own, so K = len(quanta) + 1.
 
     ``beta`` is the anti-starvation threshold: a call is promoted to Q_1 once its
     program has waited ``beta`` times as long as it was served. At most
@@ -48,21 +58,28 @@ class SchedulerConfig:
     such a call costs more than letting it be. ``max_preemptions_per_step`` bounds what
     one step spends on preempting and admitting anew.
 
-    ``history`` is a file that keeps what `adaptive` learned over restarts.
+    ``history`` is a file that keeps what is learned of programs over restarts; ``none`` keeps it
+    nowhere. None leaves that to whoever makes the engine: an embedded engine has a file for its
+    model and size in the platform's folder for data, a bare scheduler and one in virtual time
+    keep nothing.
 
-    ``retention`` decides whose cached blocks go first when memory is short: ``lru`` is
+    ``retention`` decides whose cached blocks are evicted first when memory is short: ``lru`` is
     vLLM's own order, ``ttl`` protects a program's for ``retention_ttl`` seconds after its
-    last call, ``cost`` keeps those longest whose loss is expected to cost the most;
+    last call, ``cost`` keeps those longest whose loss is expected to cost the most.
     ``admission`` decides which programs' calls may run at all: with ``off`` those of all, with
     ``cap`` of ``admission_cap`` programs at a time, with ``memory`` of as many as fit into the
-    KV cache with their contexts. Under ``memory`` a program that waits to come in for
-    ``ttft_target`` seconds comes in, whether there is room or not; None sets no such target.
+    KV cache with their contexts. Under ``memory`` a program that has waited for admission for
+    ``ttft_target`` seconds is admitted, whether there is room or not; None sets no such target.
+    A retention or an admission that is not named (left out, or None) goes with the policy:
+    ``cost`` and ``memory`` with ``adaptive``; ``lru`` and ``off`` with every other policy, so that
+    ``fcfs`` alone schedules as stock vLLM does. `dataclasses.replace` with another policy
+    changes it, too.
 
     ``stale_after_s``: a program that is not heard of for so long (seconds) is dropped
     from the engine's table.
     """
 
-    policy: str = "atlas"
+    policy: str = DEFAULT_POLICY
     quanta: tuple[float, ...] = _QUANTA
     beta: float = 8.0
     max_promoted: int = 4
@@ -73,14 +90,15 @@ class SchedulerConfig:
     max_preemptions_per_step: int = 2
     stale_after_s: float = 3600.0
     history: str | None = None
-    retention: str = "lru"
+    retention: str = _UNNAMED
     retention_ttl: float = 30.0
-    admission: str = "off"
+    admission: str = _UNNAMED
     admission_cap: int = 16
     ttft_target: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "quanta", tuple(float(q) for q in self.quanta))
+        self._complete()
         if any(not q > 0 for q in self.quanta):
             raise ConfigError(f"quanta must be positive seconds, got {list(self.quanta)}")
         if not self.beta > 0:
@@ -104,6 +122,17 @@ class SchedulerConfig:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive seconds, got {getattr(self, name)}")
 
+    def _complete(self) -> None:
+        """Set the retention and the admission that nobody named to those of the policy."""
+        for name, with_default, with_others in (
+            ("retention", "cost", "lru"),
+            ("admission", "memory", "off"),
+        ):
+            value = getattr(self, name)
+            if value is None or isinstance(value, _GoesWithPolicy):
+                chosen = with_default if self.policy == DEFAULT_POLICY else with_others
+                object.__setattr__(self, name, _GoesWithPolicy(chosen))
+
     def _check_admission(self) -> None:
         if self.admission not in ADMISSIONS and ":" not in self.admission:
             raise ConfigError(
@@ -117,14 +146,13 @@ class SchedulerConfig:
 
     @classmethod
     def of_policy(cls, policy: str = DEFAULT_POLICY, **settings: Any) -> SchedulerConfig:
-        """These settings; retention and admission, where not given, are what goes with the policy.
-
-        With the default that is what serves programs best where memory is short
-        (docs/results/memory.md), with any other what vLLM does, so that ``fcfs`` is stock.
-        """
-        if policy == DEFAULT_POLICY:
-            settings = {"retention": "cost", "admission": "memory", **settings}
+        """Return ``SchedulerConfig(policy, **settings)``; kept for code that calls it."""
         return cls(policy=policy, **settings)
+
+    @property
+    def history_file(self) -> str | None:
+        """The file that ``history`` names; None where it names none."""
+        return None if self.history == "none" else self.history
 
     @property
     def level_ends(self) -> tuple[float, ...]:
@@ -140,6 +168,7 @@ class SchedulerConfig:
         """As JSON-able values, for vLLM's ``additional_config`` and for reports."""
         values = asdict(self)
         values["quanta"] = list(self.quanta)
+        values["retention"], values["admission"] = str(self.retention), str(self.admission)
         # JSON has no infinity; None stands for "never".
         values["beta"] = self.beta if math.isfinite(self.beta) else None
         return values

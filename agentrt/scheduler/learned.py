@@ -361,6 +361,10 @@ class Learned:
         """What is known of programs of this tenant and type, to read or to add to."""
         return self._usual.of(kind)
 
+    def usuals(self) -> Iterator[tuple[tuple[str, str], Usual]]:
+        """Yield each kind with what is known of it, the one not seen for the longest time first."""
+        yield from self._usual.items()
+
     def output(self, kind: tuple[str, str]) -> int:
         """The output tokens to expect of a call of a program of this tenant and type."""
         return int(self._usual.of(kind).output.refine(self._output.value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -24,6 +25,24 @@ LINES = sorted({line for page in PAGES for line in SHOWN.findall(page.read_text(
 def test_help_tells_what_each_does(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call([name, "--help"]) == 0
     assert f"Usage: python -m benchmarks {name} " in capsys.readouterr().out
+
+
+def test_no_benchmark_depends_on_what_earlier_runs_have_learned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor adds to it: its own servers and engines inherit the variable."""
+    seen: list[str | None] = []
+    monkeypatch.setenv("AGENTRT_HISTORY", "/home/user/history.json")
+    monkeypatch.setitem(BENCHMARKS, "probe", (f"{__name__}:probe", "Notes its environment."))
+    monkeypatch.setitem(globals(), "seen", seen)
+    assert call(["probe"]) == 0, capsys.readouterr().err
+    assert seen == ["none"]
+
+
+@click.command()
+def probe() -> None:
+    seen: list[str | None] = globals()["seen"]
+    seen.append(os.environ.get("AGENTRT_HISTORY"))
 
 
 def test_help_lists_them_all_and_loads_none() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 from agentrt.cli import engines as module
 from agentrt.cli.engines import Fleet, count_gpus, engine_options, make_executor
 from agentrt.cli.run import run
+from agentrt.cli.serve import serve
 from agentrt.executors.base import Executor
 from agentrt.executors.history import read
 from agentrt.executors.replicas import ReplicaSet
@@ -17,18 +20,29 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
 from tests.doubles.scripted import ScriptedExecutor
 
-Warm = Callable[[EngineOptions], EngineOptions]
+
+class Taught(ScriptedExecutor):
+    """An engine of these options, and what it was told of programs."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.known: list[Any] = []
+
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        self.known.append(learned)
+        return True
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
-    """With which options engines were made, in that order."""
-    made: list[EngineOptions] = []
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Taught]:
+    """The engines that were made, in that order."""
+    made: list[Taught] = []
 
-    def here(options: list[EngineOptions], warm: Warm) -> Callable[[int], Executor]:
+    def here(options: list[EngineOptions]) -> Callable[[int], Executor]:
         def make(index: int) -> Executor:
-            made.append(warm(options[index]))
-            return ScriptedExecutor()
+            made.append(Taught(options[index]))
+            return made[-1]
 
         return make
 
@@ -37,27 +51,31 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
 
 
 async def test_the_set_writes_the_history_and_its_engines_begin_with_it(
-    tmp_path: Path, made: list[EngineOptions]
+    tmp_path: Path, made: list[Taught]
 ) -> None:
-    """1. No file: nothing is known. 2. A program ends; all engines of the next set know it.
-    3. The file is spoilt: an engine that starts again does so without it."""
+    """1. No file: nothing is known. 2. A program ends; all engines of the next set know it, and so
+    does one that starts again, though the file has been spoilt."""
     path = tmp_path / "history.json"
     options = EngineOptions(scheduler=SchedulerConfig("adaptive", history=str(path), lane=0.2))
-    known: list[bool] = []
-    for _ in range(2):
+    for round_ in range(2):
         replicas = make_executor(options, Fleet(2), lambda message: None)
         assert isinstance(replicas, ReplicaSet)
         await replicas.start(lambda message: None)
         await replicas.end_program("p", ProgramTotals("p", "t", service_s=3.0))
-        if known:
+        if round_:
+            written = path.read_text()
             path.write_text("{")
             await replicas.restart("replica-0")
+            path.write_text(written)
         await replicas.close()
-        known = [bool(one.learned and one.learned["service"]) for one in made]
-    assert known == [False, False, True, True, False]
-    own = SchedulerConfig("adaptive", lane=0.2)
-    assert [one.scheduler for one in made] == [own] * 5
-    assert read(path)["service"]
+        assert read(path)["service"]
+    [[first], [second], [third], [fourth], [fifth]] = [engine.known for engine in made]
+    assert first["service"] == second["service"] == []
+    assert third == fourth
+    assert sum(row[4] for row in third["service"] if row[1:3] == ["", ""]) == 1.0
+    assert sum(row[4] for row in fifth["service"] if row[1:3] == ["", ""]) == 2.0
+    own = SchedulerConfig("adaptive", lane=0.2, history="none")
+    assert [engine.options.scheduler for engine in made] == [own] * 5
 
 
 TWO = "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA H100 (UUID: GPU-2)'"
@@ -99,3 +117,29 @@ def test_retention_and_admission_go_with_the_policy_where_none_is_given(
     context = run.make_context("run", ["program.py", *arguments])
     found = engine_options(context.params, ()).scheduler
     assert (found.policy, found.retention, found.admission) == (policy, retention, admission)
+
+
+@pytest.mark.parametrize(
+    ("named", "history"),
+    [((), None), (("--history", "none"), "none"), (("--history", "new.json"), "{}/new.json")],
+)
+@pytest.mark.parametrize("command", [run, serve])
+def test_what_is_learned_is_kept_unless_it_shall_not_be(
+    command: click.Command,
+    named: tuple[str, ...],
+    history: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None leaves it to the engine, which has a file for its model and size."""
+    monkeypatch.chdir(tmp_path)
+    targets = ["program.py"] if command is run else []
+    context = command.make_context("agentrt", [*targets, *named])
+    found = engine_options(context.params, ()).scheduler
+    assert found.history == (history and history.format(tmp_path))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "atlas"])
+def test_a_policy_that_learns_nothing_may_be_told_to_keep_nothing(policy: str) -> None:
+    context = run.make_context("run", ["program.py", "--policy", policy, "--history", "none"])
+    assert engine_options(context.params, ()).scheduler.history == "none"

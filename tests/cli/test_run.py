@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, Write, python
 
 ECHO = "@program\nasync def echo(ctx, text='tea'):\n    return str(await ctx.llm(str(text)))\n"
 REPORTED = (
@@ -29,6 +29,33 @@ def hangs(*signals: int) -> str:
 
 def test_the_result_alone_is_on_stdout(run_program: Run) -> None:
     assert run_program(ECHO).out == "tea\n"
+
+
+WARNS = """
+import logging, sys
+from agentrt.cli.app import call
+from agentrt.executors.vllm import engine
+from tests.cli.echo_engine import EchoEngine
+
+class Warns(EchoEngine):
+    async def start(self, progress):
+        logging.getLogger("agentrt.executors.history_folder").warning("nothing is kept")
+        logging.getLogger("vllm").warning("noise")
+        print("more noise", file=sys.stderr)
+        await super().start(progress)
+
+engine.VLLMEngine = Warns
+sys.exit(call(sys.argv[1:]))
+"""
+
+
+def test_a_warning_while_the_engine_starts_is_one_line_for_the_user(write: Write) -> None:
+    """The rest of what is written meanwhile is the engine's own, and goes into its log."""
+    ran = python("-c", WARNS, "run", write(ECHO))
+    assert (ran.returncode, ran.stdout) == (0, "tea\n"), ran.stderr
+    assert ran.stderr.count("nothing is kept") == 1
+    assert "nothing is kept" in ran.stderr.splitlines()
+    assert "noise" not in ran.stderr
 
 
 def test_json_is_one_line_of_the_documented_shape(run_program: Run) -> None:

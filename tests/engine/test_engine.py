@@ -233,7 +233,7 @@ async def test_options_reach_vllm(runtime: Runtime) -> None:
     assert config.model_config.max_model_len == 1024
     assert str(config.model_config.dtype) == "torch.float32"
     assert config.scheduler_config.max_num_seqs == 2
-    assert config.additional_config["agentrt"]["policy"] == "atlas"
+    assert config.additional_config["agentrt"]["policy"] == "adaptive"
 
 
 async def test_schema_and_tools_keep_the_model_in_form(runtime: Runtime) -> None:

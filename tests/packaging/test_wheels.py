@@ -175,7 +175,7 @@ def test_the_scheduler_installs_nothing_else_and_says_what_it_lacks(
         assert {name for name in code if file.read(name) != whole.read(name)} == set()
     small = Bare(wheel, environment(tmp_path / "venv", wheel), tmp_path)
     asks = "import agentrt; print(agentrt.__version__, agentrt.SchedulerConfig().policy)"
-    assert small.run("python", "-c", asks)[0] == f"{__version__} atlas\n"
+    assert small.run("python", "-c", asks)[0] == f"{__version__} adaptive\n"
     for name in ("program", "Runtime", "tool"):
         _, err = small.run("python", "-c", f"from agentrt import {name}", code=1)
         assert f"ImportError: agentrt.{name} is not in agentrt-scheduler" in err.splitlines()[-1]

@@ -23,7 +23,7 @@ def made(**settings: Any) -> Any:
 
 
 def test_admissions_go_by_name() -> None:
-    assert made() is None
+    assert made(admission="off") is None
     assert type(made(admission="cap")) is Cap
     assert type(made(admission="memory")) is WorkingSet
     assert type(made(admission="agentrt.scheduler.working_set:WorkingSet")) is WorkingSet

@@ -48,15 +48,6 @@ def test_an_unknown_setting_is_refused() -> None:
     assert SchedulerConfig.from_dict({"policy": "plas"}) == SchedulerConfig(policy="plas")
 
 
-def test_the_default_policy_brings_what_suits_it() -> None:
-    default = SchedulerConfig.of_policy()
-    assert default == SchedulerConfig.of_policy(default.policy)
-    assert (default.retention, default.admission) == ("cost", "memory")
-    own = SchedulerConfig.of_policy(retention="ttl", admission="off", beta=3.0)
-    assert (own.retention, own.admission, own.beta) == ("ttl", "off", 3.0)
-    assert SchedulerConfig.of_policy("fcfs", beta=3.0) == SchedulerConfig(policy="fcfs", beta=3.0)
-
-
 def test_levels_end_at_the_running_sum() -> None:
     config = SchedulerConfig(quanta=(1, 2, 4))
     assert config.level_ends == (1, 3, 7, math.inf)

@@ -8,7 +8,7 @@ from agentrt.errors import ConfigError
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies import check_settings, policy_names
 
-DEFAULT = SchedulerConfig.of_policy()
+DEFAULT = SchedulerConfig()
 
 
 @pytest.mark.parametrize("name", ["quanta", "lane", "ttft_target"])

@@ -144,6 +144,10 @@ class EngineActor:
         """Forget a program."""
         await self._engine.end_program(program_id, totals)
 
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        """Replace what the engine has learned of programs."""
+        return await self._engine.know(learned)
+
     async def front_setups(self) -> tuple[FrontSetup, ...]:
         """What a front end elsewhere is made from."""
         return await self._engine.front_setups()

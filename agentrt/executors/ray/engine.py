@@ -182,6 +182,9 @@ class RayEngine(Executor):
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         await self._ask("end_program", program_id, totals)
 
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        return bool(await self._ask("know", dict(learned)))
+
     def notify(self, note: Notification) -> None:
         scheduling = self.options.scheduler
         if scheduling.retention != "lru" or scheduling.admission != "off":

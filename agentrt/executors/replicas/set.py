@@ -23,7 +23,8 @@ from agentrt.executors.base import (
     Progress,
     Reading,
 )
-from agentrt.executors.history import HistoryFile
+from agentrt.executors.history import NONE, HistoryFile
+from agentrt.executors.history_folder import common_key, history_file
 from agentrt.executors.info import ExecutorInfo, not_served
 from agentrt.executors.replicas.output import CallOutput
 from agentrt.executors.replicas.replica import (
@@ -53,10 +54,13 @@ class ReplicaSet(Executor):
     Engines may serve different models: a call that names none gets the first one's. With no
     replica left, a call waits up to ``ready_timeout_s`` for one to come back. ``health`` says when
     an engine that does not answer counts as dead. ``notice`` gets a line when a replica fails
-    or comes back. ``scheduling`` are the engines' settings. Routers look at its queue levels. Its
-    ``history`` keeps what the policy learns of the programs of all engines; the engines themselves
-    have none, and learn from the programs that they serve.
-    Raises `ConfigError` for a history that is none.
+    or comes back. ``scheduling`` are the engines' settings; routers look at its queue levels.
+
+    The set keeps what the policy learns of the programs of all engines, in the ``history`` of
+    ``scheduling``; None is a file for the engines' models and sizes. Each engine knows from its
+    start on what the set knows, and learns from the programs that it serves. The engines
+    themselves keep nothing: their own ``history`` is ``none``, or their `EngineOptions` say that
+    there are several ``replicas``. Raises `ConfigError` for a file that is not a history file.
     """
 
     NAME: ClassVar[str] = "replica-{}"
@@ -77,14 +81,16 @@ class ReplicaSet(Executor):
         self.replicas = [
             Replica(self.NAME.format(index), partial(make, index)) for index in range(count)
         ]
-        settings = scheduling or SchedulerConfig("fcfs")
+        settings = scheduling or SchedulerConfig()
         self.routing = Routing(router, level_ends(settings))
         for replica in self.replicas:
             self.routing.join(replica)
         self._ready_timeout_s = ready_timeout_s
         self._where: dict[str, Replica] = {}
         policy = make_policy(settings)
-        self._history = HistoryFile(policy, settings.history, learns=policy.learns, warn=notice)
+        self._settings, self._notice = settings, notice
+        file, self._learns = settings.history_file, policy.learns
+        self._history = HistoryFile(policy, file, learns=policy.learns, warn=notice)
         self._supervisor = Supervisor(
             self.replicas,
             health or Health(),
@@ -92,6 +98,7 @@ class ReplicaSet(Executor):
             notice,
             ready=self.routing.ready,
             lost=self.routing.lost,
+            restarted=self._teach,
         )
 
     @property
@@ -100,13 +107,31 @@ class ReplicaSet(Executor):
         first = self.replicas[0].executor.info
         logits = next((r.info.logits for r in self.replicas if r.info.logits), ())
         return ExecutorInfo(
-            tuple(models), first.slots, len(self.replicas), images=first.images, logits=logits
+            tuple(models),
+            first.slots,
+            len(self.replicas),
+            images=first.images,
+            logits=logits,
+            history_key=common_key(replica.info.history_key for replica in self.replicas),
+            history=str(self._history.path or ""),
         )
 
     # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
         await self._supervisor.start(progress)
+        if self._learns and self._settings.history is None and self._history.path is None:
+            file = history_file(None, self.info.history_key, self._notice)
+            if file is not None:
+                self._history.open(file)
+        for replica in self.replicas:
+            with contextlib.suppress(AgentrtError):  # an engine that has died is taught again
+                await self._teach(replica)
+
+    async def _teach(self, replica: Replica) -> None:
+        """Have the replica's engine know what the set knows of programs."""
+        if self._history.path is not None and (known := self._history.values()) is not None:
+            await replica.cancel_scope.run(partial(replica.executor.know, known))
 
     async def close(self) -> None:
         self._history.save()
@@ -293,7 +318,9 @@ class RestartedEngine(ReplicaSet):
     NAME = "the engine"
 
     def __init__(self, make: Callable[[], Executor], **options: Any) -> None:
-        super().__init__(lambda index: make(), 1, RoundRobin(), **options)
+        # Its engine keeps itself what it learns, with more than a set hears of.
+        scheduling = SchedulerConfig(history=NONE)
+        super().__init__(lambda index: make(), 1, RoundRobin(), scheduling=scheduling, **options)
 
     @property
     def info(self) -> ExecutorInfo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,8 @@ async def _ask(engine: Executor) -> None:
 
 class Supervisor:
     """Starts and restarts ``replicas``. ``ready`` is called with each whose engine has
-    started, ``lost`` with each whose engine is gone.
+    started, ``lost`` with each whose engine is gone; ``restarted`` is awaited before an engine
+    that took the place of another is ready.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Supervisor:
         *,
         ready: Callable[[Replica], None],
         lost: Callable[[Replica], None],
+        restarted: Callable[[Replica], Awaitable[None]],
     ) -> None:
         self.open = False
         self._replicas = replicas
@@ -93,6 +95,7 @@ class Supervisor:
         self._notice = notice
         self._on_ready = ready
         self._on_lost = lost
+        self._on_restarted = restarted
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -203,6 +206,7 @@ class Supervisor:
         try:
             await replica.replace_engine()
             await replica.start(lambda message: None, time.monotonic)
+            await self._on_restarted(replica)
             self._on_ready(replica)
         except NoRoomError as error:  # nothing is wrong with it: a node may still come
             return replica.found_no_room(error, self._backoff)

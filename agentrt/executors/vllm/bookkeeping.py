@@ -79,7 +79,7 @@ class Bookkeeping(AsyncScheduler):
         slots = self.max_num_running_reqs
         capacity = Capacity(context_blocks(self), self.block_size, slots)
         queues = LevelQueues(config, policy, slots=slots, capacity=capacity)
-        self.history = HistoryFile(queues.policy, config.history, learns=queues.learns)
+        self.history = HistoryFile(queues.policy, config.history_file, learns=queues.learns)
         if hasattr(self, "retention"):  # not the first time
             self.retention.close()
             for row in self.table:

@@ -60,9 +60,9 @@ class CoreClient(Executor):
         if self._scheduling.retention != "lru" or self._scheduling.admission != "off":
             self._notes.post(note)
 
-    async def know(self, learned: dict[str, Any]) -> None:
-        """Replace what policy and retention have learned."""
+    async def know(self, learned: Mapping[str, Any]) -> bool:
         await self._control("know", learned)
+        return True
 
     # -- calls -------------------------------------------------------------------------
 

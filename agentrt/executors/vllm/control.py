@@ -135,6 +135,8 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
     free = free_blocks(scheduler)
     return {
         "policy": scheduler.config.policy,
+        "retention": str(scheduler.config.retention),
+        "admission": str(scheduler.config.admission),
         "levelled": isinstance(scheduler.queues.policy, AttainedService),
         "steps": scheduler.steps,
         "programs": [row.program_id for row in scheduler.table],

@@ -13,6 +13,7 @@ from agentrt.errors import (
     EngineStartError,
 )
 from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
+from agentrt.executors.history_folder import history_file, learns
 from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.batches import send_together
@@ -22,6 +23,7 @@ from agentrt.executors.vllm._compat.grammars import validate_once
 from agentrt.executors.vllm.calls import BlockHasher, check_compiled, engine_input, refused
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.engine_size import key_of
 from agentrt.executors.vllm.frontend.parsers import family_of
 from agentrt.executors.vllm.grammars import Grammars
 from agentrt.executors.vllm.lifetime import import_vllm, let_go, short_name, shut_down
@@ -54,10 +56,12 @@ if TYPE_CHECKING:
 class VLLMEngine(CoreClient):
     """An `Executor` that owns one vLLM engine, its core in a process of its own.
 
-    ``model`` and ``max_num_seqs`` are what the engine runs with, once it has started.
+    Without ``options`` it is what ``agentrt run`` starts without options. ``model`` and
+    ``max_num_seqs`` are what the engine runs with, once it has started.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions | None = None) -> None:
+        options = options or EngineOptions()
         super().__init__(options.scheduler)
         self.options = options
         self.model = options.model or ""
@@ -68,11 +72,18 @@ class VLLMEngine(CoreClient):
         self._grammars = Grammars()
         self._on_kv_events: KVEventListener | None = None
         self._metrics: CollectorRegistry | None = None
+        self._history_key = self._history = ""
 
     @property
     def info(self) -> ExecutorInfo:
-        models = (self.model,) if self.model else ()
-        return ExecutorInfo(models, self.max_num_seqs, cached_blocks=True, logits=self._logits)
+        return ExecutorInfo(
+            (self.model,) if self.model else (),
+            self.max_num_seqs,
+            cached_blocks=True,
+            logits=self._logits,
+            history_key=self._history_key,
+            history=self._history,
+        )
 
     # -- life --------------------------------------------------------------------------
 
@@ -124,6 +135,7 @@ class VLLMEngine(CoreClient):
         render_elsewhere(config)
         validate_once()
         self._logits = tuple(offer_processors(config).items())
+        self._keep_history(config)
         self._prepare(config)
         loggers = None if args.disable_log_stats else [self._stat_logger()]
         try:
@@ -137,6 +149,21 @@ class VLLMEngine(CoreClient):
                 f"the engine did not start with model {self.model!r}: {error} "
                 "(run again with --verbose for vLLM's own log)"
             ) from error
+
+    def _keep_history(self, config: VllmConfig) -> None:
+        """Have the engine core read what was learned before, and write what it learns.
+
+        Of several engines each would write what it knows of the same programs: there their
+        `ReplicaSet` does it. Raises `ConfigError` for a named file that is not a history file.
+        """
+        self._history_key = key_of(config, self.options.replicas)
+        scheduling, settings = self.options.scheduler, config.additional_config
+        if (self.options.replicas > 1 and scheduling.history is None) or not learns(scheduling):
+            return
+        file = history_file(scheduling.history, self._history_key)
+        self._history = "" if file is None else str(file)
+        if file is not None and isinstance(settings, dict):
+            settings["agentrt"] = {**settings["agentrt"], "history": self._history}
 
     def _prepare(self, config: VllmConfig) -> None:
         """Change vLLM's settings once more before it starts with them."""

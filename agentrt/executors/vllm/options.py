@@ -58,6 +58,10 @@ _REASON_CHARACTERS = 240
 class EngineOptions:
     """``model`` None is the embedded default. ``max_num_seqs`` is the batch's size (calls).
 
+    ``scheduler`` has the defaults of ``agentrt run``. Where its ``history`` is None, a file for the
+    model and the engine's size keeps what the engine learns, unless ``replicas`` says that there
+    are others beside it: then their `ReplicaSet` keeps it.
+
     ``flags`` are vLLM's own command-line flags, as `vllm serve` takes them; they win
     over what the machine suggests. ``replicas`` engines share the machine's cores.
     ``device_ids`` are the GPUs of this engine, counted among those that are visible; empty

@@ -23,6 +23,7 @@ import click
 
 from agentrt.cli.engine_log import EngineLog, start_engine
 from agentrt.executors.base import Chunk, Executor
+from agentrt.executors.history import NONE
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
@@ -36,6 +37,7 @@ from agentrt.program import Context, Program
 from agentrt.request import Call, CallReport, Reply
 from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
+from agentrt.scheduler.config import SchedulerConfig
 
 OFF, INSTANT, VLLM = "off", "answers at once", "vLLM"
 _KEPT: Sequence[Content] = ("none", "full")
@@ -165,4 +167,5 @@ def _vllm(load: Load) -> VLLMEngine:
     Path(folder, "config.json").unlink()
     Path(folder, "config.json").write_text(json.dumps({**shape, "num_hidden_layers": 1}), "utf-8")
     flags = ("--load-format", "dummy", "--max-model-len", "1024")
-    return VLLMEngine(EngineOptions(str(folder), load.programs, flags=flags))
+    scheduling = SchedulerConfig(history=NONE)
+    return VLLMEngine(EngineOptions(str(folder), load.programs, scheduling, flags))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.cli.engine_log import EngineLog, root_cause
 from agentrt.errors import ConfigError, EngineStartError
+from agentrt.executors.history import NONE
 from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, check_model
@@ -70,7 +71,16 @@ _SCHEDULERS = "agentrt.lab.engine.schedulers"
 
 
 class LabEngine(VLLMEngine):
-    """An embedded engine whose scheduler can be watched."""
+    """An embedded engine whose scheduler can be watched.
+
+    It begins without what earlier engines have learned, and keeps nothing, unless its options name
+    a history file: what is measured does not depend on what ran before.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        if options.scheduler.history is None:
+            options = replace(options, scheduler=replace(options.scheduler, history=NONE))
+        super().__init__(options)
 
     def _prepare(self, config: VllmConfig) -> None:
         config.scheduler_config.scheduler_cls = f"{_SCHEDULERS}.ProgramScheduler"

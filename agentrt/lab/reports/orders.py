@@ -5,7 +5,7 @@ values, and as a picture that moves by CSS: whole as a still, without a script.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from itertools import groupby
@@ -17,7 +17,7 @@ from agentrt.journal.shares import shares_of
 from agentrt.journal.wall import EVENT, HUMAN, OWN, TOOL
 from agentrt.journal.why import WORDS
 from agentrt.lab.reports.tables import Spread
-from agentrt.lab.runs.comparison import Comparison, Course, Courses, latencies, metrics
+from agentrt.lab.runs.comparison import Comparison, Course, Courses, Past, latencies, metrics
 from agentrt.request.spans import ADMISSION, PREEMPTED, QUEUED
 
 _NAMES = "stock", "agentrt"
@@ -39,16 +39,32 @@ def told(found: Comparison) -> str:
         (name, *(side[of] for side in sides), *map(Spread.of, found.both_ratios(of)))
         for name, of in _MEASURES.items()
     ]
+    at_first = "with what was known before" if found.past.known else "the first time"
     tables = (
         [names, *programs],
         [("all programs' seconds", *_NAMES), *shares],
-        [("seconds to the end", *_NAMES, "agentrt / stock", "and the first time"), *ends],
+        [("seconds to the end", *_NAMES, "agentrt / stock", f"and {at_first}"), *ends],
     )
     ratio, first = (median(ratios) for ratios in found.both_ratios())
     gained = f"{found.verdict}: {ratio:.2f} of stock's time in the mean once agentrt knows the "
-    gained += f"programs, {first:.2f} the first time"
+    gained += f"programs, {first:.2f} {at_first}"
     off = f" (the replay of stock's order is off by {found.off:.2f})" if found.off else ""
-    return "\n\n".join([*("\n".join(aligned(table)) for table in tables), gained + off])
+    parts = ["\n".join(aligned(table)) for table in tables]
+    return "\n\n".join([*parts, f"{gained}{off}\n{_past_in_words(found.past)}"])
+
+
+def _past_in_words(past: Past) -> str:
+    """Whether the comparison started from what earlier runs had taught, and where it is kept."""
+    if not past.known:
+        kept = "nothing of them is kept" if past.file is None else f"{past.file} knows them now"
+        return f"before, nothing was known of these programs; {kept}"
+    words = f"before, {_listed(past.known)} known from {past.file}"
+    words += f", and {_listed(past.new)} new" if past.new else ""
+    return f"{words}; --history none starts without it"
+
+
+def _listed(types: Sequence[str]) -> str:
+    return f"{', '.join(types)} {'was' if len(types) == 1 else 'were'}"
 
 
 def _line(one: Course) -> tuple[float, float, str]:
@@ -71,6 +87,7 @@ def values(found: Comparison) -> dict[str, Any]:
     """As JSON has it; of the typical pair of runs all that is known."""
     sides = [metrics(run) for run in found.typical]
     told: dict[str, Any] = {"verdict": found.verdict, "off": found.off}
+    told["history"] = asdict(found.past)
     told["metrics"] = dict(zip(_NAMES, sides, strict=True))
     for name, of in _MEASURES.items():
         told[name] = dict(zip(("ratios", "first"), found.both_ratios(of), strict=True))

@@ -27,7 +27,7 @@ from agentrt.request.spans import STARTING
 from agentrt.runtime.run import Run
 from agentrt.scheduler.config import SchedulerConfig
 
-STOCK = SchedulerConfig("fcfs", retention="lru", admission="off")
+STOCK = SchedulerConfig("fcfs")
 GAIN, LOSS, NOTHING = "gain", "loss", "nothing"
 Tokens = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 """Of calls by their ids: prompt and output."""
@@ -81,16 +81,30 @@ Courses = Sequence[Course]
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What was known of the programs before they were compared.
+
+    Earlier runs had taught the scheduler the program types that are ``known``, and not the ``new``
+    ones. ``file`` keeps what is learned; None is nowhere.
+    """
+
+    file: str | None = None
+    known: Sequence[str] = ()
+    new: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Pairs of runs that did the same, ours after it had seen the programs; ``first`` are ours
-    that had not. ``off`` is how far the replay under stock's order is from the run that it
-    replays, as a share; 0 where nothing is replayed.
+    that knew only what their ``past`` had taught. ``off`` is how far the replay under stock's order
+    is from the run that it replays, as a share; 0 where nothing is replayed.
     """
 
     stock: Sequence[Courses]
     ours: Sequence[Courses]
     first: Sequence[Courses]
     off: float = 0.0
+    past: Past = Past()
 
     def both_ratios(self, of: str = "mean_jct_s") -> tuple[list[float], list[float]]:
         """Ours to stock's in each pair, and the first time's: of a standard metric."""

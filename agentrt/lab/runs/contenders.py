@@ -38,11 +38,17 @@ def how() -> str:
     """The names that there are, for people."""
     return (
         f"{', '.join(policy_names())}, with a plus before what else is on, as in fcfs+cost, "
-        f"adaptive+memory or atlas+{HINTED} (which is told guesses of sizes); {DEFAULT}; of vLLM "
+        f"adaptive+memory or atlas+{HINTED} (which is told guesses of sizes); {DEFAULT}, which is "
+        f"what agentrt run and serve use ({'+'.join(_named(_OURS).values())}); of vLLM "
         f"alone {', '.join(_STOCKS)}, and {CAP}:N (at most N programs at a time); the rivals "
         f"{THUNDER}, {DECAY}, {CONTINUUM}; or any of these and +{AMPLE}, with {_TIMES_AMPLE} times "
         "the memory"
     )
+
+
+def _named(config: SchedulerConfig) -> dict[str, Any]:
+    """The settings that have names."""
+    return {name: getattr(config, name) for name in ("policy", "retention", "admission")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_H
     elif first == CONTINUUM:
         found = replace(found, scheduling=SchedulerConfig(policy="program-fcfs"), pins=True)
     elif first == DEFAULT:
-        found = replace(found, scheduling=SchedulerConfig.of_policy())
+        found = replace(found, scheduling=replace(ours, **_named(_OURS)))
     elif is_policy(first):
         check_policy(first)
         retention, admission = _taken(more, RETENTIONS), _taken(more, ADMISSIONS)

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.history import SAVE_EVERY, read
-from agentrt.executors.replicas import ReplicaSet
+from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.replicas import ReplicaSet, RestartedEngine
 from agentrt.router import make_router
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
 from tests.executors.replicas.cast import Cast, Mortal, call_of
 from tests.executors.replicas.conftest import Open
 from tests.executors.replicas.test_set import text_of
+
+
+class Sized(Mortal):
+    """An engine of a model and a size, and what it was told of programs."""
+
+    def __init__(self, key: str = "model-a") -> None:
+        super().__init__()
+        self.key = key
+        self.told: list[Mapping[str, Any]] = []
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return replace(super().info, history_key=self.key)
+
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        self.told.append(learned)
+        return True
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of a user who has set nothing."""
+    monkeypatch.delenv("AGENTRT_HISTORY")
+    monkeypatch.setenv("AGENTRT_DATA", str(tmp_path))
+    return tmp_path / "history"
 
 
 class Slow(Mortal):
@@ -110,3 +139,86 @@ async def test_a_file_that_cannot_be_written_costs_what_was_learned_only(
     assert len(notices) == 1
     assert "what was learned of programs is not saved" in notices[0]
     assert cast.latest(0).closed
+
+
+# -- without a named file ----------------------------------------------------------------
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [*folder.iterdir()] if folder.exists() else []
+
+
+def put_a_file_in_the_place_of(folder: Path) -> None:
+    folder.write_text("")
+
+
+async def test_a_set_keeps_what_is_learned_for_its_models_and_sizes(
+    opened: Open, folder: Path
+) -> None:
+    """1. A set learns of a program. 2. One of the same engines knows it, and so does an engine that
+    starts again. 3. A set of other engines does not."""
+    first = await opened(Cast([Sized()], [Sized()]), router="round-robin")
+    await live(first, "p", 2)
+    await first.close()
+    [path] = files_in(folder)
+    assert path.name == "model-a.v3.json"
+    assert known(path) == 1.0
+
+    cast = Cast([Sized(), Sized()], [Sized()])
+    second = await opened(cast)
+    assert second.info.history == str(path)
+    await live(second, "q")
+    await second.restart("replica-0")
+    engines = [engine for _, engine in cast.made if isinstance(engine, Sized)]
+    await second.close()
+    counts = [
+        [sum(row[4] for row in told["service"] if row[0] and row[2:4] == ["", 0]) for told in one]
+        for one in (engine.told for engine in engines)
+    ]
+    assert counts == [[1.0], [1.0], [2.0]]
+    assert known(path) == 2.0
+
+    mixed = await opened(Cast([Sized()], [Sized("model-b")]))
+    await live(mixed, "r")
+    await mixed.close()
+    assert known(path) == 2.0
+    assert len(files_in(folder)) == 2
+
+
+@pytest.mark.parametrize(
+    "scheduling",
+    [SchedulerConfig(history="none"), SchedulerConfig("fcfs"), SchedulerConfig("atlas")],
+)
+async def test_a_set_keeps_nothing_if_it_shall_or_learns_nothing(
+    opened: Open, folder: Path, scheduling: SchedulerConfig
+) -> None:
+    replicas = await opened(Cast([Sized()]), scheduling=scheduling)
+    await live(replicas, "p")
+    await replicas.close()
+    assert files_in(folder) == []
+
+
+async def test_engines_that_learn_nothing_have_no_file(opened: Open, folder: Path) -> None:
+    replicas = await opened(Cast([Mortal()]))
+    await live(replicas, "p")
+    await replicas.close()
+    assert files_in(folder) == []
+
+
+async def test_the_one_engine_of_a_server_keeps_its_own_file(folder: Path) -> None:
+    """Its core knows more of its programs than a set hears of; both would count them twice."""
+    engine = RestartedEngine(Sized)
+    await engine.start(lambda message: None)
+    await engine.end_program("p", came_to("p"))
+    await engine.close()
+    assert files_in(folder) == []
+
+
+async def test_a_folder_that_cannot_be_written_is_one_notice(opened: Open, folder: Path) -> None:
+    notices: list[str] = []
+    put_a_file_in_the_place_of(folder)
+    replicas = await opened(Cast([Sized()]), notice=notices.append)
+    await live(replicas, "p")
+    await replicas.close()
+    assert len(notices) == 1
+    assert "what is learned of programs is not kept" in notices[0]

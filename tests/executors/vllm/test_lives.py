@@ -12,7 +12,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.working_set import WorkingSet
 
 pytestmark = pytest.mark.engine
-DEFAULT = SchedulerConfig.of_policy().to_dict()
+DEFAULT = SchedulerConfig().to_dict()
 COMMON = list(range(100, 260))
 
 

@@ -208,6 +208,22 @@ def test_learned_gaps_survive_a_restart_whatever_the_policy(tmp_path: Path) -> N
     assert learned.seconds > 50.0
 
 
+def test_what_is_between_calls_is_kept_though_no_program_has_ended(tmp_path: Path) -> None:
+    """Under a bare server nobody says that a program has ended, or what it waits for."""
+    path = tmp_path / "history.json"
+    e = engine(path)
+    for turn in range(9):
+        nested = {"program_id": "p", "program_type": "agent", "call_id": f"c{turn}"}
+        e.add(f"c{turn}", list(range(40 + turn)), 1, {"agentrt": nested})
+        e.run()
+        e.now += 100.0
+    ours(e).shutdown()
+    again = engine(path)
+    assert ours(again).history.values() == ours(e).history.values()
+    kinds = [("default", "agent", "")]
+    assert ours(again).queues.learned.gaps.expect(kinds, 0.0).seconds > 30.0
+
+
 # -- files that are none ---------------------------------------------------------------
 
 

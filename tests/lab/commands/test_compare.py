@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -62,12 +63,12 @@ class Engine(World):
 
     def __init__(self, options: EngineOptions, programs: int) -> None:
         super().__init__(options.scheduler, MACHINE.virtual_options(), TIMES)
-        self.orders = [options.scheduler.policy]
+        self.orders = [options.scheduler]
         self.awake = self._programs = programs
 
     async def configure(self, config: SchedulerConfig) -> None:
         self.engine.scheduler.control("configure", config.to_dict())
-        self.orders.append(config.policy)
+        self.orders.append(config)
         self.awake = self._programs
 
     async def forget_prefixes(self) -> None:
@@ -122,8 +123,9 @@ def test_chats_beside_searches_gain_and_the_replay_is_as_the_engine(
         assert replayed["mean"][name][0] == pytest.approx(real["mean"][name][0], rel=close)
     assert replayed["off"] < 0.01
     assert real["off"] == 0
-    assert made[0].orders == ["fcfs"]
-    assert made[1].orders == ["fcfs", "adaptive"] * 4
+    stock_order, ours = SchedulerConfig("fcfs"), SchedulerConfig()
+    assert made[0].orders == [stock_order]
+    assert [replace(order, history=None) for order in made[1].orders] == [stock_order, ours] * 4
 
     stock, ours = replayed["stock"], replayed["agentrt"]
     assert [one["type"] for one in stock] == ["chat"] * 6 + ["search"] * 6
@@ -145,9 +147,45 @@ def test_who_waits_for_nobody_gains_nothing(
     out = capfd.readouterr().out
     assert "\nnothing: 1.00 of stock's time in the mean once agentrt knows the programs" in out
     assert "queued behind" not in out
+    assert out.endswith("before, nothing was known of these programs; nothing of them is kept\n")
     texts = [one.text for one in ElementTree.parse(tmp_path / "ends.svg").iter() if one.text]
     assert {"search-1", "search-2", "search-3"} <= {*texts}
     assert not any("script" in one.tag for one in ElementTree.parse(tmp_path / "ends.svg").iter())
+
+
+@pytest.mark.parametrize("real", [(), ("--real",)], ids=["replayed", "real"])
+def test_a_comparison_starts_from_what_earlier_ones_taught_and_says_so(
+    real: tuple[str, ...],
+    engines: Callable[[int], list[Engine]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """1. Nothing is known. 2. All is known, so the first run is as good as the next ones. 3. A new
+    type is told apart. 4. Without a history, it is as at first."""
+    engines(12)
+    mix = ("search.py", "chat.py", "--n", "6", "--repeat", "3", *real)
+    path = str(tmp_path / "kept.json")
+    first = compared(capfd, *mix, "--history", path)
+    assert first["history"] == {"file": path, "known": [], "new": ["search", "chat"]}
+    again = compared(capfd, *mix, "--history", path)
+    assert again["history"] == {"file": path, "known": ["search", "chat"], "new": []}
+    assert again["mean"]["first"][0] < first["mean"]["first"][0] - 0.05
+
+    engines(6)
+    some = ("search.py", 'graph.py={"text": "a"}', "--n", "3", "--repeat", "3", *real)
+    capfd.readouterr()
+    assert call(["compare", *some, "--history", path]) == 0
+    out = capfd.readouterr().out
+    assert " with what was known before" in out
+    last = (
+        f"before, search was known from {path}, and graph was new; --history none starts without it"
+    )
+    assert out.splitlines()[-1] == last
+
+    engines(12)
+    without = compared(capfd, *mix, "--history", "none")
+    assert without["history"] == {"file": None, "known": [], "new": ["search", "chat"]}
+    assert without["mean"]["first"] == pytest.approx(first["mean"]["first"], rel=1e-3)
 
 
 def test_graphs_run_beside_programs_each_with_its_input(
@@ -175,6 +213,7 @@ def test_what_cannot_be_compared_is_refused(
         (("chat.py=tea",), "takes no input"),
         (("graph.py",), "needs an input"),
         (("chat.py", "--model", "./none"), "none"),
+        (("chat.py", "--history", "silent.py"), "name a file that agentrt wrote"),
     ):
         capfd.readouterr()
         check(capfd, call(["compare", *args]), said)

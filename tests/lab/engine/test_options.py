@@ -41,7 +41,7 @@ def _longest(program: ProgramShape) -> int:
 @cache
 def latencies(**settings: Any) -> tuple[float, ...]:
     """The latency of each program under the defaults, but for these settings."""
-    config = SchedulerConfig.of_policy(**settings)
+    config = SchedulerConfig(**settings)
     ran = drive(Virtual(config, OPTIONS, STEPS), programs())
     return tuple(one.latency_s for one in ran.outcomes)
 

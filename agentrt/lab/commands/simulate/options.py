@@ -14,6 +14,7 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import Option, count_option, file, many, silence_vllm
 from agentrt.lab.runs.contenders import (
     BASELINE,
+    DEFAULT,
     DEFAULT_HINTS,
     HINTED,
     check_in_steps,
@@ -32,9 +33,12 @@ def _scale(name: str, about: str, *, zero: bool = False) -> Option:
     return click.option(name, type=kind, default=1.0, metavar="X", help=f"Multiplies the {about}.")
 
 
-_POLICIES = ("mlfq", "plas", "atlas", "adaptive")
+_POLICIES = ("mlfq", "plas", "atlas", DEFAULT)
 policy_option: Option = many(
-    "--policy", metavar="NAME…", help=f"Which to compare.  [default: {','.join(_POLICIES)}]"
+    "--policy",
+    metavar="NAME…",
+    help="Policies to compare: default is what agentrt run uses, adaptive is its order of calls "
+    f"without its retention and admission.  [default: {','.join(_POLICIES)}]",
 )
 seeds_option: Option = count_option("--seeds", default=3, about="How many seeds, from 0 up.")
 jobs_option: Option = count_option(

@@ -28,7 +28,7 @@ from agentrt.lab.commands.simulate.options import (
 from agentrt.lab.reports.compare import SHORT, WORKLOAD, Cell, Column, as_dicts, table, values
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits
-from agentrt.lab.runs.contenders import Contender, check_in_steps, contender
+from agentrt.lab.runs.contenders import DEFAULT, Contender, check_in_steps, contender
 from agentrt.lab.runs.grid import RunResult, RunSpec, Setting
 from agentrt.lab.runs.machine import Machine
 from agentrt.router import make_router, router_names
@@ -52,7 +52,7 @@ alone. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @many("--router", metavar="NAME…", help="Which to compare.  [default: all]")
 @many("--replicas", metavar="N…", help="On how many engines.  [default: 4]")
 @many("--load", metavar="X…", help="Loads, bursts as b0.8.  [default: 0.9]")
-@click.option("--policy", default="atlas", show_default=True, metavar="NAME")
+@click.option("--policy", default=DEFAULT, show_default=True, metavar="NAME")
 @count_option("--programs", default=50, about="How many for each replica.")
 @seeds_option
 @machine_options

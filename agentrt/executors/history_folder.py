@@ -1,0 +1,146 @@
+"""The folder in which this user's engines keep what they learn, a file for each kind of engine.
+
+A file's name is its key: the model and the size of an engine, so that the seconds in it are
+comparable. Every policy reads and writes the same file. `agentrt.executors.history` has the files
+themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from agentrt.errors import ConfigError
+from agentrt.executors.history import NONE, VERSION, read
+from agentrt.executors.info import display_name
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.policies import policy_class
+
+VARIABLE = "AGENTRT_HISTORY"
+"""The environment variable that names the history file, or none, where no setting does."""
+FOLDER_VARIABLE = "AGENTRT_DATA"
+"""The environment variable that names the folder for data in place of the platform's."""
+MOST_FILES = 64
+"""Files that are kept: of more, those that were used the longest time ago are deleted."""
+_FOLDER = "history"
+_DRAFT_S = 3600.0
+"""Seconds after which a file that was not finished was left by a process that died."""
+_LOG = logging.getLogger(__name__)
+_NAME_CHARACTERS = 48
+_OURS = re.compile(r"\.?[A-Za-z0-9._-]+\.v\d+\.(json(\.\d+-\d+)?|broken)")
+Warn = Callable[[str], None]
+
+
+def data_folder() -> Path:
+    """Return the folder for agentrt's data, which may not be there yet."""
+    if override := os.environ.get(FOLDER_VARIABLE):
+        return Path(override).expanduser().absolute()
+    from platformdirs import user_data_path
+
+    return user_data_path("agentrt")
+
+
+def engine_key(model: str, **size: object) -> str:
+    """Return the name under which what an engine learns is kept.
+
+    Engines of one model have the same key if all that is said of their ``size`` is the same.
+    """
+    named = (
+        model if not model.startswith(("/", ".", "~")) else str(Path(model).expanduser().resolve())
+    )
+    text = json.dumps({"model": named, **size}, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", display_name(named)).strip(".-") or "model"
+    return f"{readable[:_NAME_CHARACTERS]}-{digest}"
+
+
+def common_key(keys: Iterable[str]) -> str:
+    """Return the key of several engines together; "" where none has one."""
+    known = sorted(set(keys) - {""})
+    if len(known) <= 1:
+        return "".join(known)
+    return engine_key(f"{len(known)}-engines", engines=known)
+
+
+def learns(config: SchedulerConfig) -> bool:
+    """Whether anything is learned under these settings that a file could keep."""
+    by_policy = policy_class(config.policy).learns
+    return by_policy or config.retention == "cost" or config.admission == "memory"
+
+
+def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path | None:
+    """Return the file in which an engine of this key keeps what it learns; None is nowhere.
+
+    That is the file that a setting has ``named``, else the one that `VARIABLE` names, else the one
+    in the folder. Raises `ConfigError` for a named file that is not a history file. A broken file
+    in the folder is set aside, and where the folder cannot be written nothing is kept: ``warn`` is
+    called with a line then.
+    """
+    named = named if named is not None else os.environ.get(VARIABLE) or None
+    if named == NONE:
+        return None
+    if named is not None:
+        path = Path(named).expanduser().absolute()
+        read(path)
+        return path
+    if not key:
+        return None
+    try:
+        return _in_folder(key, warn)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        warn(
+            f"what is learned of programs is not kept: {data_folder() / _FOLDER}: {reason}; set "
+            f"{FOLDER_VARIABLE} to a folder that can be written, or {VARIABLE}={NONE}"
+        )
+        return None
+
+
+def _in_folder(key: str, warn: Warn) -> Path:
+    folder = data_folder() / _FOLDER
+    if not folder.is_absolute():
+        raise FileNotFoundError("this user has no home folder")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError("the folder cannot be written")
+    path = folder / f"{key}.v{VERSION}.json"
+    if path.exists():
+        _check(path, warn)
+    _delete_old(folder, MOST_FILES)
+    return path
+
+
+def _check(path: Path, warn: Warn) -> None:
+    """Mark a file as used now, or set it aside where it is broken."""
+    try:
+        read(path)
+        path.touch()
+    except ConfigError as error:
+        aside = path.with_suffix(".broken")
+        path.replace(aside)
+        reason = str(error).partition("; name a file")[0]
+        warn(f"what earlier runs learned cannot be read: {reason}; the file is now {aside.name}")
+
+
+def _delete_old(folder: Path, most: int) -> None:
+    """Delete what processes that died left unfinished, and all files but the latest ``most``."""
+    ours: list[tuple[float, Path]] = []
+    for path in folder.iterdir():
+        if not _OURS.fullmatch(path.name):
+            continue
+        try:
+            written = path.stat().st_mtime
+        except FileNotFoundError:  # another process deletes, too
+            continue
+        if not path.name.startswith("."):
+            ours.append((written, path))
+        elif time.time() - written > _DRAFT_S:
+            path.unlink(missing_ok=True)
+    for _, path in sorted(ours, reverse=True)[most:]:
+        path.unlink(missing_ok=True)
