@@ -34,9 +34,9 @@ class Load(NamedTuple):
     pause_s: float = 0.01
 
 
-TINY = Load(32, 30, 4, slots=16, blocks=400, step_s=0.004, token_s=2e-5, seconds=20.0)
-SMALL = Load(8, 200, 24, slots=16, blocks=400, step_s=0.05, token_s=8e-4, seconds=400.0)
-LARGE = Load(64, 200, 20, slots=64, blocks=3600, step_s=0.024, token_s=2.6e-5, seconds=40.0)
+TINY = Load(32, 30, 4, slots=16, blocks=400, step_s=0.004, token_s=2e-5, seconds=3.0)
+SMALL = Load(8, 200, 24, slots=16, blocks=400, step_s=0.05, token_s=8e-4, seconds=120.0)
+LARGE = Load(64, 200, 20, slots=64, blocks=3600, step_s=0.024, token_s=2.6e-5, seconds=12.0)
 PEOPLE = SMALL._replace(pause_s=5.0)
 
 
@@ -91,7 +91,7 @@ def test_short_conversations_fill_the_batch_as_without_admission(load: Load) -> 
 
 def test_contexts_that_do_not_fit_together_end_sooner_than_without_admission() -> None:
     """The gain that admission is for stays: prompts of 1,500 tokens, of which twelve fit."""
-    load = Load(32, 1500, 30, slots=32, blocks=1200, step_s=0.024, token_s=2.6e-4, seconds=200.0)
+    load = Load(32, 1500, 30, slots=32, blocks=1200, step_s=0.024, token_s=2.6e-4, seconds=100.0)
     _, ended = batch(load)
     _, without = batch(load, admission="off")
     assert ended > 1.1 * without
