@@ -235,6 +235,7 @@ class HeadlessEngine:
         from agentrt.executors.vllm._compat.scheduling import computed_before
 
         output = self.scheduler.schedule()
+        self._scheduled(output)
         computed = computed_before(output)
         scheduled = dict(output.num_scheduled_tokens)
         seconds = self.step_s(StepWork.of(scheduled, computed))
@@ -253,6 +254,9 @@ class HeadlessEngine:
                 raise RuntimeError(f"not done after {limit} steps")
             steps.append(self.step())
         return steps
+
+    def _scheduled(self, output: Any) -> None:
+        """A step was scheduled; its output is not complete yet. For subclasses."""
 
     def _complete(
         self, step: Step, output: Any, computed: Mapping[str, int], ends_at: float
