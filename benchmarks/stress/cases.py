@@ -6,9 +6,10 @@ import hashlib
 import logging
 import multiprocessing
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.stress.faults import Violation
@@ -95,12 +96,14 @@ def _story(plan: CasePlan, watch: Watch, subject: str) -> Iterator[str]:
     yield f"in the engine: {'; '.join(watch.standing()) or 'nothing'}"
 
 
-def run_seeds(seeds: Iterable[int], *, twice: int = 0) -> Iterator[Outcome]:
-    """The outcome of each seed's case; each ``twice``-th is run again and compared."""
+def run_seeds(
+    seeds: Iterable[int], *, twice: int = 0, without: Collection[str] = ()
+) -> Iterator[Outcome]:
+    """Run the case of each seed; each ``twice``-th runs again, and has to do the same."""
     for seed in seeds:
-        outcome = run_case(draw_case(seed))
+        outcome = run_case(draw_case(seed, without))
         if twice and seed % twice == 0 and not outcome.invariant:
-            again = run_case(draw_case(seed))
+            again = run_case(draw_case(seed, without))
             if again.digest != outcome.digest:
                 detail = f"two runs differ: {outcome.digest}, {again.digest}"
                 outcome = Outcome(
@@ -109,19 +112,26 @@ def run_seeds(seeds: Iterable[int], *, twice: int = 0) -> Iterator[Outcome]:
         yield outcome
 
 
-def run_all(seeds: range, jobs: int, *, twice: int = 0) -> Iterator[Outcome]:
-    """The outcomes of all seeds, in their order, from so many processes."""
+def run_all(
+    seeds: range, jobs: int, *, twice: int = 0, without: Collection[str] = ()
+) -> Iterator[Outcome]:
+    """Run the cases of all seeds in so many processes, and give their outcomes in their order."""
+    run = partial(_run_piece, twice=twice, without=without)
     if jobs == 1:
-        yield from run_seeds(seeds, twice=twice)
+        yield from run_seeds(seeds, twice=twice, without=without)
         return
-    import agentrt.executors.vllm.scheduler  # noqa: F401  # once, before the processes are forked
-    import benchmarks.stress.clients  # noqa: F401
-
+    import_all()
     pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-        for outcomes in pool.map(_run_piece, pieces, [twice] * len(pieces)):
+        for outcomes in pool.map(run, pieces):
             yield from outcomes
 
 
-def _run_piece(seeds: range, twice: int) -> list[Outcome]:
-    return list(run_seeds(seeds, twice=twice))
+def import_all() -> None:
+    """Import vLLM, before processes are forked that would each take seconds for it."""
+    import agentrt.executors.vllm.scheduler  # noqa: F401
+    import benchmarks.stress.clients  # noqa: F401
+
+
+def _run_piece(seeds: range, twice: int, without: Collection[str]) -> list[Outcome]:
+    return list(run_seeds(seeds, twice=twice, without=without))

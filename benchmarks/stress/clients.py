@@ -91,6 +91,8 @@ class Clients:
         self.engine, self.plan, self.watch, self.ours = engine, plan, watch, ours
         self.scheduler = engine.scheduler
         self.calls: dict[str, _Call] = {}
+        self.ended_at: dict[str, float] = {}
+        """When each program had all that it wanted."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._alone_s = self._apart_s = 0.0
@@ -121,9 +123,10 @@ class Clients:
                 self._wait_for_the_pause()
                 continue
             if not (self.scheduler.has_requests() or engine.busy):
-                if not self._events:
+                if self._events:
+                    engine.now = self._events[0][0]
+                elif not self._give_up_lost():
                     break
-                engine.now = self._events[0][0]
                 continue
             if self.watch.step() or engine.busy:
                 tick_s = _FIRST_TICK_S
@@ -133,6 +136,13 @@ class Clients:
             self._check_progress()
         for name in self.calls:
             raise Violation("progress", "the engine has nothing to do, and it has not ended", name)
+
+    def _give_up_lost(self) -> bool:
+        """Close the streaming sessions that vLLM itself has lost; False if there is none."""
+        lost = self.watch.lost & self.calls.keys()
+        for name in sorted(lost):
+            self._abort(name)
+        return bool(lost)
 
     def settle(self) -> None:
         """Let the engine give up the programs whose clients say nothing any more."""
@@ -233,6 +243,7 @@ class Clients:
     def _finish(self, live: _Live, context: Context) -> None:
         """All stages have ended, or the client has cancelled the rest."""
         plan = live.plan
+        self.ended_at[plan.name] = self.engine.now
         if plan.session is not None:
             self._sessions[plan.session] = context
         if not live.over:
@@ -281,10 +292,7 @@ class Clients:
         self._expect(plan, prompt)
         if not plan.too_large:
             self._alone_s += engine.alone_s(len(prompt), plan.output)
-        self.watch.figures.calls += 1
-        self.watch.note(
-            plan.name, f"sent by {live.plan.name}: {len(prompt)} + {plan.output} tokens"
-        )
+        self.watch.sent(plan.name, live.plan.name, f"{len(prompt)} + {plan.output} tokens")
         self.scheduler.add_request(request)
         if plan.gives_up_s is not None:
             self._after(plan.gives_up_s, lambda: self._give_up(plan.name))
@@ -448,7 +456,9 @@ class Clients:
                 self._control("boundary", [("nobody", op, "x")])
             self._control("ends", ["nobody"])
         elif event.kind in ("reset", "restart"):
-            scheduler.reset_prefix_cache(event.kind == "restart")
+            # VLLM cannot reset a cache that sessions hold which wait for input.
+            restart = event.kind == "restart" and not len(scheduler.kv_holding_waiting)
+            scheduler.reset_prefix_cache(restart)
         else:
             pause = PauseState.PAUSED_ALL if event.kind == "all" else PauseState.PAUSED_NEW
             scheduler.set_pause_state(pause)

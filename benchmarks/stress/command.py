@@ -10,6 +10,8 @@ from agentrt.lab.bench.results import show
 from agentrt.lab.commands.options import count_option, note, seed_option, silence_vllm
 from agentrt.lab.reports.tables import markdown
 from benchmarks.stress.cases import Outcome, run_all
+from benchmarks.stress.plans import FEATURES
+from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
 
 _SHOWN = 3
 """Failed cases of one invariant that are shown in full."""
@@ -19,16 +21,31 @@ _EPILOG = """\b
 Examples:
   python -m benchmarks stress --cases 10000 --jobs 2
   python -m benchmarks stress --seed 4711 --cases 1     # one case again
+  python -m benchmarks stress ratios --workloads 500
 """
 
 
 @click.group(invoke_without_command=True, epilog=_EPILOG)
-@count_option("--cases", default=1000)
+@count_option("--cases", "Number of cases.", default=1000)
 @seed_option
-@count_option("--jobs", default=1)
+@count_option("--jobs", "Number of processes that share the work.", default=1)
 @click.option("--all", "show_all", is_flag=True, help="Show every case that fails, in full.")
+@click.option(
+    "--without",
+    multiple=True,
+    type=click.Choice(FEATURES),
+    help="A kind of request or disturbance to leave out; may be repeated. A seed's case is another "
+    "one then.",
+)
 @click.pass_context
-def stress(ctx: click.Context, cases: int, seed: int, jobs: int, show_all: bool) -> int | None:
+def stress(
+    ctx: click.Context,
+    cases: int,
+    seed: int,
+    jobs: int,
+    show_all: bool,
+    without: tuple[str, ...],
+) -> int | None:
     """Random programs, requests and engines on vLLM's real scheduler, in virtual time.
 
     Every case is drawn from one number, beginning with --seed, and the cases go through all
@@ -42,9 +59,9 @@ def stress(ctx: click.Context, cases: int, seed: int, jobs: int, show_all: bool)
     silence_vllm()
     failed: Counter[str] = Counter()
     firsts: dict[str, int] = {}
-    run = 0
+    seeds, run = range(seed, seed + cases), 0
     try:
-        for outcome in run_all(range(seed, seed + cases), jobs, twice=_TWICE):
+        for outcome in run_all(seeds, jobs, twice=_TWICE, without=without):
             run += 1
             _say(outcome, failed, firsts, _SHOWN if not show_all else cases)
             if run % 500 == 0:
@@ -57,10 +74,44 @@ def stress(ctx: click.Context, cases: int, seed: int, jobs: int, show_all: bool)
 
 
 def _say(outcome: Outcome, failed: Counter[str], firsts: dict[str, int], most: int) -> None:
-    """Note a case; show it if it is one of the first of its kind."""
+    """Count a case; show it if it is one of the first of its kind."""
     if not outcome.invariant:
         return
     failed[outcome.invariant] += 1
     firsts[outcome.invariant] = min(firsts.get(outcome.invariant, outcome.seed), outcome.seed)
     if failed[outcome.invariant] <= most:
         click.echo(outcome.report, err=True)
+
+
+@stress.command("ratios")
+@count_option("--workloads", "Number of workloads, each under stock and every policy.", default=500)
+@seed_option
+@count_option("--jobs", "Number of processes that share the work.", default=1)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(POLICIES),
+    help="A policy to compare, with the retention and admission that go with it; may be repeated.  "
+    "[default: all]",
+)
+@count_option("--worst", "Number of workloads in the table of the worst.", default=10)
+def ratios(workloads: int, seed: int, jobs: int, policies: tuple[str, ...], worst: int) -> int:
+    """The time until random workloads have ended, beside stock's scheduler.
+
+    Every context fits into the cache. Fails if a workload takes more than 1.15 times as long as
+    with stock under the defaults, or more than 1.5 times under another policy; the worst are shown
+    with what explains them.
+    """
+    silence_vllm()
+    done: list[Ratio] = []
+    try:
+        seeds = range(seed, seed + workloads)
+        for number, compared in enumerate(compare_all(seeds, policies or POLICIES, jobs), 1):
+            done += compared
+            if number % 50 == 0:
+                note(f"{number} of {workloads} workloads")
+    finally:
+        if done:
+            show([summary(done), worst_of(done, worst)], {})
+    return 1 if any(ratio.ratio > ratio.limit for ratio in done) else 0

@@ -28,11 +28,16 @@ class Transfers(KVConnectorMetadata):
 
 
 class Elsewhere(KVConnectorBase_V1):
-    """The scheduler's half of the connector. ``going`` are the requests that are handed on."""
+    """The scheduler's half of the connector. ``going`` are the requests that are handed on.
+
+    The other engine has nothing any more of the ``failed``: vLLM would reserve room for such a
+    request beside itself, and wait for ever where there is not twice its room.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.going: dict[str, None] = {}
+        self.failed: set[str] = set()
         self._next = Transfers()
         self._known: set[str] = set()
         self._size = self._vllm_config.cache_config.block_size
@@ -42,7 +47,7 @@ class Elsewhere(KVConnectorBase_V1):
     ) -> tuple[int | None, bool]:
         name = request.request_id
         kind = name.split("-")[0]
-        if kind not in ("load", "wait"):
+        if kind not in ("load", "wait") or name in self.failed:
             return 0, False
         if name not in self._known:
             self._known.add(name)

@@ -83,6 +83,7 @@ class StressEngine(HeadlessEngine):
         came = {name for name in self._coming if draw() < _ARRIVES}
         went = {name for name in connector.going if draw() < _ARRIVES}
         lost = {name for name in sorted(came) if self.lossy and draw() < _FAILS}
+        connector.failed |= lost
         for name in sorted(came):
             load = self._coming.pop(name)
             if name not in lost and not requests[name].is_finished():

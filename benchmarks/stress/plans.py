@@ -7,7 +7,7 @@ same clients. Times are seconds of virtual time, sizes are tokens or blocks.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import count, product
 from typing import Any
@@ -22,8 +22,13 @@ LAYERS = {"full": 1, "sliding": 1, "hybrid": 3}
 """Kinds of KV cache, and how many groups of blocks each has."""
 WINDOW = 40
 """Tokens of context that a sliding layer attends to."""
-SOMETIMES = 0.25
-"""The chance that a case has a given kind of request or disturbance at all."""
+FEATURES = (
+    *("grammar", "pooling", "stream", "lora", "connector", "drafts", "large", "priority", "salts"),
+    *("pauses", "resets", "aborts", "stall", "notes"),
+)
+"""Kinds of requests, and of what disturbs an engine, that are in some of the cases."""
+_SOMETIMES = 0.25
+"""The chance that a case has a given feature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +193,12 @@ def _calls(stages: tuple[Stage, ...]) -> Iterator[CallPlan]:
 # -- random cases ----------------------------------------------------------------------
 
 
-def draw_case(seed: int) -> CasePlan:
-    """The case of a seed. Cases that follow each other have all combinations of settings."""
-    return _Draw(seed).case()
+def draw_case(seed: int, without: Collection[str] = ()) -> CasePlan:
+    """Draw the case of a seed, ``without`` some of the `FEATURES`.
+
+    Cases that follow each other go through all combinations of settings.
+    """
+    return _Draw(seed, without).case()
 
 
 class _Draw:
@@ -198,12 +206,11 @@ class _Draw:
     case that fails has few of them.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, without: Collection[str]) -> None:
         self.seed = seed
         self.rng = rng = random.Random(f"case {seed}")
-        kinds = ("grammar", "pooling", "stream", "lora", "connector", "drafts", "too large")
-        disturbances = ("pauses", "resets", "aborts", "stall", "notes", "priority", "salts")
-        self.has = {kind for kind in (*kinds, *disturbances) if rng.random() < SOMETIMES}
+        drawn = [feature for feature in FEATURES if rng.random() < _SOMETIMES]
+        self.has = set(drawn) - set(without)
         self.engine = self._engine()
         self._numbers = count(1)
         self._types = [f"type{n}" for n in range(rng.randint(1, 3))]
@@ -227,6 +234,7 @@ class _Draw:
         if "connector" in has:  # vLLM's connectors know one group of blocks
             layers = "full"
         groups = LAYERS[layers]
+        order = "priority" if "priority" in has and rng.random() < 0.5 else "fcfs"
         base_s = rng.choice((0.005, 0.02, 0.1, 0.4))
         return EnginePlan(
             slots=rng.randint(1, 6),
@@ -235,8 +243,10 @@ class _Draw:
             max_model_len=rng.choice((256, 512)),
             in_flight=rng.choice((1, 2)),
             layers=layers,
-            prefix_cache=rng.random() < 0.75,
-            order="priority" if "priority" in has and rng.random() < 0.5 else "fcfs",
+            # In vLLM's order of priorities, a call that is preempted in the step in which it was
+            # scheduled leaves blocks in the prefix cache that were never computed.
+            prefix_cache=rng.random() < 0.75 and order == "fcfs",
+            order=order,
             long_prefill=rng.choice((0, 0, 0, 32)),
             whole_prompt_fits=rng.random() < 0.8,
             drafts=rng.randint(1, 3) if "drafts" in has else 0,
@@ -315,21 +325,22 @@ class _Draw:
 
     def _call(self) -> CallPlan:
         rng, has, engine = self.rng, self.has, self.engine
-        kinds = ["plain"] * 4 + [kind for kind in ("grammar", "pooling", "stream") if kind in has]
+        kinds = ["plain"] * 4 + [kind for kind in ("grammar", "pooling") if kind in has]
         kinds += ["load", "wait", "send"] if engine.connector else []
-        kind = rng.choice(kinds)
-        name = f"{kind}-{next(self._numbers)}"
-        if "too large" in has and engine.too_large and rng.random() < 0.2:
-            return self._oversized(name)
+        if "stream" in has and self._streams < 2 and engine.longest > 150:
+            kinds.append("stream")
+        kind, number = rng.choice(kinds), next(self._numbers)
+        if "large" in has and engine.too_large and rng.random() < 0.2:
+            return self._oversized(f"large-{number}")
+        name = f"{kind}-{number}"
         if kind == "grammar":
             return self._grammar(name)
-        if kind == "stream" and self._streams < 2 and engine.longest > 150:
-            self._streams += 1
+        if kind == "stream":
             return self._stream(name)
         output, longest = rng.randint(1, 16), engine.longest
         return CallPlan(
             name,
-            "plain" if kind == "stream" else kind,
+            kind,
             keeps=rng.choice((1.0, 1.0, 1.0, 0.5, 0.0)),
             fresh=rng.choice((rng.randint(1, 40), rng.randint(1, max(2, longest - output - 1)))),
             output=output,
@@ -366,7 +377,9 @@ class _Draw:
         return self.rng.uniform(0, 60) * self.engine.base_s if impatient else None
 
     def _stream(self, name: str) -> CallPlan:
+        """A streaming session. Few are in a case: they hold their cache while they wait."""
         rng = self.rng
+        self._streams += 1
         turns = tuple(
             (rng.choice((0.0, rng.uniform(0, 60 * self.engine.base_s))), rng.randint(1, 10), 4)
             for _ in range(rng.randint(1, 3))

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from agentrt.executors.vllm._compat.scheduling import admitted
+from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.records import CallState, ProgramRow, QueuedCall
 from benchmarks.stress.engine import StressEngine
 from benchmarks.stress.faults import Violation
@@ -86,6 +87,10 @@ class Watch:
         self.too_large: set[str] = set()
         self.lost: set[str] = set()
         """Streaming sessions that vLLM itself may have lost (see `_preempt`)."""
+        self.waited_s: dict[str, float] = {}
+        """By program: the seconds that its calls waited in all."""
+        self._program: dict[str, str] = {}
+        self._since: dict[str, float] = {}
         self._checks = checks
         self._preempted: list[tuple[Any, int, int]] = []
         self._fruitless: dict[str, _Preempted] = {}
@@ -101,6 +106,13 @@ class Watch:
     def note(self, subject: str, text: str) -> None:
         """Something happened to a call or a program."""
         self.events.append((self.engine.now, self.engine.steps, subject, text))
+
+    def sent(self, name: str, program: str, size: str) -> None:
+        """A program's client sends a call."""
+        self.note(name, f"sent by {program}: {size}")
+        self.figures.calls += 1
+        self._program[name] = program
+        self._since[name] = self.engine.now
 
     def standing(self) -> list[str]:
         """Each call in the engine, with its state."""
@@ -162,6 +174,10 @@ class Watch:
         self.figures.lost_tokens += lost
         self.note(name, f"begins with {cached} of {request.num_tokens} tokens computed")
         self._idle_s.pop(name, None)
+        if name in self._since:  # a streaming session has no other wait
+            waited_s = self.engine.now - self._since.pop(name)
+            program = self._program[name]
+            self.waited_s[program] = self.waited_s.get(program, 0.0) + waited_s
 
     def _was_preempted(self, request: Any, computed: int, outputs: int) -> None:
         name = request.request_id
@@ -169,7 +185,7 @@ class Watch:
         better = "" if call is None else call.gave_way_to
         reason = f"for {better}" if better else "for memory"
         self.note(name, f"preempted {reason} after {computed} tokens, {outputs} of them output")
-        self._reached[name] = computed
+        self._reached[name], self._since[name] = computed, self.engine.now
         if not better:
             self.figures.for_memory += 1
             return
@@ -221,35 +237,35 @@ class Watch:
 
     # -- what waits ----------------------------------------------------------------------
 
-    def _startable(self) -> Iterator[Any]:
-        """Waiting requests that could run in an empty batch.
+    def _startable(self) -> list[Any]:
+        """Waiting requests that could run if nothing else ran.
 
-        None if one waits that could not for its size: vLLM admits nobody past it.
+        None if there is one that does not fit into the free blocks: vLLM admits nobody past it.
         """
         scheduler = self.scheduler
         if not len(scheduler.waiting):
-            return
+            return []
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+        startable = []
         for request in scheduler.waiting:
-            status, tokens = request.status.name, request.num_tokens + 1
+            tokens = request.num_tokens + 1
             if request.request_id in self.too_large or (
-                status == "WAITING_FOR_STREAMING_REQ"
+                request.status.name == "WAITING_FOR_STREAMING_REQ"
                 or sum(-(-tokens // manager.block_size) for manager in managers) > free
             ):
-                return
-            if status in _BLOCKED or request.request_id.startswith(("load", "wait")):
-                continue
-            if request.num_in_flight_tokens:
-                continue
-            yield request
+                return []
+            blocked = request.status.name in _BLOCKED or request.num_in_flight_tokens
+            if not (blocked or request.request_id.startswith(("load", "wait"))):
+                startable.append(request)
+        return startable
 
     def idled(self, seconds: float) -> None:
         """Nothing ran for so long, and the engine was not paused."""
         plan, scheduler = self.engine.plan, self.scheduler
         if scheduler.num_waiting_for_streaming_input >= plan.slots:
             return
-        startable = list(self._startable())
+        startable = self._startable()
         self.figures.idle_s += seconds if startable else 0.0
         if not self._checks:
             return
@@ -379,10 +395,15 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, list | tuple | set | frozenset | deque):
         for part in thing:
             yield "[]", part
+    elif isinstance(thing, Heap):  # it takes out lazily what was discarded
+        for key in thing:
+            yield "[key]", key
     elif type(thing).__module__.startswith("agentrt.") and not isinstance(thing, Enum):
-        for cls in type(thing).__mro__:
-            for name in getattr(cls, "__slots__", ()):
-                if hasattr(thing, name):
-                    yield f".{name}", getattr(thing, name)
-        for name, value in getattr(thing, "__dict__", {}).items():
-            yield f".{name}", value
+        yield from _fields(thing)
+
+
+def _fields(thing: Any) -> Iterator[tuple[str, Any]]:
+    names = [name for cls in type(thing).__mro__ for name in getattr(cls, "__slots__", ())]
+    for name in [*names, *getattr(thing, "__dict__", {})]:
+        if hasattr(thing, name):
+            yield f".{name}", getattr(thing, name)
