@@ -8,7 +8,7 @@ import multiprocessing
 import traceback
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,29 @@ def _story(plan: CasePlan, watch: Watch, subject: str) -> Iterator[str]:
     for now, step, name, text in concerned[-_LAST_EVENTS:]:
         yield f"{now:9.3f} s, step {step:5d}: {name} {text}"
     yield f"in the engine: {'; '.join(watch.standing()) or 'nothing'}"
+
+
+def shrink(plan: CasePlan) -> tuple[CasePlan, Outcome]:
+    """Leave out of a case that fails all programs and disturbances that its failure needs not."""
+    outcome = run_case(plan)
+    smaller = True
+    while smaller and outcome.invariant:
+        smaller = False
+        for candidate in _smaller(plan):
+            again = run_case(candidate)
+            if again.invariant == outcome.invariant:
+                plan, outcome, smaller = candidate, again, True
+                break
+    return plan, outcome
+
+
+def _smaller(plan: CasePlan) -> Iterator[CasePlan]:
+    """The case without one of its disturbances, or without one of its programs."""
+    for at in range(len(plan.disturbances)):
+        rest = plan.disturbances[:at] + plan.disturbances[at + 1 :]
+        yield replace(plan, disturbances=rest)
+    for at in range(len(plan.programs)) if len(plan.programs) > 1 else ():
+        yield replace(plan, programs=plan.programs[:at] + plan.programs[at + 1 :])
 
 
 def run_seeds(

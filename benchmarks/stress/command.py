@@ -10,7 +10,8 @@ from agentrt.lab.bench.results import show
 from agentrt.lab.commands.options import count_option, note, seed_option, silence_vllm
 from agentrt.lab.reports.tables import markdown
 from benchmarks.stress.cases import Outcome, run_all
-from benchmarks.stress.plans import FEATURES
+from benchmarks.stress.cases import shrink as shrink_case
+from benchmarks.stress.plans import FEATURES, describe, draw_case
 from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
 
 _SHOWN = 3
@@ -20,7 +21,7 @@ _TWICE = 20
 _EPILOG = """\b
 Examples:
   python -m benchmarks stress --cases 10000 --jobs 2
-  python -m benchmarks stress --seed 4711 --cases 1     # one case again
+  python -m benchmarks stress --seed 4711 --cases 1 --shrink     # one case again
   python -m benchmarks stress ratios --workloads 500
 """
 
@@ -30,6 +31,11 @@ Examples:
 @seed_option
 @count_option("--jobs", "Number of processes that share the work.", default=1)
 @click.option("--all", "show_all", is_flag=True, help="Show every case that fails, in full.")
+@click.option(
+    "--shrink",
+    is_flag=True,
+    help="Show the first case that fails without what its failure does not need, and stop.",
+)
 @click.option(
     "--without",
     multiple=True,
@@ -44,6 +50,7 @@ def stress(
     seed: int,
     jobs: int,
     show_all: bool,
+    shrink: bool,
     without: tuple[str, ...],
 ) -> int | None:
     """Random programs, requests and engines on vLLM's real scheduler, in virtual time.
@@ -64,6 +71,9 @@ def stress(
         for outcome in run_all(seeds, jobs, twice=_TWICE, without=without):
             run += 1
             _say(outcome, failed, firsts, _SHOWN if not show_all else cases)
+            if outcome.invariant and shrink:
+                _show_shrunk(outcome.seed, without)
+                break
             if run % 500 == 0:
                 note(f"{run} of {cases} cases, {failed.total()} failed")
     finally:
@@ -81,6 +91,12 @@ def _say(outcome: Outcome, failed: Counter[str], firsts: dict[str, int], most: i
     firsts[outcome.invariant] = min(firsts.get(outcome.invariant, outcome.seed), outcome.seed)
     if failed[outcome.invariant] <= most:
         click.echo(outcome.report, err=True)
+
+
+def _show_shrunk(seed: int, without: tuple[str, ...]) -> None:
+    plan, outcome = shrink_case(draw_case(seed, without))
+    click.echo("\n".join(("what it needs to fail:", *describe(plan))), err=True)
+    click.echo(outcome.report, err=True)
 
 
 @stress.command("ratios")

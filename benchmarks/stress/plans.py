@@ -190,6 +190,47 @@ def _calls(stages: tuple[Stage, ...]) -> Iterator[CallPlan]:
                 yield from _calls(branch)
 
 
+def describe(plan: CasePlan) -> list[str]:
+    """A line for each program and disturbance of a case, in the order of their times."""
+    lines = [(program.arrives, _program_line(program)) for program in plan.programs]
+    lines += [(event.at, f"{event.kind} for {event.seconds:.2f} s") for event in plan.disturbances]
+    return [f"{at:.3f} s: {line}" for at, line in sorted(lines)]
+
+
+def _program_line(program: ProgramPlan) -> str:
+    about = f"{program.type}, {program.says}, session {program.session}, {program.end}"
+    cancelled = (
+        "" if program.cancelled_s is None else f", cancelled after {program.cancelled_s:.2f} s"
+    )
+    return f"{program.name} ({about}{cancelled}): {_stages_line(program.stages)}"
+
+
+def _stages_line(stages: tuple[Stage, ...]) -> str:
+    parts = []
+    for stage in stages:
+        if isinstance(stage, CallPlan):
+            parts.append(_call_line(stage))
+        elif isinstance(stage, Gap):
+            silent = "" if stage.reported else " unreported"
+            parts.append(f"{stage.kind} {stage.seconds:.2f} s{silent}")
+        else:
+            parts.append(f"[{' | '.join(map(_stages_line, stage.branches))}]")
+    return ", ".join(parts)
+
+
+def _call_line(call: CallPlan) -> str:
+    """A call's sizes, and the fields that are not as in a plain call."""
+    plain = CallPlan(call.name)
+    names = ["keeps", "stops_at", "priority", "salt", "lora", "gives_up_s", "turns"]
+    names += ["grammar_s", "grammar_ends"] if call.kind == "grammar" else []
+    unusual = [
+        f" {name}={getattr(call, name)}"
+        for name in names
+        if getattr(call, name) != getattr(plain, name)
+    ]
+    return f"{call.name} {call.fresh}+{call.output}{''.join(unusual)}"
+
+
 # -- random cases ----------------------------------------------------------------------
 
 

@@ -92,7 +92,7 @@ class Watch:
         self._program: dict[str, str] = {}
         self._since: dict[str, float] = {}
         self._checks = checks
-        self._preempted: list[tuple[Any, int, int]] = []
+        self._preempted: list[tuple[Any, tuple[int, int], str]] = []
         self._fruitless: dict[str, _Preempted] = {}
         self._reached: dict[str, int] = {}
         self._owed: deque[int] = deque()
@@ -143,8 +143,10 @@ class Watch:
         return _Before({name: call.state for name, call in calls.items()}, promotions)
 
     def _preempting(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        outputs = request.num_output_tokens
-        self._preempted.append((request, request.num_computed_tokens, outputs))
+        call = None if self.queues is None else self.queues.calls.get(request.request_id)
+        better = "" if call is None else call.gave_way_to
+        progress = request.num_output_tokens, request.num_computed_tokens
+        self._preempted.append((request, progress, better))
         if request.resumable and request.num_in_flight_tokens:
             self.lost.add(request.request_id)  # if its turn ends now, vLLM drops it from its queues
         self._preempt(request, *args, **kwargs)
@@ -155,8 +157,8 @@ class Watch:
         for name in begun:
             self._began(name, output)
         preempted, self._preempted = self._preempted, []
-        for request, computed, outputs in preempted:
-            self._was_preempted(request, computed, outputs)
+        for request, progress, better in preempted:
+            self._was_preempted(request, progress, better)
         self._check_sizes(output)
         if self._before is not None:
             requests = [request for request, *_ in preempted]
@@ -179,10 +181,11 @@ class Watch:
             program = self._program[name]
             self.waited_s[program] = self.waited_s.get(program, 0.0) + waited_s
 
-    def _was_preempted(self, request: Any, computed: int, outputs: int) -> None:
-        name = request.request_id
+    def _was_preempted(self, request: Any, progress: tuple[int, int], better: str) -> None:
+        """A call was preempted with so many outputs and computed tokens, perhaps for a program."""
+        name, (outputs, computed) = request.request_id, progress
         call = None if self.queues is None else self.queues.calls.get(name)
-        better = "" if call is None else call.gave_way_to
+        better = better or ("" if call is None else call.gave_way_to)
         reason = f"for {better}" if better else "for memory"
         self.note(name, f"preempted {reason} after {computed} tokens, {outputs} of them output")
         self._reached[name], self._since[name] = computed, self.engine.now
@@ -192,10 +195,9 @@ class Watch:
         self.figures.gave_way += 1
         self._owed.append(self.engine.steps)
         last = self._fruitless.setdefault(name, _Preempted())
-        progress = outputs, computed
         fruitless = outputs <= last.progress[0] and computed <= last.progress[1]
         last.times = last.times + 1 if fruitless else 0
-        last.progress = max(last.progress, progress)
+        last.progress = max(last.progress[0], outputs), max(last.progress[1], computed)
         if last.times >= FRUITLESS:
             detail = f"preempted {last.times} times in a row for others before it got any further"
             raise Violation("kept progress", detail, name)
