@@ -53,8 +53,7 @@ def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
     from benchmarks.stress.engine import make_engine
     from benchmarks.stress.watch import Watch
 
-    # Grammars that reject tokens are part of the cases; vLLM would log each.
-    logging.getLogger("vllm").setLevel(logging.CRITICAL)
+    _silence()
     engine = make_engine(cls or ProgramScheduler, plan.engine, plan.settings, plan.seed)
     watch = Watch(engine)
     clients = Clients(engine, plan, watch, ours=watch.queues is not None)
@@ -84,6 +83,13 @@ def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
         f"{fault.detail}{f' [{fault.subject}]' if fault.subject else ''}",
         tuple(_story(plan, watch, fault.subject)),
     )
+
+
+def _silence() -> None:
+    """Have vLLM not log each grammar that rejects a token: they are part of the cases."""
+    logger = logging.getLogger("vllm")
+    if logger.level != logging.CRITICAL:
+        logger.setLevel(logging.CRITICAL)
 
 
 def _story(plan: CasePlan, watch: Watch, subject: str) -> Iterator[str]:

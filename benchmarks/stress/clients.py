@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -17,6 +18,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request
 
+from agentrt.errors import ConfigError
 from agentrt.lab.engine.headless import make_request
 from benchmarks.stress.engine import STALL_S, StressEngine
 from benchmarks.stress.faults import Violation
@@ -451,10 +453,16 @@ class Clients:
     def _disturb(self, event: Disturbance) -> None:
         scheduler = self.scheduler
         self.watch.note("", f"disturbance: {event.kind} {event.seconds:.2f} s")
-        if event.kind == "note":
+        if event.kind == "messages":
             for op in ("tool", "returned", "human", "answered", "dropped"):
                 self._control("boundary", [("nobody", op, "x")])
             self._control("ends", ["nobody"])
+            self._control("snapshot", None)
+            self._control("cached_blocks", None)
+            self._control("aborted", "nobody")
+        elif event.kind == "configure":
+            with suppress(ConfigError):
+                self._control("configure", self.plan.settings)
         elif event.kind in ("reset", "restart"):
             # VLLM cannot reset a cache that sessions hold which wait for input.
             restart = event.kind == "restart" and not len(scheduler.kv_holding_waiting)
@@ -524,6 +532,7 @@ def _identity(program: ProgramPlan, call: CallPlan) -> tuple[str | None, dict[st
         "tenant": program.tenant,
         "session": program.session,
         "node": call.node,
+        "size_hint": call.size_hint,
         "report": True,
     }
     return None, {"agentrt": values}

@@ -9,7 +9,7 @@ import click
 from agentrt.lab.bench.results import show
 from agentrt.lab.commands.options import count_option, note, seed_option, silence_vllm
 from agentrt.lab.reports.tables import markdown
-from benchmarks.stress.cases import Outcome, run_all
+from benchmarks.stress.cases import run_all
 from benchmarks.stress.cases import shrink as shrink_case
 from benchmarks.stress.plans import FEATURES, describe, draw_case
 from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
@@ -70,7 +70,13 @@ def stress(
     try:
         for outcome in run_all(seeds, jobs, twice=_TWICE, without=without):
             run += 1
-            _say(outcome, failed, firsts, _SHOWN if not show_all else cases)
+            if outcome.invariant:
+                failed[outcome.invariant] += 1
+                firsts.setdefault(outcome.invariant, outcome.seed)
+                if show_all or failed[outcome.invariant] <= _SHOWN:
+                    click.echo(
+                        f"{outcome.report}\n    again: {_line(outcome.seed, without)}", err=True
+                    )
             if outcome.invariant and shrink:
                 _show_shrunk(outcome.seed, without)
                 break
@@ -83,14 +89,10 @@ def stress(
     return 1 if failed else 0
 
 
-def _say(outcome: Outcome, failed: Counter[str], firsts: dict[str, int], most: int) -> None:
-    """Count a case; show it if it is one of the first of its kind."""
-    if not outcome.invariant:
-        return
-    failed[outcome.invariant] += 1
-    firsts[outcome.invariant] = min(firsts.get(outcome.invariant, outcome.seed), outcome.seed)
-    if failed[outcome.invariant] <= most:
-        click.echo(outcome.report, err=True)
+def _line(seed: int, without: tuple[str, ...]) -> str:
+    """The command that runs one case again."""
+    options = "".join(f" --without {feature}" for feature in without)
+    return f"python -m benchmarks stress --seed {seed} --cases 1{options}"
 
 
 def _show_shrunk(seed: int, without: tuple[str, ...]) -> None:

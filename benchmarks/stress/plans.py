@@ -24,7 +24,7 @@ WINDOW = 40
 """Tokens of context that a sliding layer attends to."""
 FEATURES = (
     *("grammar", "pooling", "stream", "lora", "connector", "drafts", "large", "priority", "salts"),
-    *("pauses", "resets", "aborts", "stall", "notes"),
+    *("pauses", "resets", "aborts", "stall", "messages"),
 )
 """Kinds of requests, and of what disturbs an engine, that are in some of the cases."""
 _SOMETIMES = 0.25
@@ -36,7 +36,8 @@ class EnginePlan:
     """An engine's sizes, and the time that its steps take.
 
     ``connector`` is what becomes of KV cache that fails to arrive (``fail`` or ``recompute``), None
-    without a connector. ``stalled`` is the number of a step that takes a minute.
+    without a connector. ``stalled`` is the number of a step that takes a minute. Calls may hold
+    ``active_slots`` of the batch, None for all.
     """
 
     slots: int
@@ -55,6 +56,8 @@ class EnginePlan:
     base_s: float = 0.02
     token_s: float = 1e-4
     stalled: int | None = None
+    kv_events: bool = False
+    active_slots: int | None = None
 
     @property
     def longest(self) -> int:
@@ -93,6 +96,7 @@ class CallPlan:
     salt: str | None = None
     lora: int = 0
     node: str = ""
+    size_hint: float | None = None
     gives_up_s: float | None = None
     grammar_s: float | None = 0.0
     grammar_ends: str = ""
@@ -155,8 +159,9 @@ class Disturbance:
 
     ``kind`` is ``new`` or ``all`` (a pause of so many ``seconds``, of new calls or of all),
     ``drain`` (a pause of new calls until the others have ended, and so much longer), ``reset`` (of
-    the prefix cache), ``restart`` (the same, and running calls begin anew), or ``note`` (a message
-    about a program that nobody knows).
+    the prefix cache), ``restart`` (the same, and running calls begin anew), ``messages`` (about
+    programs that nobody knows, and questions), or ``configure`` (new settings, which an engine
+    refuses while it has calls).
     """
 
     at: float
@@ -277,8 +282,9 @@ class _Draw:
         groups = LAYERS[layers]
         order = "priority" if "priority" in has and rng.random() < 0.5 else "fcfs"
         base_s = rng.choice((0.005, 0.02, 0.1, 0.4))
+        slots = rng.randint(1, 6)
         return EnginePlan(
-            slots=rng.randint(1, 6),
+            slots=slots,
             blocks=groups * rng.choice((rng.randint(9, 16), rng.randint(12, 40), 120)) + 1,
             step_tokens=rng.choice((48, 64, 128, 2048)),
             max_model_len=rng.choice((256, 512)),
@@ -296,6 +302,8 @@ class _Draw:
             base_s=base_s,
             token_s=base_s * rng.choice((0.002, 0.01, 0.05)),
             stalled=rng.randint(2, 60) if "stall" in has else None,
+            kv_events=rng.random() < 0.1,
+            active_slots=rng.randint(1, slots) if rng.random() < 0.1 else None,
         )
 
     def _settings(self) -> dict[str, Any]:
@@ -390,6 +398,7 @@ class _Draw:
             salt=rng.choice((None, "a")) if "salts" in has else None,
             lora=rng.randint(0, 3) if engine.loras else 0,
             node=rng.choice(("", "plan", "act")),
+            size_hint=rng.choice((None, None, None, 10.0, 1000.0)),
             gives_up_s=self._patience(),
         )
 
@@ -440,7 +449,7 @@ class _Draw:
     def _disturbances(self) -> tuple[Disturbance, ...]:
         rng, base_s = self.rng, self.engine.base_s
         drawn: list[Disturbance] = []
-        kinds = [("pauses", ("new", "all", "drain")), ("notes", ("note",))]
+        kinds = [("pauses", ("new", "all", "drain")), ("messages", ("messages", "configure"))]
         # In vLLM, running calls cannot begin anew while steps or KV cache are under way.
         whole = self.engine.in_flight == 1 and self.engine.connector is None
         kinds.append(("resets", ("reset", "restart") if whole else ("reset",)))

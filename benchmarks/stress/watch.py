@@ -81,7 +81,6 @@ class Watch:
 
     def __init__(self, engine: StressEngine, *, checks: bool = True) -> None:
         self.engine, self.scheduler = engine, engine.scheduler
-        self.queues: Any = getattr(engine.scheduler, "queues", None)
         self.events: list[tuple[float, int, str, str]] = []
         self.figures = Figures()
         self.too_large: set[str] = set()
@@ -102,6 +101,11 @@ class Watch:
         engine.watch = self._scheduled
         self._preempt = engine.scheduler._preempt_request
         engine.scheduler._preempt_request = self._preempting
+
+    @property
+    def queues(self) -> Any:
+        """The scheduler's queues, which are others after new settings; None of stock's."""
+        return getattr(self.scheduler, "queues", None)
 
     def note(self, subject: str, text: str) -> None:
         """Something happened to a call or a program."""

@@ -67,7 +67,9 @@ def test_the_table_has_a_row_for_each_policy_and_the_worst_of_all() -> None:
         (DEFAULT, "1.200", "1"),
         ("fcfs", "1.300", "0"),
     ]
-    assert "| 5    | fcfs   | 1.300   | preemptions: 0 for others" in worst_of(ratios, 1)
+    assert "| 5    | fcfs   | 1.300   | the order alone | preemptions: 0 for others" in worst_of(
+        ratios, 1
+    )
 
 
 # -- it sees what is wrong -------------------------------------------------------------
@@ -259,7 +261,7 @@ def test_a_failing_case_shrinks_to_what_it_needs(monkeypatch: pytest.MonkeyPatch
         return replace(outcome, invariant="output" if fails else "")
 
     monkeypatch.setattr("benchmarks.stress.cases.run_case", run)
-    smaller, outcome = shrink(replace(USUAL, disturbances=(Disturbance(1.0, "note"),)))
+    smaller, outcome = shrink(replace(USUAL, disturbances=(Disturbance(1.0, "messages"),)))
     assert outcome.invariant == "output"
     assert [line.split(" (")[0] for line in describe(smaller)] == ["0.000 s: b", "0.000 s: c"]
 
