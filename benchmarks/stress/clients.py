@@ -284,7 +284,6 @@ class Clients:
             prompt = prompt[: max(0, engine.longest - plan.fresh - plan.output)]
         else:
             prompt = []
-            self.watch.too_large.add(plan.name)
         prompt = prompt + _words(plan.name, plan.fresh)
         request = self._request(live, plan, prompt)
         call = _Call(plan, live, prompt, then, request)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from vllm.config import KVTransferConfig, SpeculativeConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput
 
 from agentrt.lab.engine.headless import (
@@ -27,7 +27,13 @@ from benchmarks.stress.runner import ModelRunner
 STALL_S = 60.0
 _ARRIVES, _FAILS = 0.3, 0.3
 """The chance that a transfer ends in a step, and that one that ends has failed."""
-_WINDOWS = {"full": (0,), "sliding": (WINDOW,), "hybrid": (0, WINDOW, WINDOW)}
+_WINDOWS: dict[str, tuple[int | None, ...]] = {
+    "full": (0,),
+    "sliding": (WINDOW,),
+    "hybrid": (0, WINDOW, WINDOW),
+    "mamba": (0, None),
+}
+"""The groups of layers: their tokens of context, 0 for all, None where a state stands for it."""
 
 
 class StressEngine(HeadlessEngine):
@@ -128,12 +134,16 @@ def _kinds(layers: str) -> tuple[Any, ...]:
     import torch
 
     heads: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    return tuple(
-        SlidingWindowSpec(block_size=BLOCK_SIZE, sliding_window=window, **heads)
-        if window
-        else FullAttentionSpec(block_size=BLOCK_SIZE, **heads)
-        for window in _WINDOWS[layers]
-    )
+
+    def kind(window: int | None) -> Any:
+        if window is None:
+            sizes = ((2 * BLOCK_SIZE,),)
+            return MambaSpec(block_size=BLOCK_SIZE, shapes=sizes, dtypes=(torch.float32,))
+        if window:
+            return SlidingWindowSpec(block_size=BLOCK_SIZE, sliding_window=window, **heads)
+        return FullAttentionSpec(block_size=BLOCK_SIZE, **heads)
+
+    return tuple(map(kind, _WINDOWS[layers]))
 
 
 def _vllm(plan: EnginePlan) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from agentrt.scheduler.policies import BUILT_IN
 
 COMBINATIONS = tuple(product(BUILT_IN, RETENTIONS, ADMISSIONS))
 """Policy, retention and admission: case n has the n-th, counted round."""
-LAYERS = {"full": 1, "sliding": 1, "hybrid": 3}
+LAYERS = {"full": 1, "sliding": 1, "hybrid": 3, "mamba": 2}
 """Kinds of KV cache, and how many groups of blocks each has."""
 WINDOW = 40
 """Tokens of context that a sliding layer attends to."""
@@ -58,6 +58,11 @@ class EnginePlan:
     stalled: int | None = None
     kv_events: bool = False
     active_slots: int | None = None
+
+    @property
+    def places(self) -> int:
+        """Calls that may run at a time, or wait for input as streaming sessions."""
+        return self.slots if self.active_slots is None else self.active_slots
 
     @property
     def longest(self) -> int:
@@ -276,7 +281,7 @@ class _Draw:
 
     def _engine(self) -> EnginePlan:
         rng, has = self.rng, self.has
-        layers = rng.choice(("full", "full", "sliding", "hybrid"))
+        layers = rng.choice(("full", "full", "full", "sliding", "hybrid", "mamba"))
         if "connector" in has:  # vLLM's connectors know one group of blocks
             layers = "full"
         groups = LAYERS[layers]
@@ -291,11 +296,12 @@ class _Draw:
             in_flight=rng.choice((1, 2)),
             layers=layers,
             # In vLLM's order of priorities, a call that is preempted in the step in which it was
-            # scheduled leaves blocks in the prefix cache that were never computed.
+            # scheduled leaves blocks in the prefix cache that were never computed; and prompts that
+            # need not fit as a whole preempt each other for ever, under stock's scheduler, too.
             prefix_cache=rng.random() < 0.75 and order == "fcfs",
+            whole_prompt_fits=rng.random() < 0.8 or order == "priority",
             order=order,
             long_prefill=rng.choice((0, 0, 0, 32)),
-            whole_prompt_fits=rng.random() < 0.8,
             drafts=rng.randint(1, 3) if "drafts" in has else 0,
             connector=rng.choice(("fail", "recompute")) if "connector" in has else None,
             loras=rng.randint(1, 2) if "lora" in has else 0,

@@ -73,10 +73,11 @@ class _Row:
 class ModelRunner:
     """Executes the outputs of a scheduler with so many ``blocks``.
 
-    ``windows`` are the groups of layers: the tokens of context that they attend to, 0 for all.
+    ``windows`` are the groups of layers: the tokens of context that they attend to, 0 for all. One
+    with None has a state in place of a context, which is not looked at.
     """
 
-    def __init__(self, blocks: int, block_size: int, windows: Sequence[int]) -> None:
+    def __init__(self, blocks: int, block_size: int, windows: Sequence[int | None]) -> None:
         self.texts: dict[str, Text] = {}
         self.pooling: set[str] = set()
         self.executed = 0
@@ -160,7 +161,7 @@ class ModelRunner:
         """KV cache of a request has arrived in these blocks, from position ``start`` on."""
         text = self.texts[name]
         text.reach(end)
-        self._write(name, [list(blocks)], start, text.chain[start:end])
+        self._write(name, [blocks], start, text.chain[start:end])
 
     # -- computing ---------------------------------------------------------------------
 
@@ -187,7 +188,9 @@ class ModelRunner:
         self, name: str, tables: Sequence[Sequence[int]], start: int, values: Sequence[int]
     ) -> None:
         size, memory = self._size, self._memory
-        for table in tables:
+        for table, window in zip(tables, self._windows, strict=True):
+            if window is None:
+                continue
             at, rest = start, values
             while rest:
                 slot = at % size
@@ -206,6 +209,8 @@ class ModelRunner:
         size, chain = self._size, row.text.chain
         row.text.reach(row.computed)
         for table, window in zip(row.tables, self._windows, strict=True):
+            if window is None:
+                continue
             first = max(0, row.computed - window + 1) if window else 0
             for index in range(first // size, -(-row.computed // size)):
                 start, end = max(first, index * size), min(row.computed, (index + 1) * size)

@@ -83,7 +83,6 @@ class Watch:
         self.engine, self.scheduler = engine, engine.scheduler
         self.events: list[tuple[float, int, str, str]] = []
         self.figures = Figures()
-        self.too_large: set[str] = set()
         self.lost: set[str] = set()
         """Streaming sessions that vLLM itself may have lost (see `_preempt`)."""
         self.waited_s: dict[str, float] = {}
@@ -209,8 +208,8 @@ class Watch:
     def _check_sizes(self, output: Any) -> None:
         scheduler, plan = self.scheduler, self.engine.plan
         slots = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
-        if slots > plan.slots:
-            raise Violation("slots", f"{slots} calls hold {plan.slots} slots")
+        if slots > plan.places:
+            raise Violation("slots", f"{slots} calls hold {plan.places} slots")
         if output.total_num_scheduled_tokens > plan.step_tokens:
             detail = f"{output.total_num_scheduled_tokens} tokens of at most {plan.step_tokens}"
             raise Violation("step tokens", detail)
@@ -237,7 +236,7 @@ class Watch:
     def _check_wasted(self) -> None:
         self._owed.clear()
         slots = len(self.scheduler.running) + self.scheduler.num_waiting_for_streaming_input
-        if slots < self.engine.plan.slots:
+        if slots < self.engine.plan.places:
             detail = f"running calls were preempted for others, none began in {WASTED_STEPS} steps"
             raise Violation("preempted in vain", detail)
 
@@ -246,7 +245,8 @@ class Watch:
     def _startable(self) -> list[Any]:
         """Waiting requests that could run if nothing else ran.
 
-        None if there is one that does not fit into the free blocks: vLLM admits nobody past it.
+        None if there is one that does not fit into the free blocks, or for which vLLM reserves
+        some beside those that it takes, as for KV cache that is to arrive: none goes past it.
         """
         scheduler = self.scheduler
         if not len(scheduler.waiting):
@@ -256,20 +256,21 @@ class Watch:
         startable = []
         for request in scheduler.waiting:
             tokens = request.num_tokens + 1
-            if request.request_id in self.too_large or (
+            kind = request.request_id.split("-")[0]
+            if kind in ("large", "wait") or (
                 request.status.name == "WAITING_FOR_STREAMING_REQ"
                 or sum(-(-tokens // manager.block_size) for manager in managers) > free
             ):
                 return []
             blocked = request.status.name in _BLOCKED or request.num_in_flight_tokens
-            if not (blocked or request.request_id.startswith(("load", "wait"))):
+            if not (blocked or kind == "load"):
                 startable.append(request)
         return startable
 
     def idled(self, seconds: float) -> None:
         """Nothing ran for so long, and the engine was not paused."""
         plan, scheduler = self.engine.plan, self.scheduler
-        if scheduler.num_waiting_for_streaming_input >= plan.slots:
+        if scheduler.num_waiting_for_streaming_input >= plan.places:
             return
         startable = self._startable()
         self.figures.idle_s += seconds if startable else 0.0
@@ -290,7 +291,7 @@ class Watch:
         scheduler, figures = self.scheduler, self.figures
         running = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
         plan = self.engine.plan
-        full = running >= plan.slots or output.total_num_scheduled_tokens >= plan.step_tokens
+        full = running >= plan.places or output.total_num_scheduled_tokens >= plan.step_tokens
         if full or not len(scheduler.waiting):
             return
         startable = [request.request_id for request in self._startable()]
