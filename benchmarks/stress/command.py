@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import click
 
-from agentrt.lab.bench.results import show
+from agentrt.lab.bench.results import run_shown, show
 from agentrt.lab.commands.options import count_option, note, seed_option, silence_vllm
 from agentrt.lab.reports.tables import markdown
-from benchmarks.stress.cases import run_all
+from benchmarks.stress.cases import Outcome, run_all
 from benchmarks.stress.cases import shrink as shrink_case
 from benchmarks.stress.plans import FEATURES, describe, draw_case
 from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
@@ -64,29 +65,43 @@ def stress(
     if ctx.invoked_subcommand is not None:
         return None
     silence_vllm()
-    failed: Counter[str] = Counter()
-    firsts: dict[str, int] = {}
-    seeds, run = range(seed, seed + cases), 0
-    try:
-        for outcome in run_all(seeds, jobs, twice=_TWICE, without=without):
-            run += 1
-            if outcome.invariant:
-                failed[outcome.invariant] += 1
-                firsts.setdefault(outcome.invariant, outcome.seed)
-                if show_all or failed[outcome.invariant] <= _SHOWN:
-                    click.echo(
-                        f"{outcome.report}\n    again: {_line(outcome.seed, without)}", err=True
-                    )
+    done = _Cases()
+
+    async def work() -> None:
+        for outcome in run_all(range(seed, seed + cases), jobs, twice=_TWICE, without=without):
+            if done.add(outcome) and (show_all or done.failed[outcome.invariant] <= _SHOWN):
+                note(f"{outcome.report}\n    again: {_line(outcome.seed, without)}")
             if outcome.invariant and shrink:
                 _show_shrunk(outcome.seed, without)
                 break
-            if run % 500 == 0:
-                note(f"{run} of {cases} cases, {failed.total()} failed")
-    finally:
-        rows = [[name, number, firsts[name]] for name, number in failed.most_common()]
-        rows = [["all cases", run, ""], ["failed", failed.total(), ""], *rows]
-        show(markdown(["invariant", "cases", "first seed"], rows), {})
-    return 1 if failed else 0
+            if done.number % 500 == 0:
+                note(f"{done.number} of {cases} cases, {done.failed.total()} failed")
+            await asyncio.sleep(0)  # where a signal stops it
+
+    run_shown(work(), lambda: show(done.table(), {}))
+    return 1 if done.failed else 0
+
+
+class _Cases:
+    """Counts cases, and those that failed by their invariant."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.failed: Counter[str] = Counter()
+        self._firsts: dict[str, int] = {}
+
+    def add(self, outcome: Outcome) -> bool:
+        """Count a case. Returns whether it failed."""
+        self.number += 1
+        if outcome.invariant:
+            self.failed[outcome.invariant] += 1
+            self._firsts.setdefault(outcome.invariant, outcome.seed)
+        return bool(outcome.invariant)
+
+    def table(self) -> str:
+        rows = [["all cases", self.number, ""], ["failed", self.failed.total(), ""]]
+        rows += [[name, number, self._firsts[name]] for name, number in self.failed.most_common()]
+        return markdown(["invariant", "cases", "first seed"], rows)
 
 
 def _line(seed: int, without: tuple[str, ...]) -> str:
@@ -97,8 +112,7 @@ def _line(seed: int, without: tuple[str, ...]) -> str:
 
 def _show_shrunk(seed: int, without: tuple[str, ...]) -> None:
     plan, outcome = shrink_case(draw_case(seed, without))
-    click.echo("\n".join(("what it needs to fail:", *describe(plan))), err=True)
-    click.echo(outcome.report, err=True)
+    note("\n".join(("the smallest case that fails alike:", *describe(plan), outcome.report)))
 
 
 @stress.command("ratios")
@@ -123,13 +137,14 @@ def ratios(workloads: int, seed: int, jobs: int, policies: tuple[str, ...], wors
     """
     silence_vllm()
     done: list[Ratio] = []
-    try:
+
+    async def work() -> None:
         seeds = range(seed, seed + workloads)
         for number, compared in enumerate(compare_all(seeds, policies or POLICIES, jobs), 1):
-            done += compared
+            done.extend(compared)
             if number % 50 == 0:
                 note(f"{number} of {workloads} workloads")
-    finally:
-        if done:
-            show([summary(done), worst_of(done, worst)], {})
+            await asyncio.sleep(0)  # where a signal stops it
+
+    run_shown(work(), lambda: show([summary(done), worst_of(done, worst)] if done else "", {}))
     return 1 if any(ratio.ratio > ratio.limit for ratio in done) else 0
