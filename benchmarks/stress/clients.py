@@ -12,11 +12,11 @@ from itertools import count
 from typing import Any
 from zlib import crc32
 
-from vllm import PoolingParams, SamplingParams
+from vllm import PoolingParams
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from agentrt.errors import ConfigError
 from agentrt.lab.engine.headless import make_request
@@ -80,7 +80,6 @@ class _Call:
     request: Any
     tokens: list[int] = field(default_factory=list)
     turns: int = 0
-    aborted: bool = False
 
 
 class Clients:
@@ -100,6 +99,7 @@ class Clients:
         self._alone_s = self._apart_s = 0.0
         self._sessions: dict[str, Context] = {}
         self._draining: list[float] = []
+        self._last_arrival = max(program.arrives for program in plan.programs)
         engine.deliver = self._deliver
         for program in plan.programs:
             self._at(program.arrives, partial(self._begin, program))
@@ -166,7 +166,7 @@ class Clients:
         self._submit(live, call, [], lambda context, well: None)
 
     def _idle(self, tick_s: float) -> None:
-        """Calls wait, and nothing runs: time goes on."""
+        """Let time go on while calls wait and nothing runs."""
         before = self.engine.now
         until = before + tick_s
         if self._events:
@@ -177,7 +177,7 @@ class Clients:
     def _check_progress(self) -> None:
         stalled = STALL_S if self.plan.engine.stalled is not None else 0.0
         limit_s = TIMES_ALONE * self._alone_s + self._apart_s + stalled + SPARE_S
-        if self.engine.now > limit_s + max(program.arrives for program in self.plan.programs):
+        if self.engine.now > limit_s + self._last_arrival:
             waits = ", ".join(
                 f"{name} ({call.request.status.name})" for name, call in self.calls.items()
             )
@@ -243,7 +243,7 @@ class Clients:
             self._control("boundary", [(live.plan.name, event, name)])
 
     def _finish(self, live: _Live, context: Context) -> None:
-        """All stages have ended, or the client has cancelled the rest."""
+        """End a program whose stages have ended, or whose client has cancelled the rest."""
         plan = live.plan
         self.ended_at[plan.name] = self.engine.now
         if plan.session is not None:
@@ -259,7 +259,7 @@ class Clients:
                 self._control("ends", [plan.name])
 
     def _cancel(self, live: _Live) -> None:
-        """The client aborts all calls of a program; the engine hears of its end before or after."""
+        """Abort all calls of a program; the engine hears of its end before that or after."""
         if live.over:
             return
         live.over = True
@@ -280,11 +280,8 @@ class Clients:
     def _submit(self, live: _Live, plan: CallPlan, context: Context, then: Then) -> None:
         engine = self.plan.engine
         prompt = context[: int(len(context) * plan.keeps)]
-        if not plan.too_large:
-            prompt = prompt[: max(0, engine.longest - plan.fresh - plan.output)]
-        else:
-            prompt = []
-        prompt = prompt + _words(plan.name, plan.fresh)
+        room = 0 if plan.too_large else max(0, engine.longest - plan.fresh - plan.output)
+        prompt = prompt[:room] + _words(plan.name, plan.fresh)
         request = self._request(live, plan, prompt)
         call = _Call(plan, live, prompt, then, request)
         self.calls[plan.name] = call
@@ -319,22 +316,19 @@ class Clients:
             params["stop_token_ids"] = [STOP]
         if plan.kind == "grammar":
             params["structured_outputs"] = StructuredOutputsParams(json={"type": "object"})
-        pooling = PoolingParams(task="embed") if plan.kind == "pooling" else None
-        request = Request(
-            request_id=plan.name,
-            prompt_token_ids=list(prompt),
-            sampling_params=None if pooling else SamplingParams(**params),
-            pooling_params=pooling,
-            cache_salt=plan.salt,
-            session_id=session,
+        request = make_request(
+            plan.name,
+            prompt,
+            self.scheduler.block_size,
+            salt=plan.salt,
+            session=session,
             priority=plan.priority,
-            arrival_time=self.engine.now,
-            lora_request=LoRARequest(f"lora{plan.lora}", plan.lora, "/nowhere")
-            if plan.lora
-            else None,
             resumable=plan.kind == "stream",
-            block_hasher=make_request("hasher", [0], self.scheduler.block_size)._block_hasher,
+            lora=LoRARequest(f"lora{plan.lora}", plan.lora, "/nowhere") if plan.lora else None,
+            pooling=PoolingParams(task="embed") if plan.kind == "pooling" else None,
+            **params,
         )
+        request.arrival_time = self.engine.now
         if plan.kind == "grammar":
             self._compile(plan, request)
         return request
@@ -359,10 +353,7 @@ class Clients:
             self._abort(name)
 
     def _abort(self, name: str) -> None:
-        from vllm.v1.request import RequestStatus
-
         call = self.calls[name]
-        call.aborted = True
         self.watch.note(name, "aborted by its client")
         self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
         self._ended(call, well=False)
@@ -387,10 +378,11 @@ class Clients:
         self.watch.note(plan.name, f"ends: {reason}, {len(call.tokens)} tokens")
         if plan.kind == "stream":
             return
-        failing = plan.kind == "wait" or plan.grammar_ends in ("error", "rejects")
-        if reason not in ("stop", "length"):
-            if not failing:
-                raise Violation("output", f"ends with {reason!r}", plan.name)
+        lost = plan.kind == "wait" and self.plan.engine.connector == "fail"
+        well = reason in ("stop", "length")
+        if not (well or lost or plan.grammar_ends) or (well and plan.grammar_ends):
+            raise Violation("output", f"ends with {reason!r}", plan.name)
+        if not well:
             return
         text = self.engine.runner.texts[plan.name]
         length = 0 if plan.kind == "pooling" else plan.output
@@ -410,7 +402,7 @@ class Clients:
         self._at(self.engine.now, lambda: call.then(context, well))
 
     def _turn_ended(self, call: _Call) -> None:
-        """A streaming session has answered: its next turn, or its end, is sent after a pause."""
+        """Send a session that has answered its next turn, or its end, after a pause."""
         turns, nth = call.plan.turns, call.turns
         call.turns += 1
         self.watch.note(call.plan.name, f"ends its turn {nth}")
@@ -437,7 +429,7 @@ class Clients:
         self.scheduler.add_request(chunk)
 
     def _close(self, call: _Call) -> None:
-        """No input comes any more."""
+        """Tell the engine that no input comes any more."""
         name = call.plan.name
         if name not in self.calls:
             return
@@ -507,13 +499,13 @@ class Clients:
 
 
 def _words(name: str, length: int) -> list[int]:
-    """A text of its own for each name."""
+    """Return so many tokens that no other name has."""
     seed = crc32(name.encode())
     return [200 + (seed + 7919 * position) % 9973 for position in range(length)]
 
 
 def _identity(program: ProgramPlan, call: CallPlan) -> tuple[str | None, dict[str, Any] | None]:
-    """VLLM's session id and the extra arguments by which a call names its program."""
+    """Return vLLM's session id and the extra arguments by which a call names its program."""
     if call.kind == "pooling" or program.says == "session":
         return (program.name if program.says != "nothing" else None), None
     if program.says == "flat":

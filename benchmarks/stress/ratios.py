@@ -139,7 +139,7 @@ def _figures(ours: Run, stock: Run) -> str:
     stock_ended_at, stock_waited_s = stock.ended_at[last], stock.waited_s.get(last, 0.0)
     parts = [
         f"preemptions: {mine.gave_way} for others, {mine.for_memory} for memory",
-        f"tokens computed: {mine.tokens} (stock {theirs.tokens})",
+        f"tokens computed: {mine.tokens}, {mine.lost_tokens} of them again (stock {theirs.tokens})",
         f"steps: {mine.steps} (stock {theirs.steps})",
         f"with a free slot while a call waited: {mine.idle_slots} (stock {theirs.idle_slots})",
         f"of them for admission: {mine.kept_out}",

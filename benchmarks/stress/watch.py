@@ -49,7 +49,6 @@ class Figures:
     calls: int = 0
     gave_way: int = 0
     for_memory: int = 0
-    promotions: int = 0
     lost_tokens: int = 0
     idle_slots: int = 0
     kept_out: int = 0
@@ -84,7 +83,7 @@ class Watch:
         self.events: list[tuple[float, int, str, str]] = []
         self.figures = Figures()
         self.lost: set[str] = set()
-        """Streaming sessions that vLLM itself may have lost (see `_preempt`)."""
+        """Streaming sessions that vLLM itself may have lost (see `_preempting`)."""
         self.waited_s: dict[str, float] = {}
         """By program: the seconds that its calls waited in all."""
         self._program: dict[str, str] = {}
@@ -107,18 +106,18 @@ class Watch:
         return getattr(self.scheduler, "queues", None)
 
     def note(self, subject: str, text: str) -> None:
-        """Something happened to a call or a program."""
+        """Record something that happened to a call or a program."""
         self.events.append((self.engine.now, self.engine.steps, subject, text))
 
     def sent(self, name: str, program: str, size: str) -> None:
-        """A program's client sends a call."""
+        """Record that a program's client sends a call."""
         self.note(name, f"sent by {program}: {size}")
         self.figures.calls += 1
         self._program[name] = program
         self._since[name] = self.engine.now
 
     def standing(self) -> list[str]:
-        """Each call in the engine, with its state."""
+        """Return a line for each call in the engine, with its state."""
         calls = {} if self.queues is None else self.queues.calls
         lines = []
         for name, request in self.scheduler.requests.items():
@@ -155,7 +154,7 @@ class Watch:
         self._preempt(request, *args, **kwargs)
 
     def _scheduled(self, output: Any) -> None:
-        """A step was scheduled."""
+        """Look at a step that was scheduled."""
         begun = list(admitted(output))
         for name in begun:
             self._began(name, output)
@@ -164,6 +163,7 @@ class Watch:
             self._was_preempted(request, progress, better)
         self._check_sizes(output)
         if self._before is not None:
+            self._owed.clear()
             requests = [request for request, *_ in preempted]
             self._check_paused(output.total_num_scheduled_tokens, begun, requests)
         elif begun:
@@ -185,7 +185,7 @@ class Watch:
             self.waited_s[program] = self.waited_s.get(program, 0.0) + waited_s
 
     def _was_preempted(self, request: Any, progress: tuple[int, int], better: str) -> None:
-        """A call was preempted with so many outputs and computed tokens, perhaps for a program."""
+        """Look at a preemption: the call's outputs and computed tokens, and for which program."""
         name, (outputs, computed) = request.request_id, progress
         call = None if self.queues is None else self.queues.calls.get(name)
         better = better or ("" if call is None else call.gave_way_to)
@@ -215,7 +215,7 @@ class Watch:
             raise Violation("step tokens", detail)
 
     def _check_paused(self, ran: int, begun: list[str], preempted: list[Any]) -> None:
-        """While paused, running calls go on at most; vLLM itself may preempt them for memory."""
+        """Only running calls may go on in a pause; vLLM itself may preempt them for memory."""
         assert self._before is not None
         before, calls = self._before, self.queues.calls
         if ran and self.scheduler.pause_state.value == _PAUSED_ALL:
@@ -243,7 +243,7 @@ class Watch:
     # -- what waits ----------------------------------------------------------------------
 
     def _startable(self) -> list[Any]:
-        """Waiting requests that could run if nothing else ran.
+        """Return the waiting requests that could run if nothing else ran.
 
         None if there is one that does not fit into the free blocks, or for which vLLM reserves
         some beside those that it takes, as for KV cache that is to arrive: none goes past it.
@@ -268,7 +268,7 @@ class Watch:
         return startable
 
     def idled(self, seconds: float) -> None:
-        """Nothing ran for so long, and the engine was not paused."""
+        """Look at so many seconds in which nothing ran, though the engine was not paused."""
         plan, scheduler = self.engine.plan, self.scheduler
         if scheduler.num_waiting_for_streaming_input >= plan.places:
             return
@@ -303,7 +303,7 @@ class Watch:
     # -- everything ----------------------------------------------------------------------
 
     def check_everything(self) -> None:
-        """Blocks are counted once; queues, table and vLLM's own lists agree."""
+        """Check that blocks are counted once, and that queues, table and vLLM's lists agree."""
         self._check_blocks()
         if self.queues is None:
             return
@@ -341,7 +341,7 @@ class Watch:
     # -- the end -------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """Nothing is left, after all calls and programs have ended or were given up."""
+        """Check that nothing is left, after all calls and programs have ended or were given up."""
         self.check_everything()
         scheduler = self.scheduler
         left = {
@@ -368,7 +368,7 @@ class Watch:
 
 
 def _protected_of_nobody(scheduler: Any) -> int:
-    """Blocks that are kept for programs though all have ended; sessions and types may come back."""
+    """Count the blocks kept for programs that have ended; sessions and types may come back."""
     queue = scheduler.retention.queue
     if queue is None:
         return 0
@@ -380,7 +380,7 @@ def _protected_of_nobody(scheduler: Any) -> int:
 
 
 def reachable(scheduler: Any) -> Iterator[tuple[str, QueuedCall | ProgramRow]]:
-    """Calls and programs that a scheduler's own parts still hold, and where."""
+    """Find the calls and programs that a scheduler's own parts still hold, and where."""
     stack: list[tuple[str, Any]] = list(vars(scheduler).items())
     seen: set[int] = set()
     while stack:
