@@ -45,7 +45,7 @@ class _Draw:
             (f"type{n}", math.exp(rng.gauss(0, spread)), rng.choice((0.2, 0.6)))
             for n in range(rng.randint(1, 4))
         ]
-        arrivals = self._arrivals(rng.randint(6, 30))
+        arrivals = self._arrivals(rng.randint(5, 16))
         programs = tuple(
             self._program(n, rng.choice(types), arrives) for n, arrives in enumerate(arrivals)
         )
@@ -81,7 +81,7 @@ class _Draw:
     def _program(self, number: int, kind: tuple[str, float, float], arrives: float) -> ProgramPlan:
         rng, (type_, scale, spread) = self.rng, kind
         stages: list[Stage] = []
-        for nth in range(rng.randint(1, 5)):
+        for nth in range(rng.randint(1, 4)):
             if nth:
                 stages += self._gap()
             size = scale * math.exp(rng.gauss(0, spread))
@@ -103,7 +103,7 @@ class _Draw:
         return CallPlan(
             f"plain-{next(self._numbers)}",
             fresh=max(1, min(1000, int(rng.uniform(20, 300) * size))),
-            output=max(1, min(200, int(rng.uniform(5, 60) * size))),
+            output=max(1, min(80, int(rng.uniform(4, 30) * size))),
             node=rng.choice(("", "plan", "act")),
         )
 
