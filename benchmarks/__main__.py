@@ -44,6 +44,10 @@ BENCHMARKS = {
         "Each constant of the scheduler, at half and at twice.",
     ),
     "serve": ("benchmarks.serve:serve", "agentrt serve and vLLM's own server under load."),
+    "stress": (
+        "benchmarks.stress.command:stress",
+        "Random programs on vLLM's scheduler, and never much worse than stock.",
+    ),
     "submit": ("benchmarks.submit:submit", "Programs that clients send: starts, and neighbours."),
     "techniques": (
         "benchmarks.techniques.command:techniques",

@@ -118,11 +118,14 @@ def make_request(
     session: str | None = None,
     priority: int = 0,
     resumable: bool = False,
+    lora: Any = None,
+    pooling: Any = None,
     **params: Any,
 ) -> Request:
     """A request as the engine core makes it; ``params`` are vLLM's sampling parameters.
 
     A ``resumable`` one is an input chunk of a streaming session, which goes by the request's id.
+    ``lora`` is vLLM's request for an adapter; one for ``pooling`` has these parameters instead.
     """
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -130,8 +133,9 @@ def make_request(
     return Request(
         request_id=request_id,
         prompt_token_ids=list(prompt),
-        sampling_params=SamplingParams(**params),
-        pooling_params=None,
+        sampling_params=None if pooling else SamplingParams(**params),
+        pooling_params=pooling,
+        lora_request=lora,
         cache_salt=salt,
         session_id=session,
         priority=priority,
@@ -235,6 +239,7 @@ class HeadlessEngine:
         from agentrt.executors.vllm._compat.scheduling import computed_before
 
         output = self.scheduler.schedule()
+        self._scheduled(output)
         computed = computed_before(output)
         scheduled = dict(output.num_scheduled_tokens)
         seconds = self.step_s(StepWork.of(scheduled, computed))
@@ -253,6 +258,9 @@ class HeadlessEngine:
                 raise RuntimeError(f"not done after {limit} steps")
             steps.append(self.step())
         return steps
+
+    def _scheduled(self, output: Any) -> None:
+        """A step was scheduled; its output is not complete yet. For subclasses."""
 
     def _complete(
         self, step: Step, output: Any, computed: Mapping[str, int], ends_at: float

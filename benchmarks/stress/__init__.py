@@ -1,0 +1,1 @@
+"""Random programs, requests and engines on vLLM's real scheduler, and what must always hold."""

@@ -1,0 +1,166 @@
+"""Runs one case, or many in processes of their own, and says what was wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import multiprocessing
+import traceback
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.stress.faults import Violation
+from benchmarks.stress.plans import CasePlan, draw_case
+from benchmarks.stress.watch import Figures
+
+if TYPE_CHECKING:
+    from benchmarks.stress.watch import Watch
+
+_LAST_EVENTS = 16
+_PIECE = 25
+"""Cases that a process runs before it says what came of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a case: nothing wrong, or the ``invariant`` that does not hold.
+
+    ``digest`` sums up all that happened; a case that is run again has the same.
+    """
+
+    seed: int
+    policy: str
+    digest: str
+    figures: Figures
+    invariant: str = ""
+    detail: str = ""
+    story: tuple[str, ...] = ()
+
+    @property
+    def report(self) -> str:
+        """All that is known of what was wrong."""
+        head = f"seed {self.seed}: {self.policy}: {self.invariant}: {self.detail}"
+        return "\n".join((head, *(f"    {line}" for line in self.story)))
+
+
+def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
+    """Run a case to its end or its first violation."""
+    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from benchmarks.stress.clients import Clients
+    from benchmarks.stress.engine import make_engine
+    from benchmarks.stress.watch import Watch
+
+    _silence()
+    engine = make_engine(cls or ProgramScheduler, plan.engine, plan.settings, plan.seed)
+    watch = Watch(engine)
+    clients = Clients(engine, plan, watch, ours=watch.queues is not None)
+    fault: Violation | None = None
+    try:
+        clients.run()
+        watch.figures.seconds = engine.now
+        clients.settle()
+        watch.check_end()
+    except Violation as violation:
+        fault = violation
+    except Exception as error:  # whatever the scheduler raises would have killed an engine
+        frames = traceback.extract_tb(error.__traceback__)[-3:]
+        places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
+        fault = Violation("survives", f"{type(error).__name__}: {error} ({places})")
+    watch.figures.tokens = engine.computed_tokens
+    digest = hashlib.sha256(repr(watch.events).encode()).hexdigest()[:16]
+    outcome = Outcome(plan.seed, plan.policy, digest, watch.figures)
+    if fault is None:
+        return outcome
+    return Outcome(
+        plan.seed,
+        plan.policy,
+        digest,
+        watch.figures,
+        fault.invariant,
+        f"{fault.detail}{f' [{fault.subject}]' if fault.subject else ''}",
+        tuple(_story(plan, watch, fault.subject)),
+    )
+
+
+def _silence() -> None:
+    """Have vLLM not log each grammar that rejects a token: they are part of the cases."""
+    logger = logging.getLogger("vllm")
+    if logger.level != logging.CRITICAL:
+        logger.setLevel(logging.CRITICAL)
+
+
+def _story(plan: CasePlan, watch: Watch, subject: str) -> Iterator[str]:
+    """The case's settings, the last events of a call or program, and what is in the engine."""
+    yield f"engine {plan.engine}"
+    yield f"settings {plan.settings}"
+    concerned = [event for event in watch.events if not subject or event[2] in (subject, "")]
+    for now, step, name, text in concerned[-_LAST_EVENTS:]:
+        yield f"{now:9.3f} s, step {step:5d}: {name} {text}"
+    yield f"in the engine: {'; '.join(watch.standing()) or 'nothing'}"
+
+
+def shrink(plan: CasePlan) -> tuple[CasePlan, Outcome]:
+    """Leave out of a case that fails all programs and disturbances that its failure needs not."""
+    outcome = run_case(plan)
+    smaller = True
+    while smaller and outcome.invariant:
+        smaller = False
+        for candidate in _smaller(plan):
+            again = run_case(candidate)
+            if again.invariant == outcome.invariant:
+                plan, outcome, smaller = candidate, again, True
+                break
+    return plan, outcome
+
+
+def _smaller(plan: CasePlan) -> Iterator[CasePlan]:
+    """The case without one of its disturbances, or without one of its programs."""
+    for at in range(len(plan.disturbances)):
+        rest = plan.disturbances[:at] + plan.disturbances[at + 1 :]
+        yield replace(plan, disturbances=rest)
+    for at in range(len(plan.programs)) if len(plan.programs) > 1 else ():
+        yield replace(plan, programs=plan.programs[:at] + plan.programs[at + 1 :])
+
+
+def run_seeds(
+    seeds: Iterable[int], *, twice: int = 0, without: Collection[str] = ()
+) -> Iterator[Outcome]:
+    """Run the case of each seed; each ``twice``-th runs again, and has to do the same."""
+    for seed in seeds:
+        outcome = run_case(draw_case(seed, without))
+        if twice and seed % twice == 0 and not outcome.invariant:
+            again = run_case(draw_case(seed, without))
+            if again.digest != outcome.digest:
+                detail = f"two runs differ: {outcome.digest}, {again.digest}"
+                outcome = Outcome(
+                    seed, outcome.policy, outcome.digest, outcome.figures, "deterministic", detail
+                )
+        yield outcome
+
+
+def run_all(
+    seeds: range, jobs: int, *, twice: int = 0, without: Collection[str] = ()
+) -> Iterator[Outcome]:
+    """Run the cases of all seeds in so many processes, and give their outcomes in their order."""
+    run = partial(_run_piece, twice=twice, without=without)
+    if jobs == 1:
+        yield from run_seeds(seeds, twice=twice, without=without)
+        return
+    import_all()
+    pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        for outcomes in pool.map(run, pieces):
+            yield from outcomes
+
+
+def import_all() -> None:
+    """Import vLLM, before processes are forked that would each take seconds for it."""
+    import agentrt.executors.vllm.scheduler  # noqa: F401
+    import benchmarks.stress.clients  # noqa: F401
+
+
+def _run_piece(seeds: range, twice: int, without: Collection[str]) -> list[Outcome]:
+    return list(run_seeds(seeds, twice=twice, without=without))

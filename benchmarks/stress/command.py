@@ -1,0 +1,150 @@
+"""``benchmarks stress``: random cases on vLLM's real scheduler, and ratios to stock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import click
+
+from agentrt.lab.bench.results import run_shown, show
+from agentrt.lab.commands.options import count_option, note, seed_option, silence_vllm
+from agentrt.lab.reports.tables import markdown
+from benchmarks.stress.cases import Outcome, run_all
+from benchmarks.stress.cases import shrink as shrink_case
+from benchmarks.stress.plans import FEATURES, describe, draw_case
+from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
+
+_SHOWN = 3
+"""Failed cases of one invariant that are shown in full."""
+_TWICE = 20
+"""Every so many-th case runs twice, to see that it does the same."""
+_EPILOG = """\b
+Examples:
+  python -m benchmarks stress --cases 10000 --jobs 2
+  python -m benchmarks stress --seed 4711 --cases 1 --shrink     # one case again
+  python -m benchmarks stress ratios --workloads 500
+"""
+
+
+@click.group(invoke_without_command=True, epilog=_EPILOG)
+@count_option("--cases", "Number of cases.", default=1000)
+@seed_option
+@count_option("--jobs", "Number of processes that share the work.", default=1)
+@click.option("--all", "show_all", is_flag=True, help="Show every case that fails, in full.")
+@click.option(
+    "--shrink",
+    is_flag=True,
+    help="Show the first case that fails without what its failure does not need, and stop.",
+)
+@click.option(
+    "--without",
+    multiple=True,
+    type=click.Choice(FEATURES),
+    help="A kind of request or disturbance to leave out; may be repeated. A seed's case is another "
+    "one then.",
+)
+@click.pass_context
+def stress(
+    ctx: click.Context,
+    cases: int,
+    seed: int,
+    jobs: int,
+    show_all: bool,
+    shrink: bool,
+    without: tuple[str, ...],
+) -> int | None:
+    """Random programs, requests and engines on vLLM's real scheduler, in virtual time.
+
+    Every case is drawn from one number, beginning with --seed, and the cases go through all
+    policies, retentions and admissions. Fails if an invariant does not hold in a case: a call that
+    never ends, a batch beyond its slots, a wrong token or block, preemption or admission while the
+    engine is paused, or anything that is left at the end. 'stress ratios' compares the time until
+    everything has ended with stock's.
+    """
+    if ctx.invoked_subcommand is not None:
+        return None
+    silence_vllm()
+    done = _Cases()
+
+    async def work() -> None:
+        for outcome in run_all(range(seed, seed + cases), jobs, twice=_TWICE, without=without):
+            if done.add(outcome) and (show_all or done.failed[outcome.invariant] <= _SHOWN):
+                note(f"{outcome.report}\n    again: {_line(outcome.seed, without)}")
+            if outcome.invariant and shrink:
+                _show_shrunk(outcome.seed, without)
+                break
+            if done.number % 500 == 0:
+                note(f"{done.number} of {cases} cases, {done.failed.total()} failed")
+            await asyncio.sleep(0)  # where a signal stops it
+
+    run_shown(work(), lambda: show(done.table(), {}))
+    return 1 if done.failed else 0
+
+
+class _Cases:
+    """Counts cases, and those that failed by their invariant."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.failed: Counter[str] = Counter()
+        self._firsts: dict[str, int] = {}
+
+    def add(self, outcome: Outcome) -> bool:
+        """Count a case. Returns whether it failed."""
+        self.number += 1
+        if outcome.invariant:
+            self.failed[outcome.invariant] += 1
+            self._firsts.setdefault(outcome.invariant, outcome.seed)
+        return bool(outcome.invariant)
+
+    def table(self) -> str:
+        rows = [["all cases", self.number, ""], ["failed", self.failed.total(), ""]]
+        rows += [[name, number, self._firsts[name]] for name, number in self.failed.most_common()]
+        return markdown(["invariant", "cases", "first seed"], rows)
+
+
+def _line(seed: int, without: tuple[str, ...]) -> str:
+    """The command that runs one case again."""
+    options = "".join(f" --without {feature}" for feature in without)
+    return f"python -m benchmarks stress --seed {seed} --cases 1{options}"
+
+
+def _show_shrunk(seed: int, without: tuple[str, ...]) -> None:
+    plan, outcome = shrink_case(draw_case(seed, without))
+    note("\n".join(("the smallest case that fails alike:", *describe(plan), outcome.report)))
+
+
+@stress.command("ratios")
+@count_option("--workloads", "Number of workloads, each under stock and every policy.", default=500)
+@seed_option
+@count_option("--jobs", "Number of processes that share the work.", default=1)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(POLICIES),
+    help="A policy to compare, with the retention and admission that go with it; may be repeated.  "
+    "[default: all]",
+)
+@count_option("--worst", "Number of workloads in the table of the worst.", default=10)
+def ratios(workloads: int, seed: int, jobs: int, policies: tuple[str, ...], worst: int) -> int:
+    """The time until random workloads have ended, beside stock's scheduler.
+
+    Every context fits into the cache. Fails if a workload takes more than 1.15 times as long as
+    with stock under the defaults, or more than 1.5 times under another policy; the worst are shown
+    with what explains them.
+    """
+    silence_vllm()
+    done: list[Ratio] = []
+
+    async def work() -> None:
+        seeds = range(seed, seed + workloads)
+        for number, compared in enumerate(compare_all(seeds, policies or POLICIES, jobs), 1):
+            done.extend(compared)
+            if number % 50 == 0:
+                note(f"{number} of {workloads} workloads")
+            await asyncio.sleep(0)  # where a signal stops it
+
+    run_shown(work(), lambda: show([summary(done), worst_of(done, worst)] if done else "", {}))
+    return 1 if any(ratio.ratio > ratio.limit for ratio in done) else 0

@@ -1,0 +1,80 @@
+"""A KV connector to a made-up other engine, which is slow and fails now and then.
+
+A request's name says what the other engine has of it: all of a ``load``, at once; all of a
+``wait``, after a while; and it takes over the cache of a ``send``. It answers each request's first
+question with "not known yet".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+)
+
+Load = tuple[str, list[int], int, int]
+"""A request, its blocks, and the positions from and up to which their content arrives."""
+
+
+@dataclass
+class Transfers(KVConnectorMetadata):
+    """What arrives with the step that it is part of, and what is under way from then on."""
+
+    loads: list[Load] = field(default_factory=list)
+    begun: list[Load] = field(default_factory=list)
+
+
+class Elsewhere(KVConnectorBase_V1):
+    """The scheduler's half of the connector. ``going`` are the requests that are handed on.
+
+    The other engine has nothing any more of the ``failed``: vLLM would reserve room for such a
+    request beside itself, and wait for ever where there is not twice its room.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.going: dict[str, None] = {}
+        self.failed: set[str] = set()
+        self._next = Transfers()
+        self._known: set[str] = set()
+        self._size = self._vllm_config.cache_config.block_size
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        name = request.request_id
+        kind = name.split("-")[0]
+        if kind not in ("load", "wait") or name in self.failed:
+            return 0, False
+        if name not in self._known:
+            self._known.add(name)
+            return None, False
+        whole = (request.num_prompt_tokens - 1) // self._size * self._size
+        return max(0, whole - num_computed_tokens), kind == "wait" and whole > num_computed_tokens
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if not num_external_tokens:
+            return
+        name = request.request_id
+        end = (request.num_prompt_tokens - 1) // self._size * self._size
+        load = name, list(blocks.get_block_ids()[0]), end - num_external_tokens, end
+        (self._next.begun if name.startswith("wait") else self._next.loads).append(load)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        transfers, self._next = self._next, Transfers()
+        return transfers
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        if not request.request_id.startswith("send") or not block_ids:
+            return False, None
+        self.going[request.request_id] = None
+        return True, None
+
+    # The worker's half, which no scheduler calls.
+    def start_load_kv(self, *args: Any, **kwargs: Any) -> None: ...
+    def wait_for_layer_load(self, *args: Any) -> None: ...
+    def save_kv_layer(self, *args: Any, **kwargs: Any) -> None: ...
+    def wait_for_save(self) -> None: ...

@@ -1,0 +1,14 @@
+"""How a case fails."""
+
+from __future__ import annotations
+
+
+class Violation(Exception):
+    """Something happened that must never happen.
+
+    ``invariant`` is its short name, ``subject`` the call or program that it concerns, if any.
+    """
+
+    def __init__(self, invariant: str, detail: str, subject: str = "") -> None:
+        super().__init__(f"{invariant}: {detail}")
+        self.invariant, self.detail, self.subject = invariant, detail, subject

@@ -1,0 +1,470 @@
+"""Random cases, each drawn from one number: an engine, its settings, its clients and disturbances.
+
+A plan holds every decision that is random, so that engines that schedule differently serve the
+same clients. Times are seconds of virtual time, sizes are tokens or blocks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import count, product
+from typing import Any
+
+from agentrt.lab.engine.headless import BLOCK_SIZE
+from agentrt.scheduler.config import ADMISSIONS, RETENTIONS, SchedulerConfig
+from agentrt.scheduler.policies import BUILT_IN
+
+COMBINATIONS = tuple(product(BUILT_IN, RETENTIONS, ADMISSIONS))
+"""Policy, retention and admission: case n has the n-th, counted round."""
+LAYERS = {"full": 1, "sliding": 1, "hybrid": 3, "mamba": 2}
+"""Kinds of KV cache, and how many groups of blocks each has."""
+WINDOW = 40
+"""Tokens of context that a sliding layer attends to."""
+FEATURES = (
+    *("grammar", "pooling", "stream", "lora", "connector", "drafts", "large", "priority", "salts"),
+    *("pauses", "resets", "aborts", "stall", "messages"),
+)
+"""Kinds of requests, and of what disturbs an engine, that are in some of the cases."""
+_SOMETIMES = 0.25
+"""The chance that a case has a given feature."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """An engine's sizes, and the time that its steps take.
+
+    ``connector`` is what becomes of KV cache that fails to arrive (``fail`` or ``recompute``), None
+    without a connector. ``stalled`` is the number of a step that takes a minute. Calls may hold
+    ``active_slots`` of the batch, None for all.
+    """
+
+    slots: int
+    blocks: int
+    step_tokens: int
+    max_model_len: int
+    in_flight: int = 1
+    layers: str = "full"
+    prefix_cache: bool = True
+    order: str = "fcfs"
+    long_prefill: int = 0
+    whole_prompt_fits: bool = True
+    drafts: int = 0
+    connector: str | None = None
+    loras: int = 0
+    base_s: float = 0.02
+    token_s: float = 1e-4
+    stalled: int | None = None
+    kv_events: bool = False
+    active_slots: int | None = None
+
+    @property
+    def places(self) -> int:
+        """Calls that may run at a time, or wait for input as streaming sessions."""
+        return self.slots if self.active_slots is None else self.active_slots
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest call that fits into the pool beside nothing else."""
+        blocks = (self.blocks - 1) // LAYERS[self.layers] - 2
+        return min(blocks * BLOCK_SIZE, self.max_model_len) - 4 * (1 + self.drafts)
+
+    @property
+    def too_large(self) -> bool:
+        """Whether the model takes prompts that the pool has no room for."""
+        return self.max_model_len - 20 > self.blocks * BLOCK_SIZE
+
+    def alone_s(self, prompt: int, output: int) -> float:
+        """Seconds that a call takes with the engine to itself, and nothing cached."""
+        steps = -(-prompt // min(self.step_tokens, self.long_prefill or prompt or 1)) + output
+        return steps * self.base_s + prompt * self.token_s
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """One call, or one streaming session of ``turns``: (pause, new tokens, output tokens) each.
+
+    It repeats a share ``keeps`` of its program's context, then has ``fresh`` tokens of its own.
+    ``stops_at`` is the output token with which it ends before its ``output`` is full. A client
+    ``gives_up_s`` after it has submitted the call. A grammar takes ``grammar_s`` to compile (None:
+    for ever), and then may have an error or reject what the model says (``grammar_ends``).
+    """
+
+    name: str
+    kind: str = "plain"
+    keeps: float = 1.0
+    fresh: int = 20
+    output: int = 8
+    stops_at: int | None = None
+    priority: int = 0
+    salt: str | None = None
+    lora: int = 0
+    node: str = ""
+    size_hint: float | None = None
+    gives_up_s: float | None = None
+    grammar_s: float | None = 0.0
+    grammar_ends: str = ""
+    turns: tuple[tuple[float, int, int], ...] = ()
+    too_large: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Time that a program spends outside the engine.
+
+    ``kind`` is ``tool`` or ``human``; a client that is not ``reported`` says nothing of it.
+    """
+
+    kind: str
+    name: str
+    seconds: float
+    reported: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Lists of stages that run side by side; the program goes on when all have ended."""
+
+    branches: tuple[tuple[Stage, ...], ...]
+
+
+Stage = CallPlan | Gap | Branches
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPlan:
+    """A program: when it begins, what it does, and what its client says at the end.
+
+    ``says`` is how its calls name it: ``nested`` or ``flat`` values, vLLM's ``session`` id, or
+    ``nothing``, so that each call is a program of its own. ``end`` is ``ends``, ``twice``,
+    ``early`` (while its last call runs), or ``silent``. ``cancelled_s`` after its beginning the
+    client aborts what runs of it.
+    """
+
+    name: str
+    type: str
+    stages: tuple[Stage, ...]
+    arrives: float = 0.0
+    tenant: str = "default"
+    session: str | None = None
+    says: str = "nested"
+    end: str = "ends"
+    cancelled_s: float | None = None
+
+    @property
+    def calls(self) -> Iterator[CallPlan]:
+        """All its calls."""
+        return _calls(self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """Something that happens to the whole engine.
+
+    ``kind`` is ``new`` or ``all`` (a pause of so many ``seconds``, of new calls or of all),
+    ``drain`` (a pause of new calls until the others have ended, and so much longer), ``reset`` (of
+    the prefix cache), ``restart`` (the same, and running calls begin anew), ``messages`` (about
+    programs that nobody knows, and questions), or ``configure`` (new settings, which an engine
+    refuses while it has calls).
+    """
+
+    at: float
+    kind: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CasePlan:
+    """A whole case."""
+
+    seed: int
+    engine: EnginePlan
+    settings: dict[str, Any]
+    programs: tuple[ProgramPlan, ...]
+    disturbances: tuple[Disturbance, ...] = ()
+
+    @property
+    def policy(self) -> str:
+        """Policy, retention and admission, as other commands name them."""
+        names = ("policy", "retention", "admission")
+        return "+".join(str(self.settings.get(name)) for name in names)
+
+
+def _calls(stages: tuple[Stage, ...]) -> Iterator[CallPlan]:
+    for stage in stages:
+        if isinstance(stage, CallPlan):
+            yield stage
+        elif isinstance(stage, Branches):
+            for branch in stage.branches:
+                yield from _calls(branch)
+
+
+def describe(plan: CasePlan) -> list[str]:
+    """A line for each program and disturbance of a case, in the order of their times."""
+    lines = [(program.arrives, _program_line(program)) for program in plan.programs]
+    lines += [(event.at, f"{event.kind} for {event.seconds:.2f} s") for event in plan.disturbances]
+    return [f"{at:.3f} s: {line}" for at, line in sorted(lines)]
+
+
+def _program_line(program: ProgramPlan) -> str:
+    about = f"{program.type}, {program.says}, session {program.session}, {program.end}"
+    cancelled = (
+        "" if program.cancelled_s is None else f", cancelled after {program.cancelled_s:.2f} s"
+    )
+    return f"{program.name} ({about}{cancelled}): {_stages_line(program.stages)}"
+
+
+def _stages_line(stages: tuple[Stage, ...]) -> str:
+    parts = []
+    for stage in stages:
+        if isinstance(stage, CallPlan):
+            parts.append(_call_line(stage))
+        elif isinstance(stage, Gap):
+            silent = "" if stage.reported else " unreported"
+            parts.append(f"{stage.kind} {stage.seconds:.2f} s{silent}")
+        else:
+            parts.append(f"[{' | '.join(map(_stages_line, stage.branches))}]")
+    return ", ".join(parts)
+
+
+def _call_line(call: CallPlan) -> str:
+    """A call's sizes, and the fields that are not as in a plain call."""
+    plain = CallPlan(call.name)
+    names = ["keeps", "stops_at", "priority", "salt", "lora", "gives_up_s", "turns"]
+    names += ["grammar_s", "grammar_ends"] if call.kind == "grammar" else []
+    unusual = [
+        f" {name}={getattr(call, name)}"
+        for name in names
+        if getattr(call, name) != getattr(plain, name)
+    ]
+    return f"{call.name} {call.fresh}+{call.output}{''.join(unusual)}"
+
+
+# -- random cases ----------------------------------------------------------------------
+
+
+def draw_case(seed: int, without: Collection[str] = ()) -> CasePlan:
+    """Draw the case of a seed, ``without`` some of the `FEATURES`.
+
+    Cases that follow each other go through all combinations of settings.
+    """
+    return _Draw(seed, without).case()
+
+
+class _Draw:
+    """Draws a case. Each kind of request and disturbance is in some of the cases only, so that a
+    case that fails has few of them.
+    """
+
+    def __init__(self, seed: int, without: Collection[str]) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(f"case {seed}")
+        drawn = [feature for feature in FEATURES if rng.random() < _SOMETIMES]
+        self.has = set(drawn) - set(without)
+        self.engine = self._engine()
+        self._numbers = count(1)
+        self._types = [f"type{n}" for n in range(rng.randint(1, 3))]
+        self._streams = 0
+
+    def case(self) -> CasePlan:
+        programs = tuple(self._program(n) for n in range(self.rng.randint(3, 9)))
+        policy, retention, admission = COMBINATIONS[self.seed % len(COMBINATIONS)]
+        settings = {
+            "policy": policy,
+            "retention": retention,
+            "admission": admission,
+            **self._settings(),
+        }
+        SchedulerConfig.from_dict(settings)
+        return CasePlan(self.seed, self.engine, settings, programs, self._disturbances())
+
+    def _engine(self) -> EnginePlan:
+        rng, has = self.rng, self.has
+        layers = rng.choice(("full", "full", "full", "sliding", "hybrid", "mamba"))
+        if "connector" in has:  # vLLM's connectors know one group of blocks
+            layers = "full"
+        groups = LAYERS[layers]
+        order = "priority" if "priority" in has and rng.random() < 0.5 else "fcfs"
+        base_s = rng.choice((0.005, 0.02, 0.1, 0.4))
+        slots = rng.randint(1, 6)
+        return EnginePlan(
+            slots=slots,
+            blocks=groups * rng.choice((rng.randint(9, 16), rng.randint(12, 40), 120)) + 1,
+            step_tokens=rng.choice((48, 64, 128, 2048)),
+            max_model_len=rng.choice((256, 512)),
+            in_flight=rng.choice((1, 2)),
+            layers=layers,
+            # In vLLM's order of priorities, a call that is preempted in the step in which it was
+            # scheduled leaves blocks in the prefix cache that were never computed; and prompts that
+            # need not fit as a whole preempt each other for ever, under stock's scheduler, too.
+            prefix_cache=rng.random() < 0.75 and order == "fcfs",
+            whole_prompt_fits=rng.random() < 0.8 or order == "priority",
+            order=order,
+            long_prefill=rng.choice((0, 0, 0, 32)),
+            drafts=rng.randint(1, 3) if "drafts" in has else 0,
+            connector=rng.choice(("fail", "recompute")) if "connector" in has else None,
+            loras=rng.randint(1, 2) if "lora" in has else 0,
+            base_s=base_s,
+            token_s=base_s * rng.choice((0.002, 0.01, 0.05)),
+            stalled=rng.randint(2, 60) if "stall" in has else None,
+            kv_events=rng.random() < 0.1,
+            active_slots=rng.randint(1, slots) if rng.random() < 0.1 else None,
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        rng = self.rng
+        settings: dict[str, Any] = {"admission_cap": rng.randint(1, 5)}
+        if rng.random() < 0.3:
+            settings["ttft_target"] = rng.choice((0.5, 5.0))
+        if rng.random() < 0.3:
+            settings["retention_ttl"] = rng.choice((0.5, 5.0))
+        if rng.random() < 0.5:  # half of the cases have the defaults
+            return settings
+        first_s = self.engine.base_s * rng.choice((1, 4, 16))
+        return settings | {
+            "quanta": [first_s * 2**n for n in range(rng.randint(1, 5))],
+            "beta": rng.choice((0.5, 2.0, 8.0)),
+            "max_promoted": rng.randint(1, 4),
+            "lane": rng.choice((0.0, 0.05, 0.3, 0.8)),
+            "preemption": rng.random() < 0.9,
+            "min_residency_steps": rng.choice((0, 1, 4)),
+            "min_remaining_tokens": rng.choice((0, 4)),
+            "max_preemptions_per_step": rng.choice((1, 2, 8)),
+            "stale_after_s": rng.choice((100.0, 3600.0)),
+        }
+
+    # -- programs ----------------------------------------------------------------------
+
+    def _program(self, number: int) -> ProgramPlan:
+        rng = self.rng
+        stages: list[Stage] = []
+        for _ in range(rng.randint(1, 4)):
+            stages += self._branches() if rng.random() < 0.2 else self._turn()
+        says = rng.choices(("nested", "flat", "session", "nothing"), (8, 1, 1, 1))[0]
+        end = rng.choices(("ends", "twice", "early", "silent"), (8, 1, 1, 3))[0]
+        return ProgramPlan(
+            f"p{number}",
+            rng.choice(self._types),
+            tuple(stages),
+            arrives=rng.choice((0.0, rng.uniform(0, 20 * self.engine.base_s), rng.uniform(0, 5))),
+            tenant=rng.choice(("default", "other")),
+            session=rng.choice((None, None, "s1", "s2")),
+            says=says,
+            end=end,
+            cancelled_s=rng.uniform(0, 40 * self.engine.base_s)
+            if "aborts" in self.has and rng.random() < 0.3
+            else None,
+        )
+
+    def _turn(self) -> list[Stage]:
+        stages: list[Stage] = [self._call()]
+        if self.rng.random() < 0.5:
+            stages.append(self._gap())
+        return stages
+
+    def _branches(self) -> list[Stage]:
+        rng = self.rng
+        branches = [
+            tuple(stage for _ in range(rng.randint(1, 2)) for stage in self._turn())
+            for _ in range(rng.randint(2, 3))
+        ]
+        return [Branches(tuple(branches))]
+
+    def _gap(self) -> Gap:
+        rng = self.rng
+        human = rng.random() < 0.2
+        seconds = rng.uniform(1, 60) if human else rng.uniform(0, 60 * self.engine.base_s)
+        name = "" if human else rng.choice(("shell", "web", ""))
+        return Gap("human" if human else "tool", name, seconds, rng.random() < 0.8)
+
+    def _call(self) -> CallPlan:
+        rng, has, engine = self.rng, self.has, self.engine
+        kinds = ["plain"] * 4 + [kind for kind in ("grammar", "pooling") if kind in has]
+        kinds += ["load", "wait", "send"] if engine.connector else []
+        if "stream" in has and self._streams < 2 and engine.longest > 150:
+            kinds.append("stream")
+        kind, number = rng.choice(kinds), next(self._numbers)
+        if "large" in has and engine.too_large and rng.random() < 0.2:
+            return self._oversized(f"large-{number}")
+        name = f"{kind}-{number}"
+        if kind == "grammar":
+            return self._grammar(name)
+        if kind == "stream":
+            return self._stream(name)
+        output, longest = rng.randint(1, 16), engine.longest
+        return CallPlan(
+            name,
+            kind,
+            keeps=rng.choice((1.0, 1.0, 1.0, 0.5, 0.0)),
+            fresh=rng.choice((rng.randint(1, 40), rng.randint(1, max(2, longest - output - 1)))),
+            output=output,
+            stops_at=rng.randint(0, output) if rng.random() < 0.2 else None,
+            priority=rng.randint(0, 2) if "priority" in has else 0,
+            salt=rng.choice((None, "a")) if "salts" in has else None,
+            lora=rng.randint(0, 3) if engine.loras else 0,
+            node=rng.choice(("", "plan", "act")),
+            size_hint=rng.choice((None, None, None, 10.0, 1000.0)),
+            gives_up_s=self._patience(),
+        )
+
+    def _oversized(self, name: str) -> CallPlan:
+        """A call whose prompt is larger than the pool, until its client gives up."""
+        fresh = self.rng.randint(self.engine.blocks * BLOCK_SIZE, self.engine.max_model_len - 18)
+        gives_up_s = self.rng.uniform(1, 100) * self.engine.base_s
+        return CallPlan(name, fresh=fresh, gives_up_s=gives_up_s, too_large=True)
+
+    def _grammar(self, name: str) -> CallPlan:
+        """A call that waits for its grammar, some for ever until their clients give up."""
+        rng, base_s = self.rng, self.engine.base_s
+        never = rng.random() < 0.2
+        return CallPlan(
+            name,
+            "grammar",
+            fresh=rng.randint(1, 40),
+            output=rng.randint(1, 16),
+            grammar_s=None if never else rng.choice((0.0, rng.uniform(0, 100) * base_s)),
+            grammar_ends=rng.choice(("", "", "", "error", "rejects")),
+            gives_up_s=rng.uniform(20, 300) * base_s if never else self._patience(),
+        )
+
+    def _patience(self) -> float | None:
+        impatient = "aborts" in self.has and self.rng.random() < 0.15
+        return self.rng.uniform(0, 60) * self.engine.base_s if impatient else None
+
+    def _stream(self, name: str) -> CallPlan:
+        """A streaming session. Few are in a case: they hold their cache while they wait."""
+        rng = self.rng
+        self._streams += 1
+        turns = tuple(
+            (rng.choice((0.0, rng.uniform(0, 60 * self.engine.base_s))), rng.randint(1, 10), 4)
+            for _ in range(rng.randint(1, 3))
+        )
+        return CallPlan(
+            name,
+            "stream",
+            keeps=0.0,
+            fresh=rng.randint(1, 16),
+            output=rng.randint(1, 4),
+            turns=turns,
+            gives_up_s=rng.uniform(0, 60) * self.engine.base_s if rng.random() < 0.2 else None,
+        )
+
+    # -- disturbances ------------------------------------------------------------------
+
+    def _disturbances(self) -> tuple[Disturbance, ...]:
+        rng, base_s = self.rng, self.engine.base_s
+        drawn: list[Disturbance] = []
+        kinds = [("pauses", ("new", "all", "drain")), ("messages", ("messages", "configure"))]
+        # In vLLM, running calls cannot begin anew while steps or KV cache are under way.
+        whole = self.engine.in_flight == 1 and self.engine.connector is None
+        kinds.append(("resets", ("reset", "restart") if whole else ("reset",)))
+        for feature, names in kinds:
+            if feature in self.has:
+                drawn += [
+                    Disturbance(
+                        rng.uniform(0, 150 * base_s), rng.choice(names), rng.uniform(0, 40 * base_s)
+                    )
+                    for _ in range(rng.randint(1, 4))
+                ]
+        return tuple(sorted(drawn, key=lambda event: event.at))

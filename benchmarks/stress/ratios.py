@@ -1,0 +1,225 @@
+"""How long workloads take that fit into the cache, beside stock vLLM's scheduler."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from agentrt.lab.reports.tables import markdown
+from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
+from agentrt.scheduler.policies import BUILT_IN
+from benchmarks.harness import percentile
+from benchmarks.stress.cases import import_all
+from benchmarks.stress.faults import Violation
+from benchmarks.stress.plans import CasePlan
+from benchmarks.stress.watch import Figures
+from benchmarks.stress.workloads import draw_workload
+
+DEFAULT = "default"
+POLICIES = (DEFAULT, *(name for name in BUILT_IN if name != DEFAULT_POLICY))
+"""The defaults, and every other policy with the retention and admission that go with it."""
+LIMITS = {DEFAULT: 1.15}
+OTHERS_LIMIT = 1.5
+"""The most that the time until everything has ended may be of stock's."""
+
+
+_WORTH_NAMING = 0.05
+_ORDERS = 8
+"""Other orders of a workload's programs that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One workload under one scheduler: when each program had ended, how long its calls waited."""
+
+    figures: Figures
+    ended_at: dict[str, float]
+    waited_s: dict[str, float]
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A workload's time under a policy over stock's; ``mean`` is that of the programs' times.
+
+    ``cause`` names what explains it, ``figures`` are the two runs'.
+    """
+
+    seed: int
+    policy: str
+    ratio: float
+    mean: float
+    cause: str
+    figures: str
+
+    @property
+    def limit(self) -> float:
+        return LIMITS.get(self.policy, OTHERS_LIMIT)
+
+
+def run_workload(plan: CasePlan, policy: str | None) -> Run:
+    """Run a workload under a policy, or under stock's scheduler."""
+    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.lab.engine.headless import stock_scheduler
+    from benchmarks.stress.clients import Clients
+    from benchmarks.stress.engine import make_engine
+    from benchmarks.stress.watch import Watch
+
+    cls = stock_scheduler() if policy is None else ProgramScheduler
+    engine = make_engine(cls, plan.engine, None if policy is None else settings(policy), plan.seed)
+    watch = Watch(engine, checks=False)
+    clients = Clients(engine, plan, watch, ours=policy is not None)
+    fault = ""
+    try:
+        clients.run()
+    except Violation as violation:
+        fault = str(violation)
+    watch.figures.seconds = max(clients.ended_at.values(), default=engine.now)
+    watch.figures.tokens = engine.computed_tokens
+    return Run(watch.figures, clients.ended_at, dict(watch.waited_s), fault)
+
+
+def settings(policy: str) -> dict[str, object]:
+    """The settings of a policy that no others are given for."""
+    config = SchedulerConfig.of_policy() if policy == DEFAULT else SchedulerConfig.of_policy(policy)
+    return config.to_dict()
+
+
+def compare(seed: int, policies: Sequence[str]) -> list[Ratio]:
+    """Compare policies with stock on the workload of a seed."""
+    plan = draw_workload(seed)
+    stock = run_workload(plan, None)
+    assert not stock.fault, f"stock, workload {seed}: {stock.fault}"
+    return [_ratio(plan, policy, run_workload(plan, policy), stock) for policy in policies]
+
+
+def compare_all(seeds: range, policies: Sequence[str], jobs: int) -> Iterator[list[Ratio]]:
+    """Compare policies with stock on the workload of each seed, in so many processes."""
+    run = partial(compare, policies=tuple(policies))
+    if jobs == 1:
+        yield from map(run, seeds)
+        return
+    import_all()
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        yield from pool.map(run, seeds)
+
+
+def _ratio(plan: CasePlan, policy: str, ours: Run, stock: Run) -> Ratio:
+    if ours.fault:
+        return Ratio(plan.seed, policy, math.inf, math.inf, "a violation", ours.fault)
+    arrived = {program.name: program.arrives for program in plan.programs}
+    means = [
+        statistics.fmean(ended - arrived[name] for name, ended in run.ended_at.items())
+        for run in (ours, stock)
+    ]
+    ratio = ours.figures.seconds / stock.figures.seconds
+    mean = means[0] / means[1]
+    return Ratio(plan.seed, policy, ratio, mean, _cause(ours, stock), _figures(ours, stock))
+
+
+def _cause(ours: Run, stock: Run) -> str:
+    """Name the greatest difference from stock's run that costs time, if it is above 5%."""
+    mine, theirs = ours.figures, stock.figures
+    costs = {
+        "tokens computed again": mine.tokens / theirs.tokens - 1,
+        "slots left free": (mine.idle_slots - theirs.idle_slots) / mine.steps,
+        "an idle engine": (mine.idle_s - theirs.idle_s) / mine.seconds,
+    }
+    cause, most = max(costs.items(), key=lambda cost: cost[1])
+    return cause if most > _WORTH_NAMING else "the order alone"
+
+
+def _figures(ours: Run, stock: Run) -> str:
+    mine, theirs = ours.figures, stock.figures
+    last = max(ours.ended_at, key=lambda name: ours.ended_at[name])
+    ended_at, waited_s = ours.ended_at[last], ours.waited_s.get(last, 0.0)
+    stock_ended_at, stock_waited_s = stock.ended_at[last], stock.waited_s.get(last, 0.0)
+    parts = [
+        f"preemptions: {mine.gave_way} for others, {mine.for_memory} for memory",
+        f"tokens computed: {mine.tokens}, {mine.lost_tokens} of them again (stock {theirs.tokens})",
+        f"steps: {mine.steps} (stock {theirs.steps})",
+        f"with a free slot while a call waited: {mine.idle_slots} (stock {theirs.idle_slots})",
+        f"of them for admission: {mine.kept_out}",
+        f"idle: {mine.idle_s:.1f} s",
+        f"the last to end: {last} at {ended_at:.1f} s (stock {stock_ended_at:.1f})",
+        f"its calls waited {waited_s:.1f} s (stock {stock_waited_s:.1f})",
+    ]
+    return "; ".join(parts)
+
+
+def summary(ratios: Sequence[Ratio]) -> str:
+    """A row per policy: the ratios' median, 99th percentile and most, and how many exceed."""
+    rows = []
+    for policy in dict.fromkeys(ratio.policy for ratio in ratios):
+        mine = [ratio for ratio in ratios if ratio.policy == policy]
+        values, means = [ratio.ratio for ratio in mine], [ratio.mean for ratio in mine]
+        worst = max(mine, key=lambda ratio: ratio.ratio)
+        above = sum(ratio.ratio > ratio.limit for ratio in mine)
+        rows.append(
+            [
+                policy,
+                len(mine),
+                *(
+                    f"{value:.3f}"
+                    for value in (statistics.median(values), percentile(values, 0.99))
+                ),
+                f"{worst.ratio:.3f}",
+                worst.seed,
+                f"{worst.limit}",
+                above,
+                f"{statistics.median(means):.3f}",
+            ]
+        )
+    head = ["policy", "workloads", "median", "P99", "worst", "its seed", "limit", "above it"]
+    return markdown([*head, "mean time of a program"], rows)
+
+
+def worst_of(ratios: Sequence[Ratio], most: int) -> str:
+    """The workloads that took longest beside stock, and why.
+
+    Beside each stands how long stock takes at most when the programs exchange their arrivals.
+    """
+    ranked = sorted(ratios, key=lambda ratio: -ratio.ratio)[:most]
+    others = {seed: other_orders(seed) for seed in {ratio.seed for ratio in ranked}}
+    rows = [
+        [
+            ratio.seed,
+            ratio.policy,
+            f"{ratio.ratio:.3f}",
+            f"{max(others[ratio.seed]):.3f}",
+            ratio.cause,
+            ratio.figures,
+        ]
+        for ratio in ranked
+    ]
+    head = ["seed", "policy", "/ stock", "stock in other orders", "explained by", "figures"]
+    return markdown(head, rows)
+
+
+def other_orders(seed: int) -> list[float]:
+    """How long stock takes for a workload whose programs exchange their arrivals, over its time.
+
+    What no policy can be blamed for: which program comes first decides when the last one ends.
+    """
+    plan = draw_workload(seed)
+    stock, rng = run_workload(plan, None), random.Random(f"orders {seed}")
+    ratios = []
+    for _ in range(_ORDERS):
+        arrivals = [program.arrives for program in plan.programs]
+        rng.shuffle(arrivals)
+        programs = sorted(
+            (
+                replace(program, arrives=arrives)
+                for program, arrives in zip(plan.programs, arrivals, strict=True)
+            ),
+            key=lambda program: (program.arrives, rng.random()),
+        )
+        other = run_workload(replace(plan, programs=tuple(programs)), None)
+        ratios.append(other.figures.seconds / stock.figures.seconds)
+    return ratios

@@ -1,0 +1,223 @@
+"""A stand-in for vLLM's model runner that has a memory: it notices wrong positions and blocks.
+
+It keeps what a runner keeps from step to step: the tokens and the block tables of the requests,
+and what was written into each slot of each block. A real model reads the cache; this one compares
+what it would read with what has to be there. Each token depends on its request and its position
+alone, so that every call has one right answer, whatever preempts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, computed_before
+from benchmarks.stress.faults import Violation
+
+STOP = 5
+"""The token that ends a call."""
+_REJECTED = -1
+"""What a draft leaves in its slot that was not accepted."""
+
+
+@dataclass(slots=True)
+class Text:
+    """The right tokens of a request, as far as they were needed; ``chain`` sums up each prefix.
+
+    ``stops_at`` is the position of its `STOP`, ``flavour`` tells apart requests whose cache
+    differs for the same tokens (adapters, salts).
+    """
+
+    name: str
+    tokens: list[int]
+    prompt: int
+    flavour: int = 0
+    stops_at: int = -1
+    chain: list[int] = field(default_factory=list)
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.number = crc32(self.name.encode())
+
+    def reach(self, length: int) -> None:
+        """Have so many tokens."""
+        tokens, chain = self.tokens, self.chain
+        while len(tokens) < length:
+            tokens.append(self.token(len(tokens)))
+        last = chain[-1] if chain else self.flavour
+        for token in tokens[len(chain) : length]:
+            last = hash((last, token))
+            chain.append(last)
+
+    def token(self, position: int) -> int:
+        """The token that the model says at a position."""
+        return STOP if position == self.stops_at else 10 + (self.number + 37 * position) % 89
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request in the batch: it knows the first ``known`` tokens of its text, and has computed
+    ``computed``. ``rejected`` are the drafts that were not accepted, by the step.
+    """
+
+    text: Text
+    known: int
+    computed: int
+    tables: list[list[int]]
+    pooling: bool
+    rejected: list[tuple[int, int]] = field(default_factory=list)
+
+
+class ModelRunner:
+    """Executes the outputs of a scheduler with so many ``blocks``.
+
+    ``windows`` are the groups of layers: the tokens of context that they attend to, 0 for all. One
+    with None has a state in place of a context, which is not looked at.
+    """
+
+    def __init__(self, blocks: int, block_size: int, windows: Sequence[int | None]) -> None:
+        self.texts: dict[str, Text] = {}
+        self.pooling: set[str] = set()
+        self.executed = 0
+        self._size, self._windows = block_size, tuple(windows)
+        self._memory: list[list[int] | None] = [None] * blocks
+        self._rows: dict[str, _Row] = {}
+
+    def execute(
+        self, output: SchedulerOutput, settled: int
+    ) -> tuple[dict[str, list[int]], list[Any]]:
+        """Run a step: the tokens sampled for each request, and the answers to pooling requests.
+
+        When it was scheduled, the scheduler knew what came of the first ``settled`` steps.
+        """
+        self.executed += 1
+        gone = output.finished_req_ids | (output.preempted_req_ids or set())
+        for name in gone & self._rows.keys():
+            self._check_memory(name, self._rows.pop(name))
+        self._load(output)
+        before = computed_before(output)
+        begun = self._begin(output)
+        sampled, pooled = {}, []
+        for name, count in output.num_scheduled_tokens.items():
+            drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+            row = self._rows.get(name)
+            if row is None:
+                raise Violation("runner", "a step has a request that never began", name)
+            if name in begun:
+                self._check_memory(name, row)
+            optimistic = sum(number for step, number in row.rejected if step > settled)
+            if before[name] != row.computed + optimistic:
+                expected = f"{row.computed} are computed, and {optimistic} drafts unsettled"
+                raise Violation("order", f"goes on at position {before[name]}: {expected}", name)
+            sampled[name] = self._compute(name, row, count, drafts)
+            whole = row.computed >= row.text.prompt
+            pooled.append("vector" if row.pooling and whole else None)
+        return sampled, pooled
+
+    # -- requests that begin -----------------------------------------------------------
+
+    def _begin(self, output: SchedulerOutput) -> set[str]:
+        """Take in the requests that begin, and the blocks that others were given."""
+        begun = set()
+        for new in output.scheduled_new_reqs:
+            tokens = new.prefill_token_ids or new.prompt_token_ids or []
+            self._start(new.req_id, tokens, new.num_computed_tokens, new.block_ids)
+            begun.add(new.req_id)
+        cached = output.scheduled_cached_reqs
+        each = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
+        for name, blocks, computed in each:
+            if name in cached.resumed_req_ids:
+                self._start(name, cached.all_token_ids[name], computed, blocks or ())
+                begun.add(name)
+            elif blocks is not None and name in self._rows:
+                for table, ids in zip(self._rows[name].tables, blocks, strict=True):
+                    table.extend(ids)
+        return begun
+
+    def _start(
+        self, name: str, tokens: Sequence[int], computed: int, blocks: Sequence[Sequence[int]]
+    ) -> None:
+        text = self.texts.get(name)
+        if text is None:
+            raise Violation("runner", "a request begins that nobody has sent", name)
+        if name.startswith("stream"):  # vLLM makes its prompt of what was computed of its turns
+            text.tokens, text.chain, text.prompt = list(tokens), [], len(tokens)
+        text.reach(len(tokens))
+        if text.tokens[: len(tokens)] != list(tokens):
+            raise Violation("tokens", "begins with other tokens than its own", name)
+        if len(tokens) < text.prompt:
+            raise Violation("tokens", f"begins with {len(tokens)} of {text.prompt} tokens", name)
+        tables = [list(ids) for ids in blocks]
+        self._rows[name] = _Row(text, len(tokens), computed, tables, name in self.pooling)
+
+    def _load(self, output: SchedulerOutput) -> None:
+        """Write what a connector brings with this step."""
+        for load in getattr(output.kv_connector_metadata, "loads", ()):
+            self.write_loaded(*load)
+
+    def write_loaded(self, name: str, blocks: Sequence[int], start: int, end: int) -> None:
+        """KV cache of a request has arrived in these blocks, from position ``start`` on."""
+        text = self.texts[name]
+        text.reach(end)
+        self._write(name, [blocks], start, text.chain[start:end])
+
+    # -- computing ---------------------------------------------------------------------
+
+    def _compute(self, name: str, row: _Row, count: int, drafts: int) -> list[int]:
+        start, text = row.computed, row.text
+        end = start + count
+        if end - drafts > row.known:
+            raise Violation("order", f"computes position {end} of {row.known} known tokens", name)
+        samples = end - drafts == row.known
+        accepted = (text.number + end) % (drafts + 1) if samples else 0
+        row.computed = end - drafts + accepted
+        if rejected := drafts - accepted:
+            row.rejected.append((self.executed, rejected))
+        known = row.known
+        if samples and not row.pooling:
+            row.known += accepted + 1
+        text.reach(max(row.known, row.computed))
+        self._write(
+            name, row.tables, start, text.chain[start : row.computed] + [_REJECTED] * rejected
+        )
+        return text.tokens[known : row.known]
+
+    def _write(
+        self, name: str, tables: Sequence[Sequence[int]], start: int, values: Sequence[int]
+    ) -> None:
+        size, memory = self._size, self._memory
+        for table, window in zip(tables, self._windows, strict=True):
+            if window is None:
+                continue
+            at, rest = start, values
+            while rest:
+                slot = at % size
+                if at // size >= len(table):
+                    raise Violation("memory", f"has no block for position {at}", name)
+                block = table[at // size]
+                held = memory[block]
+                if held is None:
+                    held = memory[block] = [0] * size
+                part = rest[: size - slot]
+                held[slot : slot + len(part)] = part
+                at, rest = at + len(part), rest[len(part) :]
+
+    def _check_memory(self, name: str, row: _Row) -> None:
+        """Compare what attention would read for the next token with what has to be there."""
+        size, chain = self._size, row.text.chain
+        row.text.reach(row.computed)
+        for table, window in zip(row.tables, self._windows, strict=True):
+            if window is None:
+                continue
+            first = max(0, row.computed - window + 1) if window else 0
+            for index in range(first // size, -(-row.computed // size)):
+                start, end = max(first, index * size), min(row.computed, (index + 1) * size)
+                held = self._memory[table[index]]
+                if (
+                    held is None
+                    or held[start % size : start % size + end - start] != chain[start:end]
+                ):
+                    block = f"block {table[index]}, positions {start} to {end - 1}"
+                    raise Violation("memory", f"has other KV cache than its own in {block}", name)

@@ -1,0 +1,416 @@
+"""What must hold in every step of a scheduler, and what must be left of a case at its end: nothing.
+
+Only what the scheduler shows to others is read: vLLM's own fields, the control messages' snapshot,
+and the fields of `QueuedCall`. What is left at the end is searched for in all that the scheduler
+holds, so that a new place is searched, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from agentrt.executors.vllm._compat.scheduling import admitted
+from agentrt.scheduler.heap import Heap
+from agentrt.scheduler.records import CallState, ProgramRow, QueuedCall
+from benchmarks.stress.engine import StressEngine
+from benchmarks.stress.faults import Violation
+
+FRUITLESS = 8
+"""Times in a row that a call may be preempted for others without having got any further."""
+WASTED_STEPS = 8
+"""Steps in which some call has to begin after running calls were preempted for others."""
+PROMPTS, SLACK_S = 2.0, 2.0
+"""How long an idle engine may keep a call that could run: times its prompt's computing, and more.
+
+The slack is that of the clock, which moves on by up to a second where nothing happens."""
+_EVERY = 8
+"""Steps between two looks at everything."""
+_UNPAUSED, _PAUSED_ALL = 0, 2
+_BLOCKED = ("WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR", "WAITING_FOR_REMOTE_KVS")
+
+
+@dataclass(slots=True)
+class Figures:
+    """What one run came to: the time and steps until all had ended, and what explains them.
+
+    ``lost_tokens`` were computed before and had to be computed again; ``gave_way`` counts the
+    preemptions for other calls, ``for_memory`` those by vLLM. ``idle_slots`` are steps with a free
+    slot while a call waited that could run, ``kept_out`` those of them in which a call was kept out
+    by admission; ``idle_s`` are seconds in which nothing ran though a call could.
+    """
+
+    seconds: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+    calls: int = 0
+    gave_way: int = 0
+    for_memory: int = 0
+    lost_tokens: int = 0
+    idle_slots: int = 0
+    kept_out: int = 0
+    idle_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Preempted:
+    """How far a call was when it was last preempted for another, and how often in vain since."""
+
+    progress: tuple[int, int] = (-1, -1)
+    times: int = 0
+
+
+@dataclass(slots=True)
+class _Before:
+    """What a step that is taken while the engine is paused must not change."""
+
+    queued: dict[str, CallState]
+    promotions: int
+
+
+class Watch:
+    """Looks at each step of an engine, and raises `Violation`.
+
+    ``events`` are all that happened: time, step, whom it concerns, what. Of stock's scheduler only
+    vLLM's own part is looked at.
+    """
+
+    def __init__(self, engine: StressEngine, *, checks: bool = True) -> None:
+        self.engine, self.scheduler = engine, engine.scheduler
+        self.events: list[tuple[float, int, str, str]] = []
+        self.figures = Figures()
+        self.lost: set[str] = set()
+        """Streaming sessions that vLLM itself may have lost (see `_preempting`)."""
+        self.waited_s: dict[str, float] = {}
+        """By program: the seconds that its calls waited in all."""
+        self._program: dict[str, str] = {}
+        self._since: dict[str, float] = {}
+        self._checks = checks
+        self._preempted: list[tuple[Any, tuple[int, int], str]] = []
+        self._fruitless: dict[str, _Preempted] = {}
+        self._reached: dict[str, int] = {}
+        self._owed: deque[int] = deque()
+        self._idle_s: dict[str, float] = {}
+        self._before: _Before | None = None
+        self._free_at_start = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        engine.watch = self._scheduled
+        self._preempt = engine.scheduler._preempt_request
+        engine.scheduler._preempt_request = self._preempting
+
+    @property
+    def queues(self) -> Any:
+        """The scheduler's queues, which are others after new settings; None of stock's."""
+        return getattr(self.scheduler, "queues", None)
+
+    def note(self, subject: str, text: str) -> None:
+        """Record something that happened to a call or a program."""
+        self.events.append((self.engine.now, self.engine.steps, subject, text))
+
+    def sent(self, name: str, program: str, size: str) -> None:
+        """Record that a program's client sends a call."""
+        self.note(name, f"sent by {program}: {size}")
+        self.figures.calls += 1
+        self._program[name] = program
+        self._since[name] = self.engine.now
+
+    def standing(self) -> list[str]:
+        """Return a line for each call in the engine, with its state."""
+        calls = {} if self.queues is None else self.queues.calls
+        lines = []
+        for name, request in self.scheduler.requests.items():
+            state = calls[name].state.value if name in calls else "ended"
+            tokens = f"{request.num_computed_tokens} of {request.num_tokens} tokens"
+            lines.append(f"{name} {state} ({request.status.name}), {tokens}")
+        return lines
+
+    # -- a step ------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Take a step and look at it. Returns whether anything ran."""
+        scheduler = self.scheduler
+        paused = scheduler.pause_state.value != _UNPAUSED
+        self._before = self._standing() if paused and self.queues is not None else None
+        ran = bool(self.engine.step().scheduled)
+        self.figures.steps += ran
+        if self._checks and self.engine.steps % _EVERY == 0:
+            self.check_everything()
+        return ran
+
+    def _standing(self) -> _Before:
+        calls = self.queues.calls
+        promotions = sum(call.promotions for call in calls.values())
+        return _Before({name: call.state for name, call in calls.items()}, promotions)
+
+    def _preempting(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        call = None if self.queues is None else self.queues.calls.get(request.request_id)
+        better = "" if call is None else call.gave_way_to
+        progress = request.num_output_tokens, request.num_computed_tokens
+        self._preempted.append((request, progress, better))
+        if request.resumable and request.num_in_flight_tokens:
+            self.lost.add(request.request_id)  # if its turn ends now, vLLM drops it from its queues
+        self._preempt(request, *args, **kwargs)
+
+    def _scheduled(self, output: Any) -> None:
+        """Look at a step that was scheduled."""
+        begun = list(admitted(output))
+        for name in begun:
+            self._began(name, output)
+        preempted, self._preempted = self._preempted, []
+        for request, progress, better in preempted:
+            self._was_preempted(request, progress, better)
+        self._check_sizes(output)
+        if self._before is not None:
+            self._owed.clear()
+            requests = [request for request, *_ in preempted]
+            self._check_paused(output.total_num_scheduled_tokens, begun, requests)
+        elif begun:
+            self._owed.clear()
+        elif self._owed and self.engine.steps - self._owed[0] >= WASTED_STEPS:
+            self._check_wasted()
+        self._count_idle_slots(output)
+
+    def _began(self, name: str, output: Any) -> None:
+        request = self.scheduler.requests[name]
+        cached = request.num_computed_tokens - output.num_scheduled_tokens[name]
+        lost = max(0, min(self._reached.get(name, 0), request.num_tokens) - cached)
+        self.figures.lost_tokens += lost
+        self.note(name, f"begins with {cached} of {request.num_tokens} tokens computed")
+        self._idle_s.pop(name, None)
+        if name in self._since:  # a streaming session has no other wait
+            waited_s = self.engine.now - self._since.pop(name)
+            program = self._program[name]
+            self.waited_s[program] = self.waited_s.get(program, 0.0) + waited_s
+
+    def _was_preempted(self, request: Any, progress: tuple[int, int], better: str) -> None:
+        """Look at a preemption: the call's outputs and computed tokens, and for which program."""
+        name, (outputs, computed) = request.request_id, progress
+        call = None if self.queues is None else self.queues.calls.get(name)
+        better = better or ("" if call is None else call.gave_way_to)
+        reason = f"for {better}" if better else "for memory"
+        self.note(name, f"preempted {reason} after {computed} tokens, {outputs} of them output")
+        self._reached[name], self._since[name] = computed, self.engine.now
+        if not better:
+            self.figures.for_memory += 1
+            return
+        self.figures.gave_way += 1
+        self._owed.append(self.engine.steps)
+        last = self._fruitless.setdefault(name, _Preempted())
+        fruitless = outputs <= last.progress[0] and computed <= last.progress[1]
+        last.times = last.times + 1 if fruitless else 0
+        last.progress = max(last.progress[0], outputs), max(last.progress[1], computed)
+        if last.times >= FRUITLESS:
+            detail = f"preempted {last.times} times in a row for others before it got any further"
+            raise Violation("kept progress", detail, name)
+
+    def _check_sizes(self, output: Any) -> None:
+        scheduler, plan = self.scheduler, self.engine.plan
+        slots = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
+        if slots > plan.places:
+            raise Violation("slots", f"{slots} calls hold {plan.places} slots")
+        if output.total_num_scheduled_tokens > plan.step_tokens:
+            detail = f"{output.total_num_scheduled_tokens} tokens of at most {plan.step_tokens}"
+            raise Violation("step tokens", detail)
+
+    def _check_paused(self, ran: int, begun: list[str], preempted: list[Any]) -> None:
+        """Only running calls may go on in a pause; vLLM itself may preempt them for memory."""
+        assert self._before is not None
+        before, calls = self._before, self.queues.calls
+        if ran and self.scheduler.pause_state.value == _PAUSED_ALL:
+            raise Violation("paused", f"{ran} tokens are computed while all calls are paused")
+        for request in preempted:
+            if calls[request.request_id].gave_way_to:
+                raise Violation("paused", "preempted for another call", request.request_id)
+        for name in begun:
+            if before.queued.get(name) in (CallState.WAITING, CallState.OUTSIDE):
+                raise Violation("paused", "begins", name)
+        for name, state in before.queued.items():
+            call = calls.get(name)
+            if state is CallState.OUTSIDE and call is not None and call.state is not state:
+                raise Violation("paused", f"admitted: it was outside, now {call.state}", name)
+        if sum(call.promotions for call in calls.values()) > before.promotions:
+            raise Violation("paused", "a call was promoted")
+
+    def _check_wasted(self) -> None:
+        self._owed.clear()
+        slots = len(self.scheduler.running) + self.scheduler.num_waiting_for_streaming_input
+        if slots < self.engine.plan.places:
+            detail = f"running calls were preempted for others, none began in {WASTED_STEPS} steps"
+            raise Violation("preempted in vain", detail)
+
+    # -- what waits ----------------------------------------------------------------------
+
+    def _startable(self) -> list[Any]:
+        """Return the waiting requests that could run if nothing else ran.
+
+        None if there is one that does not fit into the free blocks, or for which vLLM reserves
+        some beside those that it takes, as for KV cache that is to arrive: none goes past it.
+        """
+        scheduler = self.scheduler
+        if not len(scheduler.waiting):
+            return []
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+        startable = []
+        for request in scheduler.waiting:
+            tokens = request.num_tokens + 1
+            kind = request.request_id.split("-")[0]
+            if kind in ("large", "wait") or (
+                request.status.name == "WAITING_FOR_STREAMING_REQ"
+                or sum(-(-tokens // manager.block_size) for manager in managers) > free
+            ):
+                return []
+            blocked = request.status.name in _BLOCKED or request.num_in_flight_tokens
+            if not (blocked or kind == "load"):
+                startable.append(request)
+        return startable
+
+    def idled(self, seconds: float) -> None:
+        """Look at so many seconds in which nothing ran, though the engine was not paused."""
+        plan, scheduler = self.engine.plan, self.scheduler
+        if scheduler.num_waiting_for_streaming_input >= plan.places:
+            return
+        startable = self._startable()
+        self.figures.idle_s += seconds if startable else 0.0
+        if not self._checks:
+            return
+        for request in startable:
+            name = request.request_id
+            idle_s = self._idle_s[name] = self._idle_s.get(name, 0.0) + seconds
+            limit_s = PROMPTS * plan.alone_s(request.num_tokens, 0) + SLACK_S
+            if idle_s > limit_s:
+                state = "waits" if self.queues is None else self.queues.calls[name].state.value
+                detail = (
+                    f"an idle engine kept it for {idle_s:.1f} s (at most {limit_s:.1f}): {state}"
+                )
+                raise Violation("idle", detail, name)
+
+    def _count_idle_slots(self, output: Any) -> None:
+        scheduler, figures = self.scheduler, self.figures
+        running = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
+        plan = self.engine.plan
+        full = running >= plan.places or output.total_num_scheduled_tokens >= plan.step_tokens
+        if full or not len(scheduler.waiting):
+            return
+        startable = [request.request_id for request in self._startable()]
+        figures.idle_slots += bool(startable)
+        if self.queues is not None:
+            states = (self.queues.calls[name].state for name in startable)
+            figures.kept_out += any(state is CallState.OUTSIDE for state in states)
+
+    # -- everything ----------------------------------------------------------------------
+
+    def check_everything(self) -> None:
+        """Check that blocks are counted once, and that queues, table and vLLM's lists agree."""
+        self._check_blocks()
+        if self.queues is None:
+            return
+        scheduler, calls = self.scheduler, self.queues.calls
+        live = {name for name, call in scheduler.requests.items() if not call.is_finished()}
+        if live != set(calls):
+            raise Violation(
+                "queues", f"{sorted(live ^ set(calls))} are in the engine or the queues"
+            )
+        running = {request.request_id for request in scheduler.running}
+        queued = 0
+        for name, call in calls.items():
+            queued += call.queued
+            if (call.since is None) != (call.state is CallState.RUNNING):
+                raise Violation("queues", f"{call.state}, and waits since {call.since}", name)
+            if call.queued and name in running:
+                raise Violation("queues", f"runs, and is {call.state}", name)
+            if call.program.queued.get(name) is not call:
+                raise Violation("queues", "is not among its program's calls", name)
+        if len(self.queues) != queued:
+            raise Violation("queues", f"{queued} calls wait, {len(self.queues)} are counted")
+        scheduler.table.check_integrity()
+
+    def _check_blocks(self) -> None:
+        pool = self.scheduler.kv_cache_manager.block_pool
+        used = sum(block.ref_cnt > 0 and not block.is_null for block in pool.blocks)
+        free = pool.free_block_queue.get_all_free_blocks()
+        ids = {block.block_id for block in free}
+        if not len(ids) == len(free) == pool.get_num_free_blocks():
+            detail = f"{len(free)} free blocks, {len(ids)} different, {pool.get_num_free_blocks()}"
+            raise Violation("blocks", f"{detail} counted")
+        if used + len(free) != self._free_at_start:
+            raise Violation("blocks", f"{used} used and {len(free)} free of {self._free_at_start}")
+
+    # -- the end -------------------------------------------------------------------------
+
+    def check_end(self) -> None:
+        """Check that nothing is left, after all calls and programs have ended or were given up."""
+        self.check_everything()
+        scheduler = self.scheduler
+        left = {
+            "requests": len(scheduler.requests),
+            "running calls": len(scheduler.running),
+            "waiting calls": len(scheduler.waiting) + len(scheduler.kv_holding_waiting),
+            "deferred calls": len(scheduler.deferred_waiting),
+            "sessions that wait for input": scheduler.num_waiting_for_streaming_input,
+            "deferred blocks": len(scheduler.deferred_frees),
+        }
+        pool = scheduler.kv_cache_manager.block_pool
+        left["used blocks"] = self._free_at_start - pool.get_num_free_blocks()
+        if self.queues is not None:
+            left["rows"] = len(scheduler.table)
+            admission = self.queues.admission
+            left["members"] = 0 if admission is None else len(admission.members)
+            left["protected blocks of ended programs"] = _protected_of_nobody(scheduler)
+        for place, number in left.items():
+            if number:
+                raise Violation("left", f"{number} {place}")
+        for path, record in reachable(scheduler):
+            subject = record.call_id if isinstance(record, QueuedCall) else record.program_id
+            raise Violation("left", f"{subject} is in {path}", subject)
+
+
+def _protected_of_nobody(scheduler: Any) -> int:
+    """Count the blocks kept for programs that have ended; sessions and types may come back."""
+    queue = scheduler.retention.queue
+    if queue is None:
+        return 0
+    return sum(
+        queue.protected_of(owner)
+        for owner in queue.order.in_order(queue.now)
+        if not (owner.shared or owner.session)
+    )
+
+
+def reachable(scheduler: Any) -> Iterator[tuple[str, QueuedCall | ProgramRow]]:
+    """Find the calls and programs that a scheduler's own parts still hold, and where."""
+    stack: list[tuple[str, Any]] = list(vars(scheduler).items())
+    seen: set[int] = set()
+    while stack:
+        path, thing = stack.pop()
+        if isinstance(thing, QueuedCall | ProgramRow):
+            yield path, thing
+            continue
+        if id(thing) in seen or thing is scheduler:
+            continue
+        seen.add(id(thing))
+        stack += [(f"{path}{name}", part) for name, part in _parts(thing)]
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, dict):
+        for key, value in thing.items():
+            yield "[key]", key
+            yield f"[{key!r:.30}]", value
+    elif isinstance(thing, list | tuple | set | frozenset | deque):
+        for part in thing:
+            yield "[]", part
+    elif isinstance(thing, Heap):  # it takes out lazily what was discarded
+        for key in thing:
+            yield "[key]", key
+    elif type(thing).__module__.startswith("agentrt.") and not isinstance(thing, Enum):
+        yield from _fields(thing)
+
+
+def _fields(thing: Any) -> Iterator[tuple[str, Any]]:
+    names = [name for cls in type(thing).__mro__ for name in getattr(cls, "__slots__", ())]
+    for name in [*names, *getattr(thing, "__dict__", {})]:
+        if hasattr(thing, name):
+            yield f".{name}", getattr(thing, name)

@@ -1,0 +1,290 @@
+"""The stress in short: nothing breaks, nothing takes much longer, and it sees what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.lab.engine.headless import stock_scheduler
+from benchmarks.__main__ import call
+from benchmarks.stress.cases import Outcome, run_case, run_seeds, shrink
+from benchmarks.stress.plans import (
+    COMBINATIONS,
+    CallPlan,
+    CasePlan,
+    Disturbance,
+    EnginePlan,
+    Gap,
+    ProgramPlan,
+    describe,
+    draw_case,
+)
+from benchmarks.stress.ratios import DEFAULT, POLICIES, compare, summary, worst_of
+
+pytest.importorskip("vllm")
+
+from vllm.v1.core.sched.interface import PauseState
+
+pytestmark = pytest.mark.engine
+
+CASES = 2 * len(COMBINATIONS)
+PIECE = 15
+WORKLOADS = range(100, 103)
+
+
+@pytest.mark.parametrize("first", range(0, CASES, PIECE))
+def test_nothing_breaks_in_random_cases(first: int) -> None:
+    """Every policy, retention and admission; a case that fails is shown with its seed."""
+    failed = [outcome.report for outcome in run_seeds(range(first, first + PIECE), twice=PIECE)]
+    assert not [report for report in failed if report], "\n".join(failed)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1060))
+def test_stocks_scheduler_passes_too(seed: int) -> None:
+    """So what fails is not vLLM's own, and not a mistake of the stress."""
+    outcome = run_case(draw_case(seed), stock_scheduler())
+    assert not outcome.invariant, outcome.report
+
+
+@pytest.mark.parametrize("seed", WORKLOADS)
+def test_no_policy_takes_much_longer_than_stock(seed: int) -> None:
+    ratios = compare(seed, POLICIES)
+    above = [ratio for ratio in ratios if ratio.ratio > ratio.limit]
+    assert not above, worst_of(above, len(above))
+    (fcfs,) = (ratio for ratio in ratios if ratio.policy == "fcfs")
+    assert (fcfs.ratio, fcfs.mean) == (1.0, 1.0)
+
+
+def test_the_table_has_a_row_for_each_policy_and_the_worst_of_all() -> None:
+    ratios = compare(5, [DEFAULT, "fcfs"])
+    ratios[0] = replace(ratios[0], ratio=1.2)
+    ratios[1] = replace(ratios[1], ratio=1.3)
+    rows = [[cell.strip() for cell in row.split("|")] for row in summary(ratios).splitlines()]
+    assert [(row[1], row[5], row[8]) for row in rows[2:]] == [
+        (DEFAULT, "1.200", "1"),
+        ("fcfs", "1.300", "0"),
+    ]
+    assert "| the order alone | preemptions: 0 for others" in worst_of(ratios, 1)
+
+
+# -- it sees what is wrong -------------------------------------------------------------
+
+
+def plan(*programs: ProgramPlan, engine: EnginePlan | None = None, **fields: Any) -> CasePlan:
+    sizes = engine or EnginePlan(slots=2, blocks=40, step_tokens=64, max_model_len=256)
+    settings = {"policy": "atlas", "quanta": [0.1, 0.2]}
+    return CasePlan(0, sizes, settings, programs, **fields)
+
+
+def program(name: str, *stages: Any, **fields: Any) -> ProgramPlan:
+    return ProgramPlan(name, "t", stages, **fields)
+
+
+USUAL = plan(
+    program("a", CallPlan("plain-1", fresh=50), Gap("tool", "x", 0.5), CallPlan("plain-2")),
+    program("b", CallPlan("plain-3", fresh=70, output=12), end="twice"),
+    program("c", CallPlan("plain-4", output=3), session="s", end="silent"),
+)
+
+
+class Forgets(ProgramScheduler):
+    """Hears of no end."""
+
+    def end_program(self, *args: Any) -> None: ...
+
+    def _drop_silent(self, now: float) -> None: ...
+
+
+class Keeps(ProgramScheduler):
+    """Holds a call that ended."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ended: list[Any] = []
+
+    def _call_ended(self, request: Any) -> Any:
+        self.ended.append(self.queues.calls.get(request.request_id))
+        return super()._call_ended(request)
+
+
+class Loses(ProgramScheduler):
+    """Does not give back the blocks of a call."""
+
+    def _free_blocks(self, request: Any) -> None:
+        if request.request_id != "plain-3":
+            super()._free_blocks(request)
+        else:
+            del self.requests[request.request_id]
+
+
+class Mixes(ProgramScheduler):
+    """Tells the model runner another call's block."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)
+        for new in output.scheduled_new_reqs:
+            if new.req_id == "plain-3":
+                new.block_ids[0][0] = self.kv_cache_manager.get_block_ids("plain-1")[0][-1]
+        return output
+
+
+class Skips(ProgramScheduler):
+    """Leaves out a token of a prompt."""
+
+    def update_from_output(self, *args: Any) -> Any:
+        outputs = super().update_from_output(*args)
+        for request in self.running:
+            request.num_computed_tokens += request.is_prefill_chunk
+        return outputs
+
+
+class Sleeps(ProgramScheduler):
+    """Takes in no call any more after a while."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        state = self.pause_state
+        if self.current_step > 8:
+            self.set_pause_state(PauseState.PAUSED_NEW)
+        output = super().schedule(*args, **kwargs)
+        self.set_pause_state(state)
+        return output
+
+
+class Exceeds(ProgramScheduler):
+    """Takes in a call more than it has slots."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.max_num_active_reqs += 1
+        self.max_num_running_reqs += 1
+
+
+class Fails(ProgramScheduler):
+    """Dies of a call's end."""
+
+    def _call_ended(self, request: Any) -> Any:
+        raise KeyError(request.request_id)
+
+
+class Swaps(ProgramScheduler):
+    """Tells a client other tokens than the model said."""
+
+    def update_from_output(self, output: Any, result: Any) -> Any:
+        outputs = super().update_from_output(output, result)
+        for each in outputs.values():
+            for answer in each.outputs:
+                answer.new_token_ids = [token + 1 for token in answer.new_token_ids]
+        return outputs
+
+
+class Unpauses(ProgramScheduler):
+    """Runs while it is paused."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        state = self.pause_state
+        self.set_pause_state(PauseState.UNPAUSED)
+        output = super().schedule(*args, **kwargs)
+        self.set_pause_state(state)
+        return output
+
+
+@pytest.mark.parametrize(
+    ("cls", "invariant"),
+    [
+        (Forgets, "left"),
+        (Keeps, "left"),
+        (Loses, "left"),
+        (Mixes, "memory"),
+        (Skips, "order"),
+        (Sleeps, "idle"),
+        (Exceeds, "slots"),
+        (Fails, "survives"),
+        (Swaps, "output"),
+    ],
+)
+def test_a_scheduler_that_is_wrong_is_found(cls: type[Any], invariant: str) -> None:
+    assert not run_case(USUAL).invariant, run_case(USUAL).report
+    outcome = run_case(USUAL, cls)
+    assert outcome.invariant == invariant, outcome.report
+
+
+def test_a_pause_that_does_not_hold_is_found() -> None:
+    paused = replace(USUAL, disturbances=(Disturbance(0.05, "all", 1.0),))
+    assert not run_case(paused).invariant, run_case(paused).report
+    assert run_case(paused, Unpauses).invariant == "paused"
+
+
+@pytest.mark.parametrize(("better", "invariant"), [("another", "kept progress"), ("", "progress")])
+def test_calls_that_lose_all_their_work_again_and_again_are_found(
+    better: str, invariant: str
+) -> None:
+    class Rotates(ProgramScheduler):
+        """Preempts whatever has not put anything out yet."""
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            if any(not request.num_output_tokens for request in self.running):
+                for request in self.running:
+                    self.queues.calls[request.request_id].gave_way_to = better
+                self.reset_prefix_cache(reset_running_requests=True)
+            return super().schedule(*args, **kwargs)
+
+    long = EnginePlan(4, 80, step_tokens=64, max_model_len=512, prefix_cache=False)
+    programs = [program(f"p{n}", CallPlan(f"plain-{n}", fresh=200)) for n in range(4)]
+    outcome = run_case(plan(*programs, engine=long), Rotates)
+    assert outcome.invariant == invariant, outcome.report
+
+
+def test_a_seed_is_a_case_and_the_same_case_each_time() -> None:
+    first, second, other = (run_case(draw_case(seed)) for seed in (4, 4, 5))
+    assert first == second
+    assert first.digest != other.digest
+
+
+def test_a_failure_names_its_seed_settings_invariant_and_last_events() -> None:
+    report = run_case(USUAL, Swaps).report
+    assert report.startswith("seed 0: atlas+None+None: output: gave [")
+    assert "[plain-4]" in report
+    assert "'policy': 'atlas'" in report
+    assert "plain-4 sent by c: 52 + 3 tokens" in report
+    assert "plain-3 sent by" not in report
+
+
+def test_a_failing_case_shrinks_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(case: CasePlan) -> Outcome:
+        fails = {"b", "c"} <= {program.name for program in case.programs}
+        outcome = run_case(case)
+        return replace(outcome, invariant="output" if fails else "")
+
+    monkeypatch.setattr("benchmarks.stress.cases.run_case", run)
+    smaller, outcome = shrink(replace(USUAL, disturbances=(Disturbance(1.0, "messages"),)))
+    assert outcome.invariant == "output"
+    assert [line.split(" (")[0] for line in describe(smaller)] == ["0.000 s: b", "0.000 s: c"]
+
+
+def test_the_command_counts_cases_and_tells_failures_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(seed: int) -> Outcome:
+        outcome = run_case(replace(USUAL, seed=seed))
+        return replace(outcome, invariant="output" if seed in (3, 5) else "")
+
+    monkeypatch.setattr("benchmarks.stress.cases.draw_case", lambda seed, without: seed)
+    monkeypatch.setattr("benchmarks.stress.cases.run_case", run)
+    assert call(["stress", "--seed", "2", "--cases", "2"]) == 1
+    assert call(["stress", "--seed", "0", "--cases", "2"]) == 0
+    assert call(["stress", "--seed", "2", "--cases", "5"]) == 1
+    said = capsys.readouterr()
+    assert "| output    | 2     | 3          |" in said.out
+    assert "seed 5: " in said.err
+
+
+def test_cases_in_several_processes_come_to_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["stress", "--seed", "80", "--cases", "30", "--without", "pauses"]
+    codes = [call(line), call([*line, "--jobs", "2"])]
+    said = capsys.readouterr()
+    half = len(said.out.splitlines()) // 2
+    assert codes[0] == codes[1]
+    assert said.out.splitlines()[:half] == said.out.splitlines()[half:]
