@@ -23,6 +23,10 @@ BENCHMARKS = {
         "benchmarks.interrupts.command:interrupts",
         "Tools' calls beside the bare libraries'.",
     ),
+    "journal-values": (
+        "benchmarks.journal_values.command:journal_values",
+        "Kinds of values that a journal gives back equal, or refuses.",
+    ),
     "kills": (
         "benchmarks.kills:kills",
         "Recorded programs on a real engine, killed and begun again.",

@@ -13,7 +13,7 @@ from agentrt.executors.vllm._compat import VERSIONS
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("demos/**/*.md")]
 DOCS = [*ROOT.glob("docs/**/*.md")]
-MOST_WORDS = 45_000
+MOST_WORDS = 60_000
 MOST_RESULTS = 6
 
 

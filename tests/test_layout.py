@@ -17,7 +17,7 @@ from setuptools import find_packages
 ROOT = Path(__file__).resolve().parent.parent
 LINKED_ROOMS = ("executors", "graph", "integrations", "serving")
 CODE_FOLDERS = ("agentrt", "benchmarks", "tests", "demos")
-MAX_LINES = 400
+MAX_LINES = 1000
 
 
 def settings_of(tool: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def _past_of(old: History, name: str, at: str, answers: Mapping[str, str]) -> li
             end = (end or new)._replace(state=DONE, outcome=answers[place], account="")
         elif end is None or place == at or end.ended > begun:
             continue
-        elif end.state == LOST:
+        elif end.state == LOST and start.kind != "spawn":
             raise UsageError(
                 f"the result of node {place} ({start.kind} {start.name}) could not be kept, and "
                 f"it comes before {at}: fork there, or give it by --set {place}=JSON"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from agentrt.errors import JournalError
-from agentrt.journal.schema import CANCELLED, OPEN, ROOT, EndRow, StartRow
+from agentrt.journal.schema import CANCELLED, DONE, OPEN, ROOT, EndRow, StartRow
 
 STALL_S = 0.25
 """So long the answers of recorded nodes keep to their order while none of them comes."""
@@ -102,13 +102,13 @@ class Past:
                 self.turns.answered(end.place)
 
     def last_of(self, path: str, kind: str, name: str) -> tuple[int, PastNode | None]:
-        """The last node of this kind and name that has ended in a task, and its number there."""
+        """The last node of this kind and name that was kept in a task, and its number there."""
         found = (
             (number, node)
             for place, node in self._nodes.items()
             if (number := _number_in(place, path)) is not None
             and (node.start.kind, node.start.name) == (kind, name)
-            and node.end is not None
+            and node.state == DONE
         )
         return max(found, default=(0, None), key=lambda one: one[0])
 

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from agentrt import tracking
-from agentrt.errors import UsageError
+from agentrt.errors import UnrecordableError, UsageError
 from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.record import ProgramRecord
 from agentrt.runtime.run import Run
@@ -61,11 +61,16 @@ class Checkpoint:
         return again
 
     def _kept(self, state: T) -> T:
-        """As it will be after a restart."""
+        """As it will be after a restart; if that cannot be, and the program goes on without a
+        record of such states, as it is.
+        """
+        assert self._run.record is not None
         try:
-            kept: T = loads(dumps(state))
+            kept: T = loads(dumps(state, what="state"))
         except UnkeptError as error:
-            raise UsageError(f"program {self._run.id}: a checkpoint's state: {error}") from error
+            if self._run.record.skips:
+                return state
+            raise UnrecordableError(f"program {self._run.id}: checkpoint: {error}") from error
         return kept
 
 
