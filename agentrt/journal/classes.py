@@ -76,10 +76,7 @@ def missing(name: str) -> str:
         return f"there is no class {qualname} in {place} any more, or that is not imported"
     path = Path(place)  # which drops the mark
     if not _at(path):
-        return (
-            f"its class {qualname} was recorded from {path}, which is not loaded now: give that "
-            "file again"
-        )
+        return f"its class {qualname} was recorded from {path}, which is not loaded now"
     return f"there is no class {qualname} in {path} any more"
 
 
