@@ -46,10 +46,10 @@ from agentrt.journal.forms import (
     set_attributes,
     slots_of,
 )
-from agentrt.journal.kinds import KINDS, READERS, Kind, UnkeptError, numpy_kind
+from agentrt.journal.kinds import KINDS, READERS, Kind, UnkeptError, numpy_kind, packed
 from agentrt.journal.raised import read_error, write_error
 
-__all__ = ["Said", "UnkeptError", "dumps", "loads", "register"]
+__all__ = ["UnkeptError", "dumps", "loads", "register"]
 
 _ID, _REF = "$id", "ref"
 """The number of a value that is there more than once, and what stands for it the other times."""
@@ -64,7 +64,6 @@ _ALIASES: Mapping[type[Any], str] = {
 }
 _TEXT = frozenset({str})
 _NOTHING: Mapping[int, Any] = {}
-Said = tuple[object, orjson.Fragment]
 
 
 class Codec(NamedTuple):
@@ -94,13 +93,13 @@ def register(
     _CODECS_BY_NAME[_codec_name(type)] = codec
 
 
-def dumps(value: Any, said: Said | None = None, *, what: str = "value") -> str:
-    """A value as JSON text; ``said`` is what one of its fields is, and the text of that.
+def dumps(value: Any, without: object = None, *, what: str = "value") -> str:
+    """A value as JSON text; a field of it that is ``without`` is left out, and gets its default.
 
     Raises `UnkeptError`, which names the part that cannot be kept by its path from ``what``.
     """
     try:
-        return _checked(value, said)
+        return _checked(value, without)
     except UnkeptError as error:
         raise UnkeptError(_blame(value, what, error)) from None
 
@@ -118,9 +117,9 @@ def loads(text: str) -> Any:
 # -- to JSON --------------------------------------------------------------------------------
 
 
-def _checked(value: Any, said: Said | None = None) -> str:
+def _checked(value: Any, without: object = None) -> str:
     """The text of a value that can be read back. Raises `UnkeptError` without a path."""
-    text, doubtful = _text(value, said)
+    text, doubtful = _text(value, without)
     if doubtful:
         again, _ = _text(loads(text), None)
         if again != text:
@@ -128,13 +127,13 @@ def _checked(value: Any, said: Said | None = None) -> str:
     return text
 
 
-def _text(value: Any, said: Said | None) -> tuple[str, bool]:
+def _text(value: Any, without: object) -> tuple[str, bool]:
     """The text of a value, and whether it has to be read back to know that it is right."""
     try:
-        writer = Writer(said)
+        writer = Writer(without)
         made = writer.write(value, 0)
         if writer.again:  # a value that can change is there twice
-            writer = Writer(said, writer.again)
+            writer = Writer(without, writer.again)
             made = writer.write(value, 0)
         try:
             return orjson.dumps(made).decode(), writer.doubtful
@@ -162,10 +161,10 @@ class Writer:
     plain = PLAIN
     """Types whose values are JSON as they are."""
 
-    __slots__ = ("_numbers", "_seen", "again", "doubtful", "said", "shared")
+    __slots__ = ("_numbers", "_seen", "again", "doubtful", "shared", "without")
 
-    def __init__(self, said: Said | None = None, shared: Mapping[int, Any] = _NOTHING) -> None:
-        self.said = said
+    def __init__(self, without: object = None, shared: Mapping[int, Any] = _NOTHING) -> None:
+        self.without = without
         self.shared = shared
         self.again: dict[int, Any] = {}
         self.doubtful = False
@@ -319,12 +318,14 @@ class Writer:
         # Most fields of a reply are as they were: left out, a row is half as long.
         every = zip(fields.names, fields.defaults, fields.read(value), strict=True)
         made = {field: item for field, default, item in every if item is not default}
-        said, plain = self.said, self.plain
+        if not depth and self.without is not None:
+            made = {name: item for name, item in made.items() if item is not self.without}
+        plain = self.plain
         for field, item in made.items():
-            if said is not None and item is said[0]:
-                made[field] = said[1]
-            elif (kind := type(item)) in plain or (kind is float and isfinite(item)):
+            if (kind := type(item)) in plain or (kind is float and isfinite(item)):
                 continue
+            if field in fields.packed:
+                made[field] = packed(item) or self.write(item, depth + 1)
             elif field not in fields.plain:
                 made[field] = self.write(item, depth + 1)
         return {KIND: form.name, **made}

@@ -35,13 +35,14 @@ _HEAP_TYPE = 1 << 9
 
 class OwnFields(NamedTuple):
     """Fields of a dataclass of ours with their defaults; ``read`` gives the values of all. What is
-    ``plain`` is JSON as it is.
+    ``plain`` is JSON as it is, and what is ``packed`` are token ids.
     """
 
     names: tuple[str, ...]
     defaults: tuple[Any, ...]
     read: Callable[[Any], tuple[Any, ...]]
     plain: frozenset[str]
+    packed: frozenset[str]
 
 
 class Writing(Protocol):
@@ -172,7 +173,8 @@ def _own_fields(kind: type[Any]) -> OwnFields:
     # With one name, and with none, attrgetter gives no tuple.
     read = attrgetter(*names) if len(names) > 1 else partial(_read, names)
     plain = frozenset(field.name for field in fields if field.metadata.get("plain"))
-    return OwnFields(names, tuple(field.default for field in fields), read, plain)
+    packed = frozenset(field.name for field in fields if field.metadata.get("packed"))
+    return OwnFields(names, tuple(field.default for field in fields), read, plain, packed)
 
 
 def _read(names: tuple[str, ...], value: Any) -> tuple[Any, ...]:

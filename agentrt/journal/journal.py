@@ -13,8 +13,8 @@ from typing import Any, Literal, Self, TypeVar
 from agentrt.errors import JournalError, UnrecordableError
 from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.difference import difference
-from agentrt.journal.past import Past, PastNode
-from agentrt.journal.reading import read_nodes
+from agentrt.journal.past import Past, PastNode, gone_in, nodes_of
+from agentrt.journal.reading import read_rows
 from agentrt.journal.record import ProgramRecord
 from agentrt.journal.schema import (
     CANCELLED,
@@ -184,7 +184,8 @@ class Journal:
         return ProgramRecord(row.id, self, await self._past(row.id), changed)
 
     async def _past(self, program_id: str) -> Past:
-        return Past(await asyncio.to_thread(read_nodes, self._store, program_id))
+        starts, ends = await asyncio.to_thread(read_rows, self._store, program_id)
+        return Past(nodes_of(self.name, starts, ends), gone_in(starts))
 
     def _check(self, row: RecordedProgram, given: str) -> None:
         if row.content != "full":

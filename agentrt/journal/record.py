@@ -7,9 +7,8 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
-
-from orjson import Fragment
 
 from agentrt.errors import (
     DivergenceError,
@@ -20,24 +19,26 @@ from agentrt.errors import (
     UnrecordableError,
     UsageError,
 )
-from agentrt.journal.codec import Said, UnkeptError, dumps, loads
+from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.difference import difference
 from agentrt.journal.past import Past, PastNode
+from agentrt.journal.questions import Question, Questions
 from agentrt.journal.raised import bare
 from agentrt.journal.schema import (
     CANCELLED,
     DONE,
     FAILED,
+    GONE,
     LOST,
     ROOT,
     Change,
     EndRow,
     Rest,
     StartRow,
-    Statement,
     unparked,
 )
 from agentrt.journal.sketch import digest_of, shown
+from agentrt.request import Reply
 
 if TYPE_CHECKING:
     from agentrt.tracking.place import Place
@@ -100,7 +101,8 @@ class ProgramRecord:
         self._held: list[tuple[EndRow, UnrecordableError | None]] = []
         self._streams: set[str] = set()  # those that were made now, and not found
         self._patches: dict[str, bool] = {}
-        self._forgotten: set[str] = set()  # places that the code has left, to run anew from there
+        self._gone = past.gone  # places that the code has left, to run anew from there
+        self._questions = Questions()
         self._code_changed = code_changed
         self.diverged: DivergenceError | JournalError | None = None
         root = past.root
@@ -127,18 +129,23 @@ class ProgramRecord:
             start = StartRow(self.id, place, 0, kind, name, scope, "", "", "", time.time())
             return NodeRecord(self, start, None, kept=False)
         self._flush()
-        text = shown(asked)
-        digest = digest_of(kind, name, text)
+        full, kept = self._sink.content == "full", self._sink.content != "none"
+        question = None
+        if kind == "call" and full:
+            question = self._questions.question(at.path, name, asked)
+            text, digest = question.recorded, question.digest
+        else:
+            text = shown(asked)
+            digest = digest_of(kind, name, text)
         past = self.past.take(place)
         if past is not None and past.start.digest != digest:
-            self._diverge(at, number, past, f"{kind} {name}", text)
+            self._diverge(at, number, past, f"{kind} {name}", asked)
             past = None
         name = _plain(name)
-        full, kept = self._sink.content == "full", self._sink.content != "none"
         start = StartRow(
             self.id,
             place,
-            0 if past is None else past.start.attempt,
+            self._gone.get(place, 0) if past is None else past.start.attempt,
             kind,
             name,
             scope,
@@ -147,16 +154,20 @@ class ProgramRecord:
             at.during,
             time.time(),
         )
-        return NodeRecord(self, start, past)
+        node = NodeRecord(self, start, past)
+        node.question = question
+        if question is not None and past is not None:
+            node.asks()
+        return node
 
-    def _diverge(self, at: Place, number: int, past: PastNode, what: str, asked: str) -> None:
+    def _diverge(self, at: Place, number: int, past: PastNode, what: str, asked: Any) -> None:
         """Another node is recorded: forget it and what came after it, or raise."""
         start = past.start
         if not (self._sink.reruns or start.during in self._streams):
             recorded = f"{start.kind} {start.name}"
             words = f"{recorded!r} is recorded there, and the code now asks for {what!r}"
             if recorded == what:
-                words = f"of {what!r}, {difference(start.asked, asked)}"
+                words = f"of {what!r}, {difference(past.asked_text, shown(asked))}"
             self.diverged = DivergenceError(
                 f"program {self.id} diverged from its journal at node {start.node} (in "
                 f"{start.scope}): {words}{self._code_changed}. Give it back what it had; or mark "
@@ -166,12 +177,11 @@ class ProgramRecord:
             raise self.diverged
         if past.end is not None:
             self.past.turns.answered(past.end.place)
-        gone = (start.node, *self.past.forget_after(at.path, number, at.forks))
-        self._forgotten.update(gone)
-        for place in gone:
-            for table in ("agentrt_starts", "agentrt_ends"):
-                statement = f"DELETE FROM {table} WHERE program = ? AND node = ?"
-                self.put(Statement(statement, (self.id, place)))
+        # What others have asked may go on from there: the rows stay.
+        for row in (start, *self.past.forget_after(at.path, number, at.forks)):
+            self._gone[row.node] = row.attempt + 1
+            empty = "", "", "", "", ""
+            self.put(StartRow(self.id, row.node, row.attempt + 1, GONE, *empty, time.time()))
 
     def patched(self, at: Place, name: str, scope: str) -> bool:
         """Whether the code from here on is that after the change ``name``: not where a program
@@ -189,6 +199,11 @@ class ProgramRecord:
                 self.put(start)
                 self._end(start, DONE, "true")
         return self._patches[place]
+
+    def asks(self, node: NodeRecord, question: Question) -> None:
+        """A call's question is recorded: later ones may go on from it."""
+        task = node.place.rpartition("#")[0]
+        self._questions.begun(task, question, node.place, node.start.attempt)
 
     def streams(self, place: str) -> None:
         """This call is made now, and read while it grows."""
@@ -246,7 +261,7 @@ class ProgramRecord:
 
     def asks_no_more(self, key: str) -> bool:
         """Whether the code has left the node of that key, and runs as if it had never been."""
-        return self.diverged is not None or key in map(self.key_of, self._forgotten)
+        return self.diverged is not None or key in map(self.key_of, self._gone)
 
     # -- rows --------------------------------------------------------------------------
 
@@ -257,9 +272,9 @@ class ProgramRecord:
             self._sink.put(begun)
         self._sink.put(change)
 
-    def text_of(self, value: Any, said: Said | None = None) -> str:
+    def text_of(self, value: Any, without: object = None) -> str:
         """A result as it is recorded. Raises `UnkeptError`."""
-        return dumps(value, said, what="result") if self._sink.content == "full" else ""
+        return dumps(value, without, what="result") if self._sink.content == "full" else ""
 
     def text_of_error(self, error: BaseException) -> str:
         """An error as it is recorded: as much of it as can be kept."""
@@ -301,9 +316,8 @@ class ProgramRecord:
             self.places[dag[0]] = start.node
             parents = " ".join(self.places.get(one, "?") for one in dag[1])
         text = "" if account is None else dumps(account)
-        said = (account, Fragment(text)) if text else None
         try:
-            outcome = self.text_of(value, said)
+            outcome = self.text_of(value, account)
         except UnkeptError as unkept:
             node = f"program {self.id}, node {start.node} ({start.kind} {start.name})"
             refused = self._refusal(node, unkept)
@@ -370,7 +384,10 @@ class ProgramRecord:
         """What a node had answered: a value or an error. Raises `JournalError`."""
         assert past.end is not None
         try:
-            return loads(past.end.outcome)
+            value = loads(past.end.outcome)
+            if isinstance(value, Reply) and past.start.kind == "call" and past.end.account:
+                value = replace(value, report=loads(past.end.account))
+            return value
         except UnkeptError as error:
             self.diverged = JournalError(
                 f"journal {self._sink.name}: node {past.start.node} of {self.id} cannot be read "
@@ -387,10 +404,13 @@ def _plain(text: str) -> str:
 class NodeRecord:
     """One node of a program that runs: its ``start``, and its ``past`` if it has one. ``first`` is
     when its first attempt began (time of day, seconds), ``label`` its name in the DAG. One that is
-    not ``kept`` is what a program does while it is stopped. ``turn_s`` passed before it began.
+    not ``kept`` is what a program does while it is stopped. ``turn_s`` passed before it began. A
+    call has a ``question``.
     """
 
-    __slots__ = ("first", "kept", "label", "past", "place", "program", "start", "turn_s")
+    __slots__ = (
+        *("first", "kept", "label", "past", "place", "program", "question", "start", "turn_s"),
+    )
 
     def __init__(
         self, program: ProgramRecord, start: StartRow, past: PastNode | None, *, kept: bool = True
@@ -399,6 +419,7 @@ class NodeRecord:
         self.place, self.label = start.node, start.name
         self.first = start.started if past is None else past.first
         self.turn_s: float | None = None
+        self.question: Question | None = None
 
     @property
     def key(self) -> str:
@@ -413,6 +434,18 @@ class NodeRecord:
             row = *before[:2], before.attempt + 1, *before[3:-1], now
             self.start = StartRow._make(row)
             self.program.put(self.start)
+            if self.question is not None:
+                self.asks()
+
+    def asks(self) -> None:
+        """The call's question is recorded, or about to be."""
+        if self.question is not None and self.question.items:
+            self.program.asks(self, self.question)
+
+    def answered(self, value: Any) -> None:
+        """It has its answer, now or in an earlier life."""
+        if self.question is not None and self.question.items:
+            self.question.answered(value)
 
     async def begin_now(self) -> None:
         """The same for work that must not begin before that is on the disk."""
@@ -440,6 +473,7 @@ class NodeRecord:
         if self.kept:
             try:
                 self.program.ended(self.start, value, self._turn or account, dag, needed=needed)
+                self.answered(value)
             finally:
                 await self.program.written()
 

@@ -26,6 +26,8 @@ from agentrt.journal.classes import name_of
 
 _KIND = "$"
 _DEEPEST = 200
+DIGEST_BYTES = 16
+"""The size of a fingerprint."""
 _LOADED = "agentrt_program_"
 """What is before the name of a loaded file whose own name was taken, by chance of the order."""
 
@@ -68,11 +70,11 @@ def shown(value: Any) -> str:
     a part of which nothing can be said its type stands.
     """
     try:
-        return orjson.dumps(value, _sketched, orjson.OPT_PASSTHROUGH_DATACLASS).decode()
+        return orjson.dumps(value, sketched, orjson.OPT_PASSTHROUGH_DATACLASS).decode()
     except TypeError:  # numbers of more than 64 bits, half of a surrogate pair, other keys
         pass
     try:
-        return json.dumps(value, separators=(",", ":"), default=_sketched)
+        return json.dumps(value, separators=(",", ":"), default=sketched)
     except (TypeError, ValueError, RecursionError):
         return json.dumps({_KIND: "?", "value": type(value).__qualname__})
 
@@ -80,10 +82,10 @@ def shown(value: Any) -> str:
 def digest_of(*texts: str) -> str:
     """A fingerprint of texts."""
     whole = "\0".join(texts).encode("utf-8", "surrogatepass")
-    return blake2b(whole, digest_size=16).hexdigest()
+    return blake2b(whole, digest_size=DIGEST_BYTES).hexdigest()
 
 
-def _sketched(value: Any) -> Any:
+def sketched(value: Any) -> Any:
     """What can be said of a value that JSON does not know."""
     try:
         if isinstance(value, Mapping):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -78,6 +77,6 @@ def go_to_last(record: ProgramRecord, place: Place, loop: str) -> None:
     """Leave out what is recorded before the last state of a loop."""
     number, last = record.past.last_of(place.path, KIND, loop)
     if last is not None:
-        tasks = json.loads(last.start.asked)["tasks"]
+        tasks = last.asked["tasks"]
         record.past.leave_out(place.path, (place.nodes, number), (place.forks, tasks))
         place.nodes, place.forks = number, tasks

@@ -141,6 +141,7 @@ class NodeEmitter(RunEmitter):
         if past.state in (OPEN, LOST):
             return self._asked_again(node, again=again)
         value = record.value_of(past)
+        node.answered(value)
         error = value if past.state == FAILED and isinstance(value, Exception) else None
         value = self._add_to_dag(node, after, value, error)
         if error is not None:
