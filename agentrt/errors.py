@@ -6,6 +6,7 @@ AgentrtError
 │   │   ├── NotServedError    a call names a model that its engine does not serve
 │   │   ├── UnknownContextError  no context was saved under that name
 │   │   ├── JournalError      a journal that cannot be used, or not by this command
+│   │   ├── UnrecordableError a value that a journal could not give back as it is
 │   │   └── AmbiguousOptionError  an option that is a tool's argument, too. Also a TypeError
 │   ├── ProgramLoadError    a file without the program or graph that was asked for
 │   └── ModelLoadError      a model that cannot be found or loaded
@@ -38,6 +39,14 @@ INSTALL_VLLM = "install agentrt[engine] on a machine with a GPU, agentrt[engine-
 """The way out where vLLM is missing."""
 
 
+def text_of(error: BaseException) -> str:
+    """The text of an error of anybody's, also where its class fails to make it."""
+    try:
+        return str(error)
+    except Exception as raised:
+        return f"its text cannot be made ({type(raised).__name__})"
+
+
 class AgentrtError(Exception):
     """Base of every error that agentrt raises on purpose."""
 
@@ -62,6 +71,10 @@ class JournalError(ConfigError):
     """A journal that is damaged, foreign, in use, of another version or another command."""
 
 
+class UnrecordableError(ConfigError):
+    """A value that a journal could not give back as it is: it was not recorded."""
+
+
 class UnknownContextError(ConfigError):
     """No context was saved under that name, by this tenant."""
 
@@ -79,7 +92,8 @@ class ProgramError(AgentrtError):
 
     def __init__(self, program_id: str, program_type: str, cause: BaseException) -> None:
         super().__init__(
-            f"program {program_id} ({program_type}) failed: {type(cause).__name__}: {cause}"
+            f"program {program_id} ({program_type}) failed: {type(cause).__name__}: "
+            f"{text_of(cause)}"
         )
         self.program_id = program_id
         self.program_type = program_type

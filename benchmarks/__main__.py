@@ -30,6 +30,14 @@ BENCHMARKS = {
         "benchmarks.interrupts.command:interrupts",
         "Tools' calls beside the bare libraries'.",
     ),
+    "journal-size": (
+        "benchmarks.journal_size:journal_size",
+        "Bytes of a journal for those that were said.",
+    ),
+    "journal-values": (
+        "benchmarks.journal_values.command:journal_values",
+        "Kinds of values that a journal gives back equal, or refuses.",
+    ),
     "kills": (
         "benchmarks.kills:kills",
         "Recorded programs on a real engine, killed and begun again.",

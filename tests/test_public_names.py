@@ -41,6 +41,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "agentrt.integrations.mqtt": (),
     "agentrt.integrations.opentelemetry": ("ProgramTracer", "traced_runtime"),
     "agentrt.interrupts": (),
+    "agentrt.journal": ("register",),
     "agentrt.router": ("ReplicaView", "Router", "RouterCall", "make_router", "router_names"),
     "agentrt.scheduler.policies": (),
 }

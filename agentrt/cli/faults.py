@@ -27,6 +27,7 @@ from agentrt.errors import (
     JournalWriteError,
     ProgramError,
     UsageError,
+    text_of,
 )
 
 FAILED = 1
@@ -158,7 +159,7 @@ def program_fault(error: ProgramError) -> str:
 
 def summary(error: BaseException) -> str:
     """An error in one line."""
-    text = " ".join(str(error).split())
+    text = " ".join(text_of(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

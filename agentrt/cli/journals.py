@@ -40,8 +40,8 @@ def read_journal(options: Mapping[str, Any]) -> JournalPlan | None:
         return JournalPlan(partial(SQLiteStore, path), kept)
     if kept != JournalOptions():
         raise UsageError(
-            "--journal-content, --journal-keep and --on-divergence are for a journal: give "
-            "--journal FILE"
+            "--journal-content, --journal-keep, --on-divergence and --on-unrecordable are for a "
+            "journal: give --journal FILE"
         )
     return None
 
@@ -83,6 +83,7 @@ def journal_options(options: Mapping[str, Any], *, drops: bool = False) -> Journ
         options["journal_keep"],
         drops=drops,
         reruns=options["on_divergence"] == "rerun",
+        skips=options["on_unrecordable"] == "go-on",
     )
 
 

@@ -5,16 +5,18 @@ That is a program, a LangGraph graph, or a graph of the project in ``langgraph.j
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from glob import escape
+from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrt.cli import project
 from agentrt.cli.faults import ImportFailedError
@@ -145,17 +147,26 @@ def _way_out(path: Path) -> str:
 
 
 def import_file(path: Path) -> ModuleType:
-    """The file as a module, with its folder first on the import path, as python does.
+    """The file as a module, with its folder first on the import path, as python does. A file that
+    is loaded already, and has not changed, is the same module: its classes are there once.
 
     Raises `ProgramLoadError`, and `ImportFailedError` if the file's own code raised.
     """
     path = path.absolute()
     try:
         check_plain(path, MOST)
+        source = path.read_bytes()
     except OSError as error:
         raise ProgramLoadError(f"{path}: cannot be read: {error.strerror}") from error
+    known = _LOADED.get(path.resolve())
+    if known is not None and sys.modules.get(known.module.__name__) is not known.module:
+        known = None
+    if known is not None and known.source == source:
+        return known.module
+    _check_neighbours(path)
     sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(_module_name(path), path)
+    name = _module_name(path) if known is None else known.module.__name__
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -179,7 +190,61 @@ def import_file(path: Path) -> ModuleType:
         raise ProgramLoadError(f"{path}: cannot be read: {error}") from error
     except Exception as error:
         raise ImportFailedError(str(path)) from error
+    _LOADED[path.resolve()] = _Loaded(module, source)
     return module
+
+
+class _Loaded(NamedTuple):
+    module: ModuleType
+    source: bytes
+
+
+_LOADED: dict[Path, _Loaded] = {}
+"""The files that were loaded, with what they were then."""
+
+
+def _check_neighbours(path: Path) -> None:
+    """Raise `ProgramLoadError` where a file would import the neighbours of another one: Python has
+    one module of a name, and what is imported first stays.
+    """
+    folder = path.resolve().parent
+    others = {file.parent for file in _LOADED if file.parent != folder}
+    left, seen = [path], set[Path]()
+    while others and left:
+        file = left.pop()
+        seen.add(file)
+        for name in _imported(file):
+            own = next((each for each in _files_of(folder, name) if each.is_file()), None)
+            if own is None:
+                continue
+            there = getattr(sys.modules.get(name), "__file__", None)
+            if there is not None and any(
+                Path(there).resolve() in _files_of(f, name) for f in others
+            ):
+                raise ProgramLoadError(
+                    f"{path}: it imports {name!r}, which another program has imported already from "
+                    f"{there}, and would get that instead of {own}: give the two modules different "
+                    "names, or serve the programs apart"
+                )
+            if own not in seen:
+                left.append(own)
+
+
+def _files_of(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.py", folder / name / "__init__.py"
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """The first parts of what a file imports."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # which importing it tells
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
 
 
 def _ran(error: Exception, path: Path) -> bool:
@@ -193,10 +258,14 @@ def _ran(error: Exception, path: Path) -> bool:
 
 
 def _module_name(path: Path) -> str:
-    """The file's own name, unless that would hide a module that exists already."""
+    """The file's own name, unless that would hide a module that exists already. Journals know
+    classes by the file that they are in: the name may be another one each time.
+    """
     name = path.stem
-    taken = name in sys.modules or name in sys.stdlib_module_names or name == "agentrt"
-    return f"agentrt_program_{name}" if taken else name
+    if not (name in sys.modules or name in sys.stdlib_module_names or name == "agentrt"):
+        return name
+    names = (f"agentrt_program_{name}{f'_{number}' * (number > 1)}" for number in count(1))
+    return next(name for name in names if name not in sys.modules)
 
 
 def _programs(module: ModuleType) -> tuple[dict[str, Program], dict[str, Program]]:

@@ -329,6 +329,14 @@ journal_options = together(
         type=click.Choice(["fail", "rerun"]),
         default="fail",
     ),
+    _journal.text(
+        "--on-unrecordable",
+        "[fail|go-on]",
+        "Where a value cannot be recorded so that it comes back equal: the program fails, or goes "
+        "on without a record of it.",
+        type=click.Choice(["fail", "go-on"]),
+        default="fail",
+    ),
 )
 
 

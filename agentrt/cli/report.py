@@ -34,6 +34,8 @@ from agentrt.runtime.run import Run, RunState
 
 _FAULTS_SHOWN = 3
 """Of many programs that failed, so many are shown in full."""
+_MOST_BITS = 4096
+_DEEPEST = 100
 
 
 def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as_json: bool) -> int:
@@ -115,7 +117,6 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
         return f"error: program {run.id}: {error}{place_of(error)}"
     if isinstance(error, EngineDiedError):
         return f"error: {summary(error)} ({log.name_it()})"
-    assert isinstance(error, Exception)
     return program_fault(ProgramError(run.id, run.type, error))
 
 
@@ -164,19 +165,37 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """A result with text for keys, and without what contains itself: a user's may be anything."""
+    """A result with text for keys, and without what contains itself, or cannot be JSON: a user's
+    may be anything.
+    """
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return hex(value)  # more digits than Python writes
     if not isinstance(value, Mapping | list | tuple):
         return value
-    if id(value) in around:
+    if id(value) in around or len(around) > _DEEPEST:
         return "…"
     inner = (*around, id(value))
     if isinstance(value, Mapping):
-        return {str(key): tidy(item, inner) for key, item in value.items()}
+        return {_text(key): tidy(item, inner) for key, item in value.items()}
     return [tidy(item, inner) for item in value]
 
 
 def plain(value: Any) -> Any:
     """For `json.dumps`: a value that JSON does not know, as one that it knows."""
+    try:
+        return tidy(_plain(value))
+    except Exception:  # whatever the code of its class raises
+        return _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+
+
+def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

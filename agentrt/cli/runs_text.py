@@ -45,7 +45,7 @@ def history_json(found: History) -> dict[str, Any]:
 def _node_json(node: PastNode) -> dict[str, Any]:
     ended = {} if node.end is None else node.end._asdict()
     row = {**node.start._asdict(), **ended, "state": node.state}
-    return {name: parsed(name, value) for name, value in row.items()}
+    return {name: parsed(name, value) for name, value in row.items()} | {"asked": node.asked}
 
 
 def list_text(found: Sequence[History]) -> list[str]:

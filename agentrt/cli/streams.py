@@ -53,7 +53,8 @@ def say(text: str) -> None:
 
 def show(text: str) -> None:
     """A line on stdout: for a terminal what it can print, elsewhere the text as it is."""
-    click.echo(printable(text) if sys.stdout.isatty() else text, color=True)
+    whole = text.encode("utf-8", "replace").decode()  # it may have halves of surrogate pairs
+    click.echo(printable(text) if sys.stdout.isatty() else whole, color=True)
 
 
 def guard_log() -> None:

@@ -15,6 +15,7 @@ from agentrt.errors import (
     ToolLostError,
     ToolResultError,
     UnknownToolError,
+    text_of,
 )
 from agentrt.interrupts.context import ToolContext
 from agentrt.interrupts.tool import Tool, ToolRequest, ToolTransport
@@ -75,7 +76,7 @@ class Attempts:
             except Exception as error:
                 if not _may_retry(tool, error, number):
                     raise
-                observer.waits(f"after attempt {number} failed: {error}")
+                observer.waits(f"after attempt {number} failed: {text_of(error)}")
             await self.sleep(_pause_s(number))
             number += 1
 

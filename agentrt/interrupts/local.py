@@ -11,12 +11,16 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from agentrt.errors import ToolFailedError
+from agentrt.errors import ToolFailedError, text_of
 from agentrt.graph import Progress
 from agentrt.interrupts.context import ToolContext, context_parameter
 from agentrt.interrupts.tool import ToolRequest, ToolTransport
 
 _MOST_THREADS = 1000
+
+
+_ENDS = SystemExit, KeyboardInterrupt
+"""As the result of a task, these would end the event loop."""
 
 
 class Threads:
@@ -98,7 +102,10 @@ class ThreadTransport(ToolTransport):
         if name is not None:
             arguments = {**arguments, name: _ThreadContext(context)}
         if request.tool.is_async:
-            return await function(*request.positional, **arguments)
+            try:
+                return await function(*request.positional, **arguments)
+            except _ENDS as error:
+                raise _failed(error) from error
         run = partial(_run, function, request.positional, arguments)
         return await self._threads.run(run)
 
@@ -108,10 +115,13 @@ def _run(
 ) -> Any:
     try:
         return function(*positional, **arguments)
-    except (SystemExit, KeyboardInterrupt, StopIteration) as error:
-        # As the result of a task, these would end the event loop, or never arrive.
-        raised = f"{type(error).__name__}: {error}"
-        raise ToolFailedError(f"the tool raised {raised}", type=type(error).__name__) from error
+    except (*_ENDS, StopIteration) as error:
+        raise _failed(error) from error
+
+
+def _failed(error: BaseException) -> ToolFailedError:
+    raised = f"{type(error).__name__}: {text_of(error)}"
+    return ToolFailedError(f"the tool raised {raised}", type=type(error).__name__)
 
 
 class _ThreadContext:

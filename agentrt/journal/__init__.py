@@ -10,7 +10,8 @@ other programs out of it. `wall` tells where a program's wall time went, `shares
 
 from __future__ import annotations
 
+from agentrt.journal.codec import register
 from agentrt.journal.journal import Journal, JournalOptions
 from agentrt.journal.record import ProgramRecord
 
-__all__ = ["Journal", "JournalOptions", "ProgramRecord"]
+__all__ = ["Journal", "JournalOptions", "ProgramRecord", "register"]

@@ -47,7 +47,7 @@ def _differences(one: History, other: History, place: str) -> Iterator[str]:
         yield f"was {_what(a)} and is {_what(b)}"
     elif len({a.start.digest, b.start.digest, ""}) > 2:  # both are kept
         kept = a.start.asked and b.start.asked
-        yield f"asked: {difference(a.start.asked, b.start.asked) if kept else 'something else'}"
+        yield f"asked: {difference(a.asked_text, b.asked_text) if kept else 'something else'}"
     if a.state != b.state:
         yield f"was {a.state} and is {b.state}"
     before, after = _answer(a), _answer(b)

@@ -57,6 +57,13 @@ def _past_of(old: History, name: str, at: str, answers: Mapping[str, str]) -> li
     then is begun anew.
     """
     begun, rows = old.nodes[at].start.started, list[Change]()
+    kept = {
+        (node.start.node, node.start.attempt)
+        for node in old.nodes.values()
+        if node.end is not None
+        and node.end.ended <= begun
+        and node.start.node not in (at, *answers)
+    }
     last = max((node.end.place for node in old.nodes.values() if node.end), default=0)
     for place, node in old.nodes.items():
         start, end = node.start, node.end
@@ -68,11 +75,14 @@ def _past_of(old: History, name: str, at: str, answers: Mapping[str, str]) -> li
             end = (end or new)._replace(state=DONE, outcome=answers[place], account="")
         elif end is None or place == at or end.ended > begun:
             continue
-        elif end.state == LOST:
+        elif end.state == LOST and start.kind != "spawn":
             raise UsageError(
                 f"the result of node {place} ({start.kind} {start.name}) could not be kept, and "
                 f"it comes before {at}: fork there, or give it by --set {place}=JSON"
             )
+        # Where an earlier question is not there any more, or has another answer, it is whole.
+        if any((row, attempt) not in kept for row, attempt, _ in node.questions.of(start)):
+            start = start._replace(asked=node.asked_text)
         rows += [start._replace(program=name), end._replace(program=name).marked()]
     return rows
 
@@ -85,7 +95,7 @@ def answer_of(node: PastNode, given: Any) -> str:
     start, is_call = node.start, node.start.kind == "call"
     what = f"--set {start.node}: {start.kind} {start.name}"
     before = json.loads(node.end.outcome) if node.end and node.end.outcome else None
-    if start.kind not in _SETTABLE or (is_call and _is_more(start.asked, before)):
+    if start.kind not in _SETTABLE or (is_call and _is_more(node.asked, before)):
         raise UsageError(f"{what} has no answer that can be set; set {_SET}")
     if isinstance(given, str):
         given = _value(given, is_text=is_call or isinstance(before, str))
@@ -104,9 +114,9 @@ def answer_of(node: PastNode, given: Any) -> str:
         raise UsageError(f"{what}: {error}") from error
 
 
-def _is_more(asked: str, before: Any) -> bool:
+def _is_more(asked: Any, before: Any) -> bool:
     """Whether a call answers with more than a text: with tokens, or with several texts."""
-    return "prompt_token_ids" in json.loads(asked) or "choices" in (before or {})
+    return "prompt_token_ids" in asked or "choices" in (before or {})
 
 
 def _value(given: str, *, is_text: bool) -> Any:

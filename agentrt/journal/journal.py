@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
-from agentrt.errors import JournalError
-from agentrt.journal.codec import UnkeptError, digest_of, dumps, loads
+from agentrt.errors import JournalError, UnrecordableError
+from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.difference import difference
-from agentrt.journal.past import Past, PastNode
-from agentrt.journal.reading import read_nodes
+from agentrt.journal.past import Past, PastNode, gone_in, nodes_of
+from agentrt.journal.reading import read_rows
 from agentrt.journal.record import ProgramRecord
 from agentrt.journal.schema import (
     CANCELLED,
@@ -25,6 +25,7 @@ from agentrt.journal.schema import (
     Statement,
     unparked,
 )
+from agentrt.journal.sketch import digest_of
 from agentrt.journal.store import Store
 from agentrt.journal.writer import Writer
 
@@ -47,12 +48,15 @@ class JournalOptions:
     """How a journal is kept. ``content`` says how much of each node: with ``full`` a program can
     go on. The nodes of the last ``keep`` ended programs are kept (None: of all); of those before,
     the result is kept, or with ``drops`` nothing. ``reruns`` runs what follows a divergence anew.
+    Where a value cannot be kept as it is, its program fails, or ``skips`` that and goes on without
+    a record of it.
     """
 
     content: Content = "full"
     keep: int | None = None
     drops: bool = False
     reruns: bool = False
+    skips: bool = False
 
 
 class Journal:
@@ -61,6 +65,7 @@ class Journal:
     def __init__(self, store: Store, options: JournalOptions, uid: str) -> None:
         self.name, self.uid = store.name, uid
         self.content, self.reruns = options.content, options.reruns
+        self.skips = options.skips
         self._store, self._options = store, options
         self._writer = Writer(store)
         self.put = self._writer.put
@@ -166,7 +171,8 @@ class Journal:
 
     async def program(self, row: RecordedProgram, given: Any) -> ProgramRecord:
         """The record of a program that begins, or goes on, with this input; how it is kept is added
-        to its ``row``. Raises `JournalError`.
+        to its ``row``. Raises `JournalError`, and `UnrecordableError` for an input that cannot be
+        kept.
         """
         text, known = self._text(given), await self.programs("id = ?", (row.id,))
         if not known:
@@ -178,7 +184,8 @@ class Journal:
         return ProgramRecord(row.id, self, await self._past(row.id), changed)
 
     async def _past(self, program_id: str) -> Past:
-        return Past(await asyncio.to_thread(read_nodes, self._store, program_id))
+        starts, ends = await asyncio.to_thread(read_rows, self._store, program_id)
+        return Past(nodes_of(self.name, starts, ends), gone_in(starts))
 
     def _check(self, row: RecordedProgram, given: str) -> None:
         if row.content != "full":
@@ -194,11 +201,9 @@ class Journal:
 
     def _text(self, given: Any) -> str:
         try:
-            return dumps(given)
+            return dumps(given, what="input")
         except UnkeptError as error:
-            raise JournalError(
-                f"journal {self.name}: the input of a program cannot be kept: {error}"
-            ) from error
+            raise UnrecordableError(f"journal {self.name}: {error}") from error
 
     def input_of(self, row: RecordedProgram) -> Any:
         """What a recorded program was given."""

@@ -9,10 +9,10 @@ contexts are recorded as token ids, and compared as these.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
+from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
 from typing import Any
 
 from agentrt.journal.codec import UnkeptError, loads
@@ -28,6 +28,8 @@ _AROUND = 40
 _AGAIN = 64
 """So many characters have to come again after a change to be worth a word, or a quarter so many
 tokens."""
+_IDS = "I"
+_WIDTH = array(_IDS).itemsize
 _COMPARED = 64
 """So many earlier calls of a program are compared with each one: the last."""
 
@@ -61,27 +63,105 @@ class Miss:
         return self.prompt_tokens - self.cached_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """What a call asked, as one text or as token ids, with its answer after so much of it as its
-    ``size`` says. Of a text, messages have their ``ends``: each is there once.
+class _Prompt(ABC):
+    """What a call asked, and then its answer. The ``size`` is that of what it asked."""
+
+    unit: str
+    around: int
+    least: int
+
+    def __init__(self, node: str, salt: str | None) -> None:
+        self.node, self.salt = node, salt
+        self.size = 0
+
+    @abstractmethod
+    def common(self, earlier: Any) -> int:
+        """How much this prompt and an earlier one, with its answer, have in common."""
+
+    @abstractmethod
+    def part(self, begin: int, end: int) -> str:
+        """A part of the prompt and its answer, for people."""
+
+    @abstractmethod
+    def again(self, earlier: Any, at: int) -> int:
+        """How much of an earlier prompt comes again in this one, after ``at``."""
+
+
+class _Chat(_Prompt):
+    """A prompt as the texts of its messages. Those of several prompts are the same objects, so that
+    all prompts together are about as large as the last one.
     """
 
-    node: str
-    whole: Sequence[Any]
-    size: int
-    salt: str | None
-    ends: Sequence[int] = ()
+    unit, around, least = "characters", _AROUND, _AGAIN
 
-    @property
-    def asked(self) -> Sequence[Any]:
-        return self.whole[: self.size]
+    def __init__(self, node: str, salt: str | None, parts: list[str], answer: str) -> None:
+        super().__init__(node, salt)
+        self.parts, self.whole = parts, [*parts, answer]
+        self.size = sum(map(len, parts))
+        self._most = 0
 
-    def after(self, at: int) -> tuple[Sequence[Any], list[Sequence[Any]]]:
+    def common(self, earlier: _Chat) -> int:
+        count = _common(earlier.whole, self.parts)
+        if count < self._most:  # another one is closer
+            return 0
+        self._most, rest = count, self.parts[count:]
+        return sum(map(len, self.parts[:count])) + _common_text(earlier.whole[count:], rest)
+
+    def part(self, begin: int, end: int) -> str:
+        shown, at = "", 0
+        for text in self.whole:
+            shown += text[max(0, begin - at) : max(0, end - at)]
+            at += len(text)
+        return shown
+
+    def again(self, earlier: _Chat, at: int) -> int:
+        (was, old), (now, new) = earlier.after(at), self.after(at)
+        later = set(old)
+        return _common(was[::-1], now[::-1]) + sum(len(text) for text in new[1:] if text in later)
+
+    def after(self, at: int) -> tuple[str, list[str]]:
         """What is left of the message at this place; and that message, with those after it."""
-        index = bisect_right(self.ends, at)
-        edges = pairwise((0, *self.ends)[index:])
-        return self.whole[at : self.ends[index]], [self.whole[one:end] for one, end in edges]
+        for index, text in enumerate(self.parts):
+            if at < len(text):
+                return text[at:], self.parts[index:]
+            at -= len(text)
+        return "", []
+
+
+class _Ids(_Prompt):
+    """A prompt as token ids: as bytes, which are compared at once."""
+
+    unit, around, least = "tokens", _AROUND // 4, _AGAIN // 4
+
+    def __init__(
+        self, node: str, salt: str | None, ids: Sequence[int], answer: Iterable[int]
+    ) -> None:
+        super().__init__(node, salt)
+        self.size = len(ids)
+        self._whole = array(_IDS, ids).tobytes() + array(_IDS, answer).tobytes()
+        self._most = 0
+
+    def common(self, earlier: _Ids) -> int:
+        most = self._most * _WIDTH
+        end = min(len(earlier._whole), self.size * _WIDTH)
+        if earlier._whole[most:end] == self._whole[most:end]:
+            rest = end - most
+        else:
+            rest = _common(earlier._whole[most:end], self._whole[most:end])
+        if not earlier._whole.startswith(self._whole[:most]):  # another one is closer
+            return 0
+        self._most = max(0, (most + rest)) // _WIDTH
+        return self._most
+
+    def part(self, begin: int, end: int) -> str:
+        return " ".join(map(str, self._ids(max(0, begin), end)))
+
+    def again(self, earlier: _Ids, at: int) -> int:
+        was, now = earlier._ids(at + 1, earlier.size), self._ids(at + 1, self.size)
+        return _common(was[::-1], now[::-1])
+
+    def _ids(self, begin: int, end: int) -> array[int]:
+        return array(_IDS, self._whole[begin * _WIDTH : end * _WIDTH])
 
 
 def misses_of(recorded: Recorded) -> list[Miss]:
@@ -95,12 +175,16 @@ def misses_of(recorded: Recorded) -> list[Miss]:
         if stay.start.kind == "call" and (report := stay.report) is not None
     ]
     ended.sort(key=lambda one: one[0].start.started)
-    prompts = {stay.start.node: _prompt(stay) for stay, _ in ended}
-    found = []
-    for index, (stay, report) in enumerate(ended):
-        began = stay.start.started
-        last = (prompts[one.start.node] for one, _ in ended[:index][::-1] if one.until <= began)
-        miss = _miss(stay, report, prompts[stay.start.node], islice(last, _COMPARED))
+    texts, found = _Texts(), list[Miss]()
+    recent: list[tuple[Stay, _Prompt | None]] = []
+    for stay, report in ended:
+        prompt, began = _prompt(recorded, stay, texts), stay.start.started
+        before = [at for at, (earlier, _) in enumerate(recent) if earlier.until <= began]
+        # No later call is compared with more, either.
+        recent = recent[before[-_COMPARED] :] if len(before) >= _COMPARED else recent
+        last = (other for earlier, other in reversed(recent) if earlier.until <= began)
+        miss = _miss(stay, report, prompt, last)
+        recent.append((stay, prompt))
         if miss.verdict != NEW and miss.computed_tokens > 0:
             found.append(miss)
     return sorted(found, key=lambda miss: -miss.computed_tokens)
@@ -122,41 +206,32 @@ def _miss(
 
 def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] | None:
     """Where a prompt left the closest of the earlier ones; None if it did not leave it."""
-    now, closest, at = prompt.asked, None, -1
-    for one in before:
-        if one is None or type(one.whole) is not type(now) or at == len(now):
+    closest, at = None, -1
+    for earlier in before:
+        if earlier is None or type(earlier) is not type(prompt) or at == prompt.size:
             continue
-        if one.whole[: at + 1] == now[: at + 1]:  # it may be closer
-            closest, at = one, _common(one.whole, now)
+        if (common := prompt.common(earlier)) > at:
+            closest, at = earlier, common
     if closest is None:
         return None
-    was = closest.whole
     if closest.salt != prompt.salt and at:
         return (SALTED, closest.node, 0, "characters", "", str(closest.salt), str(prompt.salt), at)
-    if at >= closest.size or at >= len(now):
+    if at >= closest.size or at >= prompt.size:
         return None
-    unit, around = ("characters", _AROUND) if isinstance(now, str) else ("tokens", _AROUND // 4)
-    shown = (part[max(0, begin) : at + end] for part, begin, end in (
-        (now, at - around, 0), (was[at:], 0, around - at), (now[at:], 0, around - at)
-    ))  # fmt: skip
-    again = _again(closest, prompt, at)
-    if again < (_AGAIN if isinstance(now, str) else _AGAIN // 4):
+    around = prompt.around
+    end = min(at + around, prompt.size)
+    shown = prompt.part(at - around, at), closest.part(at, at + around), prompt.part(at, end)
+    again = prompt.again(closest, at)
+    if again < prompt.least:
         return None
-    return (CHANGED, closest.node, at, unit, *map(_as_text, shown), again)
-
-
-def _again(earlier: _Prompt, prompt: _Prompt, at: int) -> int:
-    """How much of the earlier prompt comes again in this one, after ``at``."""
-    if not prompt.ends:
-        return _common(earlier.asked[:at:-1], prompt.asked[:at:-1])
-    (was, old), (now, new) = earlier.after(at), prompt.after(at)
-    later = set(old)
-    return _common(was[::-1], now[::-1]) + sum(len(one) for one in new[1:] if one in later)
+    return (CHANGED, closest.node, at, prompt.unit, *shown, again)
 
 
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
     """The length of the common beginning: by halves, since slices are compared at once."""
     low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
@@ -166,30 +241,60 @@ def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
     return low
 
 
-def _as_text(part: Sequence[Any]) -> str:
-    return part if isinstance(part, str) else " ".join(map(str, part))
+def _common_text(one: Sequence[str], other: Sequence[str]) -> int:
+    """The same of texts in parts, whose borders do not matter."""
+    total, first, second = 0, "", ""
+    ones, others = iter(one), iter(other)
+    while True:
+        first, second = first or next(ones, ""), second or next(others, "")
+        size = min(len(first), len(second))
+        if not size or first[:size] != second[:size]:
+            return total + _common(first, second)
+        total, first, second = total + size, first[size:], second[size:]
 
 
 # -- what was asked --------------------------------------------------------------------------------
 
 
-def _prompt(stay: Stay) -> _Prompt | None:
+def array_of(ids: array[int]) -> array[int]:
+    """Token ids as they are in memory."""
+    return ids
+
+
+class _Texts:
+    """The texts of messages: those of equal messages are there once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, str]] = {}
+        self._once: dict[str, str] = {}
+
+    def of(self, message: Mapping[str, Any]) -> str:
+        known = self._known.get(id(message))
+        if known is None:
+            known = self._known[id(message)] = message, self.once(_message(message))
+        return known[1]
+
+    def once(self, text: str) -> str:
+        return self._once.setdefault(text, text)
+
+
+def _prompt(recorded: Recorded, stay: Stay, texts: _Texts) -> _Prompt | None:
     """None where the journal does not say."""
     try:
-        asked = json.loads(stay.start.asked) if stay.start.asked else None
+        asked = recorded.questions.asked(stay.start, array_of)
     except ValueError:
         return None
     if not isinstance(asked, Mapping):
         return None
-    salt, ids = asked.get("cache_salt"), asked.get("prompt_token_ids")
+    node, salt, ids = stay.start.node, asked.get("cache_salt"), asked.get("prompt_token_ids")
     reply = _reply(stay)
-    if isinstance(ids, list):
-        answer = [] if reply is None else list(reply.token_ids)
-        return _Prompt(stay.start.node, [*ids, *answer], len(ids), salt)
-    parts = list(texts_of(asked))
-    said = "" if reply is None else _message(reply.message)
-    ends = [*accumulate(map(len, parts))]
-    return _Prompt(stay.start.node, "".join((*parts, said)), sum(map(len, parts)), salt, ends)
+    if isinstance(ids, array):
+        return _Ids(node, salt, ids, () if reply is None else reply.token_ids)
+    parts = [
+        texts.once(text) if isinstance(text, str) else texts.of(text) for text in _parts(asked)
+    ]
+    answer = "" if reply is None else texts.once(_message(reply.message))
+    return _Chat(node, salt, parts, answer)
 
 
 def _reply(stay: Stay) -> Reply | None:
@@ -203,12 +308,20 @@ def _reply(stay: Stay) -> Reply | None:
 
 def texts_of(asked: Mapping[str, Any]) -> Iterator[str]:
     """A chat request as text: most templates put its tools first."""
+    for part in _parts(asked):
+        yield part if isinstance(part, str) else _message(part)
+
+
+def _parts(asked: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
+    """A request's tools as text, and its messages."""
     if tools := asked.get("tools"):
         yield f"[tools] {json.dumps(tools, ensure_ascii=False)}\n"
     messages = asked.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, Mapping):
-            yield _message(message)
+    yield from (
+        (one for one in messages or () if isinstance(one, Mapping))
+        if isinstance(messages, list)
+        else ()
+    )
 
 
 def _message(message: Mapping[str, Any]) -> str:

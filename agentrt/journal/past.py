@@ -6,11 +6,14 @@ import asyncio
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
+from typing import Any
 
 from agentrt.errors import JournalError
-from agentrt.journal.schema import CANCELLED, OPEN, ROOT, EndRow, StartRow
+from agentrt.journal.questions import QuestionRows
+from agentrt.journal.schema import CANCELLED, DONE, GONE, OPEN, ROOT, EndRow, StartRow
 
 STALL_S = 0.25
 """So long the answers of recorded nodes keep to their order while none of them comes."""
@@ -20,12 +23,25 @@ _NUMBER = re.compile(r"[#.](\d+)")
 @dataclass(frozen=True, slots=True)
 class PastNode:
     """A node as it is recorded: its last ``start``, and the ``end`` of that. ``first`` is when its
-    first attempt began.
+    first attempt began. What it was asked may go on from others of the ``questions``.
     """
 
     start: StartRow
     first: float
     end: EndRow | None = None
+    questions: QuestionRows = field(default_factory=partial(QuestionRows, (), ()), compare=False)
+
+    @property
+    def asked(self) -> Any:
+        """What it was asked, whole, as JSON values that are not to be changed; None where that was
+        not kept. Raises `JournalError`.
+        """
+        return self.questions.asked(self.start)
+
+    @property
+    def asked_text(self) -> str:
+        """The same as JSON text; "" where it was not kept."""
+        return self.questions.text(self.start)
 
     @property
     def state(self) -> str:
@@ -37,10 +53,13 @@ def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> d
 
     Raises `JournalError` for a row that is not as it was written.
     """
-    nodes: dict[str, PastNode] = {}
+    starts, ends = list(starts), list(ends)
+    questions, nodes = QuestionRows(starts, ends), dict[str, PastNode]()
     for start in sorted(starts, key=lambda row: row.attempt):
-        before = nodes.get(start.node)
-        nodes[start.node] = PastNode(start, start.started if before is None else before.first)
+        before = nodes.pop(start.node, None) if start.kind == GONE else nodes.get(start.node)
+        if start.kind != GONE:
+            first = start.started if before is None else before.first
+            nodes[start.node] = PastNode(start, first, questions=questions)
     for end in ends:
         if not end.is_whole:
             raise JournalError(
@@ -53,11 +72,37 @@ def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> d
     return nodes
 
 
-class Past:
-    """The recorded nodes of one program that its code has not come to yet."""
+def gone_in(starts: Iterable[StartRow]) -> dict[str, int]:
+    """The last attempts at nodes that are gone, by their places."""
+    gone: dict[str, int] = {}
+    for start in starts:
+        if start.kind == GONE:
+            gone[start.node] = max(start.attempt, gone.get(start.node, 0))
+    return gone
 
-    def __init__(self, nodes: Mapping[str, PastNode]) -> None:
+
+def without_gone(
+    starts: Iterable[StartRow], ends: Iterable[EndRow]
+) -> tuple[list[StartRow], list[EndRow]]:
+    """The rows of nodes that their program has not left for good."""
+    starts = list(starts)
+    gone = gone_in(starts)
+    return (
+        [row for row in starts if row.attempt > gone.get(row.node, -1)],
+        [row for row in ends if row.attempt > gone.get(row.node, -1)],
+    )
+
+
+class Past:
+    """The recorded nodes of one program that its code has not come to yet. Those that are ``gone``
+    are not among them; their attempts count.
+    """
+
+    def __init__(
+        self, nodes: Mapping[str, PastNode], gone: Mapping[str, int] | None = None
+    ) -> None:
         self.root = nodes.get(ROOT)
+        self.gone = dict(gone or {})
         self._nodes = {place: node for place, node in nodes.items() if place != ROOT}
         self.turns = Turns(
             one.end.place
@@ -78,11 +123,12 @@ class Past:
         """
         return any(_is_after(place, path, nodes, forks) for place in self._nodes)
 
-    def forget_after(self, path: str, nodes: int, forks: int) -> list[str]:
-        """Drop what is recorded further in this task. The places of what is dropped."""
+    def forget_after(self, path: str, nodes: int, forks: int) -> list[StartRow]:
+        """Drop what is recorded further in this task: the beginnings of what is dropped."""
         gone = [place for place in self._nodes if _is_after(place, path, nodes, forks)]
+        starts = [self._nodes[place].start for place in gone]
         self._leave_out(gone)
-        return gone
+        return starts
 
     def leave_out(self, path: str, nodes: tuple[int, int], forks: tuple[int, int]) -> None:
         """Drop what is recorded in this task, between two numbers of its nodes and tasks."""
@@ -102,13 +148,13 @@ class Past:
                 self.turns.answered(end.place)
 
     def last_of(self, path: str, kind: str, name: str) -> tuple[int, PastNode | None]:
-        """The last node of this kind and name that has ended in a task, and its number there."""
+        """The last node of this kind and name that was kept in a task, and its number there."""
         found = (
             (number, node)
             for place, node in self._nodes.items()
             if (number := _number_in(place, path)) is not None
             and (node.start.kind, node.start.name) == (kind, name)
-            and node.end is not None
+            and node.state == DONE
         )
         return max(found, default=(0, None), key=lambda one: one[0])
 

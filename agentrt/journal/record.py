@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
-
-from orjson import Fragment
 
 from agentrt.errors import (
     DivergenceError,
     EngineError,
     JournalError,
     JournalWriteError,
-    ToolFailedError,
     ToolLostError,
+    UnrecordableError,
     UsageError,
 )
-from agentrt.journal.codec import Said, UnkeptError, digest_of, dumps, loads, shown
+from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.difference import difference
 from agentrt.journal.past import Past, PastNode
+from agentrt.journal.questions import Question, Questions
+from agentrt.journal.raised import bare
 from agentrt.journal.schema import (
     CANCELLED,
     DONE,
     FAILED,
+    GONE,
     LOST,
     ROOT,
     Change,
     EndRow,
     Rest,
     StartRow,
-    Statement,
     unparked,
 )
+from agentrt.journal.sketch import digest_of, shown
+from agentrt.request import Reply
 
 if TYPE_CHECKING:
     from agentrt.tracking.place import Place
@@ -46,6 +50,7 @@ _SHORT_S = 0.001
 """A tool that waited less for its turn, by a limit of how many run at once, did not wait."""
 _FAULTS = (EngineError, ToolLostError)
 """What ends a program without its doing: recorded only once the program has gone on."""
+_log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -63,6 +68,9 @@ class Sink(Protocol):
     @property
     def reruns(self) -> bool: ...
 
+    @property
+    def skips(self) -> bool: ...
+
     def put(self, row: Change) -> None: ...
 
     async def written(self) -> None: ...
@@ -75,7 +83,8 @@ class ProgramRecord:
     code does then belongs to no run of it that goes on. ``rests`` are the nodes that wait for a
     human or a time, by their tasks; one that ``listens`` has subscribed to events. Once it is
     ``parked``, its code comes to no node any more. It has ``diverged`` also if its code has caught
-    that.
+    that, or that a recorded value cannot be read. One that ``skips`` goes on without a record of
+    values that cannot be kept; to any other program these are an error.
     """
 
     def __init__(self, program_id: str, sink: Sink, past: Past, code_changed: str = "") -> None:
@@ -85,14 +94,17 @@ class ProgramRecord:
         self.places: dict[int, str] = {}  # of nodes, by their ids in the DAG
         self.rests: dict[asyncio.Task[Any] | None, Rest] = {}
         self.listens = self.parked = False
+        self.skips = sink.skips
         self._sink = sink
         self._ended = past.turns.last + 1
-        self._held: list[EndRow] = []
+        # What the program was told, and is written once it has gone on from there.
+        self._held: list[tuple[EndRow, UnrecordableError | None]] = []
         self._streams: set[str] = set()  # those that were made now, and not found
         self._patches: dict[str, bool] = {}
-        self._forgotten: set[str] = set()  # places that the code has left, to run anew from there
+        self._gone = past.gone  # places that the code has left, to run anew from there
+        self._questions = Questions()
         self._code_changed = code_changed
-        self.diverged: DivergenceError | None = None
+        self.diverged: DivergenceError | JournalError | None = None
         root = past.root
         self._attempt = 1 if root is None else root.start.attempt + 1
         self._unsaid: StartRow | None = None
@@ -117,18 +129,23 @@ class ProgramRecord:
             start = StartRow(self.id, place, 0, kind, name, scope, "", "", "", time.time())
             return NodeRecord(self, start, None, kept=False)
         self._flush()
-        text = shown(asked)
-        digest = digest_of(kind, name, text)
+        full, kept = self._sink.content == "full", self._sink.content != "none"
+        question = None
+        if kind == "call" and full:
+            question = self._questions.question(at.path, name, asked)
+            text, digest = question.recorded, question.digest
+        else:
+            text = shown(asked)
+            digest = digest_of(kind, name, text)
         past = self.past.take(place)
         if past is not None and past.start.digest != digest:
-            self._diverge(at, number, past, f"{kind} {name}", text)
+            self._diverge(at, number, past, f"{kind} {name}", asked)
             past = None
         name = _plain(name)
-        full, kept = self._sink.content == "full", self._sink.content != "none"
         start = StartRow(
             self.id,
             place,
-            0 if past is None else past.start.attempt,
+            self._gone.get(place, 0) if past is None else past.start.attempt,
             kind,
             name,
             scope,
@@ -137,16 +154,20 @@ class ProgramRecord:
             at.during,
             time.time(),
         )
-        return NodeRecord(self, start, past)
+        node = NodeRecord(self, start, past)
+        node.question = question
+        if question is not None and past is not None:
+            node.asks()
+        return node
 
-    def _diverge(self, at: Place, number: int, past: PastNode, what: str, asked: str) -> None:
+    def _diverge(self, at: Place, number: int, past: PastNode, what: str, asked: Any) -> None:
         """Another node is recorded: forget it and what came after it, or raise."""
         start = past.start
         if not (self._sink.reruns or start.during in self._streams):
             recorded = f"{start.kind} {start.name}"
             words = f"{recorded!r} is recorded there, and the code now asks for {what!r}"
             if recorded == what:
-                words = f"of {what!r}, {difference(start.asked, asked)}"
+                words = f"of {what!r}, {difference(past.asked_text, shown(asked))}"
             self.diverged = DivergenceError(
                 f"program {self.id} diverged from its journal at node {start.node} (in "
                 f"{start.scope}): {words}{self._code_changed}. Give it back what it had; or mark "
@@ -156,12 +177,11 @@ class ProgramRecord:
             raise self.diverged
         if past.end is not None:
             self.past.turns.answered(past.end.place)
-        gone = (start.node, *self.past.forget_after(at.path, number, at.forks))
-        self._forgotten.update(gone)
-        for place in gone:
-            for table in ("agentrt_starts", "agentrt_ends"):
-                statement = f"DELETE FROM {table} WHERE program = ? AND node = ?"
-                self.put(Statement(statement, (self.id, place)))
+        # What others have asked may go on from there: the rows stay.
+        for row in (start, *self.past.forget_after(at.path, number, at.forks)):
+            self._gone[row.node] = row.attempt + 1
+            empty = "", "", "", "", ""
+            self.put(StartRow(self.id, row.node, row.attempt + 1, GONE, *empty, time.time()))
 
     def patched(self, at: Place, name: str, scope: str) -> bool:
         """Whether the code from here on is that after the change ``name``: not where a program
@@ -179,6 +199,11 @@ class ProgramRecord:
                 self.put(start)
                 self._end(start, DONE, "true")
         return self._patches[place]
+
+    def asks(self, node: NodeRecord, question: Question) -> None:
+        """A call's question is recorded: later ones may go on from it."""
+        task = node.place.rpartition("#")[0]
+        self._questions.begun(task, question, node.place, node.start.attempt)
 
     def streams(self, place: str) -> None:
         """This call is made now, and read while it grows."""
@@ -212,17 +237,31 @@ class ProgramRecord:
         return self.value_of(self.past.root)
 
     async def end(self, state: str, result: Any, error: BaseException | None) -> None:
-        """The program is over. What its end has cancelled is not recorded."""
-        self._held.clear()
-        outcome = self.outcome(result if error is None else error, state)
+        """The program is over. What its end has cancelled is not recorded. Raises
+        `UnrecordableError` if it has failed since its result cannot be kept.
+        """
+        self._keep_what_was_caught(error)
+        refused: UnrecordableError | None = None
+        if error is not None:
+            outcome = state, self.text_of_error(error)
+        else:
+            try:
+                outcome = state, self.text_of(result)
+            except UnkeptError as unkept:
+                refused = self._refusal(f"program {self.id}", unkept)
+                outcome = LOST, json.dumps(str(refused))
+                if not self.skips:
+                    outcome = FAILED, self.text_of_error(refused)
         told = None if self.past.root is None else self.past.root.end
         if self._unsaid is None or told is None or outcome != (told.state, told.outcome):
             self._end(self._start, *outcome)
         await self._sink.written()
+        if refused is not None:
+            self._skip(refused)
 
     def asks_no_more(self, key: str) -> bool:
         """Whether the code has left the node of that key, and runs as if it had never been."""
-        return self.diverged is not None or key in map(self.key_of, self._forgotten)
+        return self.diverged is not None or key in map(self.key_of, self._gone)
 
     # -- rows --------------------------------------------------------------------------
 
@@ -233,17 +272,18 @@ class ProgramRecord:
             self._sink.put(begun)
         self._sink.put(change)
 
-    def outcome(self, value: Any, state: str, said: Said | None = None) -> tuple[str, str]:
-        """A node's state and its outcome, as far as that can be kept."""
+    def text_of(self, value: Any, without: object = None) -> str:
+        """A result as it is recorded. Raises `UnkeptError`."""
+        return dumps(value, without, what="result") if self._sink.content == "full" else ""
+
+    def text_of_error(self, error: BaseException) -> str:
+        """An error as it is recorded: as much of it as can be kept."""
         if self._sink.content != "full":
-            return state, ""
+            return ""
         try:
-            return state, dumps(value, said)
-        except UnkeptError as error:
-            if state != FAILED:
-                return LOST, json.dumps(str(error))
-            kind = type(value).__name__
-            return state, dumps(ToolFailedError(f"{kind}: {value}", type=kind))
+            return dumps(error, what="error")
+        except UnkeptError:
+            return bare(error)
 
     def _end(
         self, start: StartRow, state: str, outcome: str, more: Sequence[str] = ("", "")
@@ -259,15 +299,48 @@ class ProgramRecord:
         )
         return row.marked()
 
-    def ended(self, start: StartRow, value: Any, account: Any, dag: tuple[int, Any] | None) -> None:
-        """A node has ended. ``dag`` is its id in the DAG, and those of its parents."""
+    def ended(
+        self,
+        start: StartRow,
+        value: Any,
+        account: Any,
+        dag: tuple[int, Any] | None,
+        *,
+        needed: bool = True,
+    ) -> None:
+        """A node has ended. ``dag`` is its id in the DAG, and those of its parents. Raises
+        `UnrecordableError` for a value that cannot be kept, if it is ``needed`` to go on.
+        """
         parents = ""
         if dag is not None:
             self.places[dag[0]] = start.node
             parents = " ".join(self.places.get(one, "?") for one in dag[1])
         text = "" if account is None else dumps(account)
-        said = (account, Fragment(text)) if text else None
-        self._end(start, *self.outcome(value, DONE, said), (text, parents))
+        try:
+            outcome = self.text_of(value, account)
+        except UnkeptError as unkept:
+            node = f"program {self.id}, node {start.node} ({start.kind} {start.name})"
+            refused = self._refusal(node, unkept)
+            self._end(start, LOST, json.dumps(str(refused)), (text, parents))
+            if not needed:
+                return
+            if not self.skips:
+                # It is what the program was told, if it goes on from here; else the value can still
+                # be had, once the code is mended.
+                told = self.text_of_error(refused)
+                self._held.append((self._row(start, FAILED, told, text, parents), refused))
+            self._skip(refused)
+        else:
+            self._end(start, DONE, outcome, (text, parents))
+
+    def _refusal(self, node: str, unkept: UnkeptError) -> UnrecordableError:
+        return UnrecordableError(f"journal {self._sink.name}: {node}: {unkept}")
+
+    def _skip(self, refused: UnrecordableError) -> None:
+        """Go on without a record of a value, or raise."""
+        if not self.skips:
+            raise refused
+        _log.warning("%s (it goes on without a record of that)", refused)
 
     def failed(self, start: StartRow, error: BaseException, account: Any = None) -> bool:
         """A node has failed, or was cancelled. Whether that is to be written now."""
@@ -275,19 +348,32 @@ class ProgramRecord:
             return False
         text = "" if account is None else dumps(account)
         if not isinstance(error, Exception):
-            self._held.append(self._row(start, CANCELLED, "", text))
+            self._held.append((self._row(start, CANCELLED, "", text), None))
             return False
-        row = self._row(start, *self.outcome(error, FAILED), text)
+        row = self._row(start, FAILED, self.text_of_error(error), text)
         if isinstance(error, _FAULTS):
-            self._held.append(row)
+            self._held.append((row, None))
             return False
         self.put(row)
         return True
 
     def _flush(self) -> None:
         """The program has gone on: what it was told has become a part of its past."""
-        for row in self._held:
+        for row, _ in self._held:
             self.put(row)
+        self._held.clear()
+
+    def _keep_what_was_caught(self, error: BaseException | None) -> None:
+        """The program is over: what it was told before is not recorded, but for values that could
+        not be kept, if it has not ended for that.
+        """
+        why = set[int]()
+        while error is not None and id(error) not in why:
+            why.add(id(error))
+            error = error.__cause__ or error.__context__
+        for row, refused in self._held:
+            if refused is not None and id(refused) not in why:
+                self.put(row)
         self._held.clear()
 
     async def written(self) -> None:
@@ -298,12 +384,16 @@ class ProgramRecord:
         """What a node had answered: a value or an error. Raises `JournalError`."""
         assert past.end is not None
         try:
-            return loads(past.end.outcome)
+            value = loads(past.end.outcome)
+            if isinstance(value, Reply) and past.start.kind == "call" and past.end.account:
+                value = replace(value, report=loads(past.end.account))
+            return value
         except UnkeptError as error:
-            raise JournalError(
+            self.diverged = JournalError(
                 f"journal {self._sink.name}: node {past.start.node} of {self.id} cannot be read "
                 f"again: {error}; give the program back what it had then"
-            ) from error
+            )
+            raise self.diverged from error
 
 
 def _plain(text: str) -> str:
@@ -314,10 +404,13 @@ def _plain(text: str) -> str:
 class NodeRecord:
     """One node of a program that runs: its ``start``, and its ``past`` if it has one. ``first`` is
     when its first attempt began (time of day, seconds), ``label`` its name in the DAG. One that is
-    not ``kept`` is what a program does while it is stopped. ``turn_s`` passed before it began.
+    not ``kept`` is what a program does while it is stopped. ``turn_s`` passed before it began. A
+    call has a ``question``.
     """
 
-    __slots__ = ("first", "kept", "label", "past", "place", "program", "start", "turn_s")
+    __slots__ = (
+        *("first", "kept", "label", "past", "place", "program", "question", "start", "turn_s"),
+    )
 
     def __init__(
         self, program: ProgramRecord, start: StartRow, past: PastNode | None, *, kept: bool = True
@@ -326,6 +419,7 @@ class NodeRecord:
         self.place, self.label = start.node, start.name
         self.first = start.started if past is None else past.first
         self.turn_s: float | None = None
+        self.question: Question | None = None
 
     @property
     def key(self) -> str:
@@ -340,6 +434,18 @@ class NodeRecord:
             row = *before[:2], before.attempt + 1, *before[3:-1], now
             self.start = StartRow._make(row)
             self.program.put(self.start)
+            if self.question is not None:
+                self.asks()
+
+    def asks(self) -> None:
+        """The call's question is recorded, or about to be."""
+        if self.question is not None and self.question.items:
+            self.program.asks(self, self.question)
+
+    def answered(self, value: Any) -> None:
+        """It has its answer, now or in an earlier life."""
+        if self.question is not None and self.question.items:
+            self.question.answered(value)
 
     async def begin_now(self) -> None:
         """The same for work that must not begin before that is on the disk."""
@@ -354,12 +460,22 @@ class NodeRecord:
             self.program.ended(self.start, value, None, None)
 
     async def done(
-        self, value: Any, account: Any = None, dag: tuple[int, Any] | None = None
+        self,
+        value: Any,
+        account: Any = None,
+        dag: tuple[int, Any] | None = None,
+        *,
+        needed: bool = True,
     ) -> None:
-        """It gave ``value``: that is on the disk when this returns."""
+        """It gave ``value``: that is on the disk when this returns. Raises `UnrecordableError` for
+        one that cannot be kept, if it is ``needed`` to go on.
+        """
         if self.kept:
-            self.program.ended(self.start, value, self._turn or account, dag)
-            await self.program.written()
+            try:
+                self.program.ended(self.start, value, self._turn or account, dag, needed=needed)
+                self.answered(value)
+            finally:
+                await self.program.written()
 
     async def failed(self, error: BaseException) -> None:
         """It raised ``error``, or was cancelled."""

@@ -41,6 +41,8 @@ def question_of(node: PastNode, *, whole: bool = False) -> str:
     its last message, or the ``whole`` of it.
     """
     asked = parsed("asked", node.start.asked)
+    if whole or (isinstance(asked, dict) and "prompt_token_ids" in asked):
+        asked = node.asked
     if isinstance(asked, dict):
         if whole and (texts := [*texts_of(asked)]):
             return "".join(texts)

@@ -15,6 +15,9 @@ APPLICATION = 0x61727401
 """SQLite's ``application_id`` of a journal."""
 OPEN, DONE, FAILED, CANCELLED, LOST = "open", "done", "failed", "cancelled", "lost"
 """States of a node. One that is ``lost`` has ended with a value that could not be kept."""
+GONE = "gone"
+"""The kind of the last attempt at a node whose program has left it for good: nothing is answered
+from it any more, but other questions may go on from what it asked."""
 ROOT = "0"
 """The program itself, as a node."""
 KINDS = {**{str(kind): kind for kind in NodeKind}, "sleep": NodeKind.EVENT}
@@ -44,8 +47,9 @@ class RecordedProgram(NamedTuple):
 
 class StartRow(NamedTuple):
     """A node began. ``node`` is its place in the program: which task of which task, and the how
-    manieth node there. ``scope`` are the names of the functions around it. ``asked`` is JSON, and
-    ``digest`` a fingerprint of it. ``during`` is a streamed call that was not at its end then.
+    manieth node there. ``scope`` are the names of the functions around it. ``asked`` is JSON, which
+    `agentrt.journal.questions` reads; ``digest`` is a fingerprint of the whole question. ``during``
+    is a streamed call that was not at its end then.
     """
 
     program: str
@@ -161,9 +165,10 @@ VIEW = """CREATE VIEW agentrt_nodes AS
         e.parents, s.digest
     FROM agentrt_starts s LEFT JOIN agentrt_ends e
         ON e.program = s.program AND e.node = s.node AND e.attempt = s.attempt
-    WHERE s.attempt = (SELECT MAX(o.attempt) FROM agentrt_starts o
+    WHERE s.kind <> 'gone' AND s.attempt = (SELECT MAX(o.attempt) FROM agentrt_starts o
         WHERE o.program = s.program AND o.node = s.node)"""
-"""Each node once: its last attempt."""
+"""Each node once: its last attempt. A question that goes on from an earlier one has only what it
+adds to that: `agentrt.journal.questions`."""
 
 
 def _insert(table: str, fields: tuple[str, ...], more: str) -> str:

@@ -91,8 +91,11 @@ class SQLiteStore(Store):
         self._execute("BEGIN IMMEDIATE")
         for statement in TABLES:
             self._execute(statement)
-        if is_new:
+        old = self._execute("SELECT sql FROM sqlite_master WHERE name = 'agentrt_nodes'")
+        if old != [(VIEW,)]:
+            self._execute("DROP VIEW IF EXISTS agentrt_nodes")
             self._execute(VIEW)
+        if is_new:
             self._execute(f"PRAGMA application_id={APPLICATION}")
             self._execute(f"PRAGMA user_version={VERSION}")
         # Where nothing may be written, that is said now, and not by the first node.

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from agentrt.errors import JournalError
 from agentrt.journal.codec import UnkeptError, loads
-from agentrt.journal.past import nodes_of
+from agentrt.journal.past import nodes_of, without_gone
+from agentrt.journal.questions import QuestionRows
 from agentrt.journal.reading import read_row, read_rows
 from agentrt.journal.schema import (
     CANCELLED,
@@ -108,10 +109,11 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A program with its ``lives``, the first one first."""
+    """A program with its ``lives``, the first one first, and what its ``questions`` were."""
 
     program: RecordedProgram
     lives: list[Life]
+    questions: QuestionRows
 
     @property
     def since(self) -> float:
@@ -146,7 +148,8 @@ def read_program(store: Store, program_id: str) -> Recorded:
     program, (starts, ends) = read_row(store, program_id), read_rows(store, program_id)
     if ROOT not in nodes_of(store.name, starts, ends):  # which checks them
         raise JournalError(f"journal {store.name}: program {program_id} has not begun")
-    return Recorded(program, _lives(starts, ends))
+    questions = QuestionRows(starts, ends)
+    return Recorded(program, _lives(*without_gone(starts, ends)), questions)
 
 
 def _lives(starts: Sequence[StartRow], ends: Sequence[EndRow]) -> list[Life]:

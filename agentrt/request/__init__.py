@@ -247,7 +247,7 @@ class Reply(ReadsAsText):
     finish_reason: str = "stop"
     tool_calls: tuple[ToolCall, ...] = ()
     parsed: Any = None
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = field(default=(), metadata={"packed": True})
     report: CallReport = field(default_factory=CallReport)
     node: int = -1
     program_id: str = ""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
 from agentrt import tracking
-from agentrt.errors import UsageError
+from agentrt.errors import UnrecordableError, UsageError
 from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.record import ProgramRecord
 from agentrt.runtime.run import Run
@@ -61,11 +60,16 @@ class Checkpoint:
         return again
 
     def _kept(self, state: T) -> T:
-        """As it will be after a restart."""
+        """As it will be after a restart; if that cannot be, and the program goes on without a
+        record of such states, as it is.
+        """
+        assert self._run.record is not None
         try:
-            kept: T = loads(dumps(state))
+            kept: T = loads(dumps(state, what="state"))
         except UnkeptError as error:
-            raise UsageError(f"program {self._run.id}: a checkpoint's state: {error}") from error
+            if self._run.record.skips:
+                return state
+            raise UnrecordableError(f"program {self._run.id}: checkpoint: {error}") from error
         return kept
 
 
@@ -73,6 +77,6 @@ def go_to_last(record: ProgramRecord, place: Place, loop: str) -> None:
     """Leave out what is recorded before the last state of a loop."""
     number, last = record.past.last_of(place.path, KIND, loop)
     if last is not None:
-        tasks = json.loads(last.start.asked)["tasks"]
+        tasks = last.asked["tasks"]
         record.past.leave_out(place.path, (place.nodes, number), (place.forks, tasks))
         place.nodes, place.forks = number, tasks

@@ -30,7 +30,7 @@ from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.events import Event, Feed
 from agentrt.journal.record import NodeRecord
-from agentrt.journal.schema import LOST, Rest
+from agentrt.journal.schema import FAILED, LOST, Rest
 from agentrt.request import CallSpec, Reply
 from agentrt.runtime.checkpoints import Checkpoint
 from agentrt.runtime.emitter import ContextEmitter
@@ -219,6 +219,8 @@ class JournaledEmitter(NodeEmitter):
             record.past.turns.answered(past.end.place)
             if past.state != LOST:
                 found: T = record.value_of(past)
+                if past.state == FAILED and isinstance(found, Exception):
+                    raise found
                 return found
         result = make()
         node.put(result)
@@ -244,7 +246,8 @@ class JournaledEmitter(NodeEmitter):
             except BaseException as error:
                 await node.failed(error)
                 raise
-            await node.done(result)
+            # Nothing is answered by it: its code runs again, and its nodes are recorded.
+            await node.done(result, needed=False)
             return result
 
         return recorded()

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from agentrt import tracking
-from agentrt.errors import DivergenceError, ToolLostError
+from agentrt.errors import DivergenceError, ToolLostError, text_of
 from agentrt.executors.base import Chunk
 from agentrt.graph import NodeKind
 from agentrt.journal.record import NodeRecord
@@ -64,8 +64,10 @@ class NodeEmitter(RunEmitter):
         try:
             with tracking.within(inner):
                 result = await work()
-            report = result.report if isinstance(result, Reply) else None
-            await node.done(result, report, self._in_dag(inner, result))
+            # A tool may return the reply of another call: that is a value like any other.
+            reply = result if node.start.kind == "call" and isinstance(result, Reply) else None
+            report = None if reply is None else reply.report
+            await node.done(result, report, self._in_dag(inner, reply))
             await node.program.past.turns.wait()
         except BaseException as error:
             await node.failed(error)
@@ -139,6 +141,7 @@ class NodeEmitter(RunEmitter):
         if past.state in (OPEN, LOST):
             return self._asked_again(node, again=again)
         value = record.value_of(past)
+        node.answered(value)
         error = value if past.state == FAILED and isinstance(value, Exception) else None
         value = self._add_to_dag(node, after, value, error)
         if error is not None:
@@ -169,19 +172,19 @@ class NodeEmitter(RunEmitter):
             # The steps were another engine's.
             given = value.report if isinstance(value, Reply) else CallReport()
             report = dataclasses.replace(given, steps=0, arrived_step=0, finished_step=0)
-        text = None if error is None else f"{type(error).__name__}: {error}"
+        text = None if error is None else f"{type(error).__name__}: {text_of(error)}"
         scope, before = self.own_scope(node.start.name), [node_of(reply) for reply in after]
         made = self._registry.recall(self._run, scope, kind, node.label, before, report, text)
         node.program.places[made.id] = node.place
-        if isinstance(value, Reply):
+        if kind is NodeKind.CALL and isinstance(value, Reply):
             return dataclasses.replace(value, node=made.id, program_id=self._run.id)
         return value
 
-    def _in_dag(self, inner: Scope, result: Any) -> tuple[int, tuple[int, ...]] | None:
+    def _in_dag(self, inner: Scope, reply: Reply | None) -> tuple[int, tuple[int, ...]] | None:
         """A node's id in the DAG, and its parents."""
         made = None if inner.place is None else inner.place.last
-        if isinstance(result, Reply) and result.node >= 0:
-            made = result.node
+        if reply is not None and reply.node >= 0:
+            made = reply.node
         return None if made is None else (made, self._run.dag.node(made).parents)
 
 

@@ -13,7 +13,7 @@ from threading import RLock
 from weakref import WeakKeyDictionary
 
 from agentrt import tracking
-from agentrt.errors import InterruptExpiredError
+from agentrt.errors import InterruptExpiredError, text_of
 from agentrt.graph import (
     ExecutionDAG,
     Interrupt,
@@ -146,7 +146,7 @@ class RunRegistry:
                 if cancelled:
                     dag.cancel(node.id, now, report)
                 elif error is not None:
-                    dag.fail(node.id, now, f"{type(error).__name__}: {error}", report)
+                    dag.fail(node.id, now, f"{type(error).__name__}: {text_of(error)}", report)
                 else:
                     dag.finish(node.id, now, report)
             service_s, waiting_s = report.service_s, report.waiting_s
@@ -226,7 +226,7 @@ class RunRegistry:
                 elif isinstance(error, InterruptExpiredError):
                     run.dag.expire(node.id, now, str(error))
                 elif isinstance(error, Exception):
-                    run.dag.fail(node.id, now, f"{type(error).__name__}: {error}")
+                    run.dag.fail(node.id, now, f"{type(error).__name__}: {text_of(error)}")
                 else:
                     run.dag.cancel(node.id, now)
             seconds = now - node.created_at

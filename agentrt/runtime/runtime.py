@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError, JournalWriteError
+from agentrt.errors import AgentrtError, JournalWriteError, UnrecordableError, text_of
 from agentrt.executors.base import Executor, Notification, Progress
 from agentrt.executors.frontend import Frontend
 from agentrt.executors.vllm.frontend.models import open_frontend
@@ -36,6 +37,7 @@ from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 def _unread(message: str) -> None:
@@ -263,8 +265,15 @@ class Runtime:
             run.result = await self._result(run, program, input)
         except asyncio.CancelledError:
             state = RunState.CANCELLED
+        except KeyboardInterrupt:
+            self.registry.close(run, RunState.CANCELLED)
+            raise
         except Exception as raised:
             state, error = RunState.FAILED, raised
+        except BaseException as raised:  # as of `sys.exit`: it ends the program, and no server
+            words = f"the program raised {type(raised).__name__}: {text_of(raised)}"
+            state, error = RunState.FAILED, AgentrtError(words)
+            error.__cause__ = raised
         await tracking.to_its_end(self._leave_nothing(run, program, state, error))
 
     async def _result(self, run: Run, program: Program, input: Any) -> Any:
@@ -285,22 +294,26 @@ class Runtime:
         """
         if run.record is not None:
             run.record.stopping = lambda: True
-        if program.owns_tasks:
-            await tracking.cancel_tasks(run, spare=run.task)
-        await self._services.end_feeds(run.id)
-        await self._cancel_client_calls(run.id)
-        if run.parked:
-            state, error = RunState.INTERRUPTED, None
-        elif run.record is not None and (
-            state is not RunState.CANCELLED or (self._open and not run.left)
-        ):
-            # One that is cancelled since its runtime ends goes on in the next one.
-            assert self.journal is not None
-            try:
+        try:
+            if program.owns_tasks:
+                await tracking.cancel_tasks(run, spare=run.task)
+            await self._services.end_feeds(run.id)
+            await self._cancel_client_calls(run.id)
+            if run.parked:
+                state, error = RunState.INTERRUPTED, None
+            elif run.record is not None and (
+                state is not RunState.CANCELLED or (self._open and not run.left)
+            ):
+                # One that is cancelled since its runtime ends goes on in the next one.
+                assert self.journal is not None
                 await run.record.end(str(state), run.result, error)
                 self.journal.ended()
-            except JournalWriteError as unwritten:
-                state, error = RunState.FAILED, error or unwritten
+        except (JournalWriteError, UnrecordableError) as unwritten:
+            state, error = RunState.FAILED, error or unwritten
+        except Exception as raised:
+            _log.exception("the end of program %s failed", run.id)
+            state, error = RunState.FAILED, error or raised
+        # Whatever went wrong: who waits for the run must see its end.
         self.registry.close(run, state, error)
         await self._forget(run)
 

@@ -185,14 +185,14 @@ def test_where_a_server_keeps_its_journal(
     monkeypatch.setattr(journals, "SQLiteStore", str)
     monkeypatch.setattr(journals, "postgres_journal", str)
     options: dict[str, Any] = {"journal": given, "database": database, "journal_content": "full"}
-    options |= {"journal_keep": 7, "on_divergence": "rerun"}
+    options |= {"journal_keep": 7, "on_divergence": "rerun", "on_unrecordable": "go-on"}
     plan = journals.server_journal(options, [ServedProgram(made, "p.py")])
     assert journals.server_journal(options, [ServedGraph(None, "g.py")]) is None
     if plan is None:
         assert where is None
         return
     assert str(plan.opened()) == where
-    assert plan.options == JournalOptions("full", 7, drops=True, reruns=True)
+    assert plan.options == JournalOptions("full", 7, drops=True, reruns=True, skips=True)
 
 
 def test_programs_that_are_done_need_no_engine(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrt.cli import load
 from agentrt.cli.faults import ImportFailedError
 from agentrt.cli.load import load_program
 from agentrt.errors import ProgramLoadError
@@ -85,3 +86,54 @@ def test_an_error_of_the_files_own_code_is_not_a_usage_error(tmp_path: Path) -> 
     with pytest.raises(ImportFailedError) as caught:
         load_program(path)
     assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+RES = """from dataclasses import dataclass
+@dataclass
+class Res:
+    v: int
+"""
+
+
+def folders_of(tmp_path: Path, *names: str) -> list[str]:
+    for name in names:
+        (tmp_path / name).mkdir()
+    return [put(tmp_path / name, "agent_of_a_folder.py", RES + ONE) for name in names]
+
+
+def test_files_of_one_name_are_modules_of_their_own(tmp_path: Path) -> None:
+    """Also the third one: none of them takes another one's place."""
+    files = folders_of(tmp_path, "a", "b", "c")
+    modules = [load.import_file(Path(file)) for file in files]
+    assert len({module.__name__ for module in modules}) == 3
+    assert all(sys.modules[module.__name__] is module for module in modules)
+    assert [Path(str(module.__file__)) for module in modules] == [*map(Path, files)]
+
+
+def test_a_file_is_loaded_once(tmp_path: Path) -> None:
+    """Its classes are there once; if it has changed, the new ones take the place of the old."""
+    file = Path(put(tmp_path, "p_that_is_loaded_once.py", RES + ONE))
+    first = load.import_file(file)
+    assert load.import_file(tmp_path / "." / file.name) is first
+    file.write_text(ONE)
+    second = load.import_file(file)
+    assert second is not first
+    assert sys.modules[first.__name__] is second
+    assert not hasattr(second, "Res")
+
+
+def test_a_file_does_not_get_another_ones_neighbours(tmp_path: Path) -> None:
+    """Python has one module of a name: what one program has imported, another one would get."""
+    a, b, c = (put_beside(tmp_path / name) for name in "abc")
+    load_program(a)
+    with pytest.raises(ProgramLoadError, match=r"it imports 'state_of_a_program', which another"):
+        load_program(b)
+    (tmp_path / "c" / "state_of_a_program.py").unlink()  # then the first one is what is meant
+    assert load_program(c).name == "one"
+
+
+def put_beside(folder: Path) -> str:
+    folder.mkdir()
+    put(folder, "state_of_a_program.py", "value = 1\n")
+    put(folder, f"lib_of_{folder.name}.py", "import state_of_a_program\n")
+    return put(folder, "agent_beside.py", f"import lib_of_{folder.name}\n{ONE}")

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrt.journal.codec import digest_of, dumps
+from agentrt.journal.codec import dumps
 from agentrt.journal.schema import DONE, ROOT, Change, EndRow, RecordedProgram, StartRow
+from agentrt.journal.sketch import digest_of
 from agentrt.journal.store import SQLiteStore
 from agentrt.journal.wall import Recorded, read_program
 from agentrt.request import CallReport, Reply

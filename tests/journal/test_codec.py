@@ -10,17 +10,18 @@ import json
 import math
 import pathlib
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from agentrt.errors import ToolFailedError
+from agentrt.errors import ToolFailedError, UnrecordableError
 from agentrt.interrupts import Event
-from agentrt.journal.codec import UnkeptError, dumps, loads, shown
+from agentrt.journal.codec import UnkeptError, dumps, loads
+from agentrt.journal.sketch import shown
 from agentrt.request import CallReport, InvalidToolCall, Reply, ToolCall
 
 
@@ -42,6 +43,10 @@ class Tea(BaseModel):
 class Pot:
     size: float
     lid: Colour = Colour.RED
+
+
+TEA = Tea(cups=2, at=datetime.date(2026, 1, 2))
+KEY_ERROR = '{"a":{"$":"builtins:KeyError","value":["k"],"state":{},"text":"\'k\'"}}'
 
 
 class ShopError(Exception):
@@ -118,9 +123,7 @@ def test_what_cannot_be_kept() -> None:
     class Here:
         pass
 
-    endless: list[Any] = []
-    endless.append(endless)
-    for value in (asyncio.Event(), Here(), lambda: None, endless, {1: object()}):
+    for value in (asyncio.Event(), Here(), lambda: None, {1: object()}):
         with pytest.raises(UnkeptError):
             dumps(value)
     assert json.loads(shown({"a": Here(), "b": 1})) == {
@@ -143,3 +146,157 @@ def test_a_text_makes_no_other_objects(text: str) -> None:
     """Nothing is imported, and of classes only those are made that hold data."""
     with pytest.raises(UnkeptError):
         loads(text)
+
+
+# -- journals of earlier versions ------------------------------------------------------------------
+
+
+@dataclass
+class Cup:
+    x: int
+    filled: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.filled = self.x
+
+
+HERE = __name__
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (f'{{"$":"{HERE}:Tea","value":{{"cups":2,"at":"2026-01-02"}}}}', TEA),
+        (f'{{"$":"{HERE}:Pot","size":3.5}}', Pot(3.5)),
+        (f'{{"$":"{HERE}:Cup","x":3}}', Cup(3)),
+        (f'{{"$":"{HERE}:Colour","value":"red"}}', Colour.RED),
+        (f'{{"$":"{HERE}:Point","value":[1,2]}}', Point(1, 2)),
+        ('{"$":"set","value":["a","b"]}', {"a", "b"}),
+        ('{"$":"uuid","value":"00000000-0000-0000-0000-000000000007"}', uuid.UUID(int=7)),
+        ("1000000000000000000000000000000", 10**30),
+    ],
+)
+def test_what_an_earlier_version_wrote(text: str, value: Any) -> None:
+    assert loads(text) == value
+
+
+def test_an_error_of_an_earlier_version() -> None:
+    text = (
+        f'{{"$":"{HERE}:ShopError","value":["tea is sold out"],"state":{{"code":3}},'
+        '"text":"tea is sold out"}'
+    )
+    error = loads(text)
+    assert (type(error), str(error), error.code) == (ShopError, "tea is sold out", 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"a": (1, 2)}, '{"a":[1,2]}'),
+        (
+            {"a": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)},
+            '{"a":"2026-01-02T00:00:00+00:00"}',
+        ),
+        ({"a": {2, 1}}, '{"a":{"$":"set","value":[1,2]}}'),
+        ({"a": TEA}, f'{{"a":{{"$":"{HERE}:Tea","value":{{"cups":2,"at":"2026-01-02"}}}}}}'),
+        ({"a": Pot(1.5)}, '{"a":{"size":1.5}}'),
+        ({"a": Colour.RED}, '{"a":"red"}'),
+        ({"a": Point(1, 2)}, f'{{"a":{{"$":"{HERE}:Point","value":[1,2]}}}}'),
+        ({"a": b"x"}, '{"a":{"$":"bytes","value":"eA=="}}'),
+        ({"a": decimal.Decimal("1.10")}, '{"a":{"$":"decimal","value":"1.10"}}'),
+        ({"a": {1: 2}}, '{"a":{"1":2}}'),
+        ({"a": KeyError("k")}, KEY_ERROR),
+    ],
+)
+def test_questions_are_written_as_ever(asked: Any, text: str) -> None:
+    """A program goes on only if its question has the recorded fingerprint."""
+    assert json.loads(shown(asked)) == json.loads(text)
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def raised(make: Any) -> BaseException:
+    try:
+        make()
+    except BaseException as error:
+        return error
+    raise AssertionError("it was to raise")
+
+
+def test_a_class_of_a_function_has_a_stand_in() -> None:
+    """It is an instance of the nearest class that can be found, so that code catches it there."""
+
+    class SoldOutError(ShopError):
+        def __init__(self) -> None:
+            super().__init__("milk", code=7)
+            self.shelf = Pot(2.0)
+
+    once = loads(dumps(SoldOutError()))
+    error: Any
+    for error in (once, loads(dumps(once))):  # and a stand-in is recorded as what it stands for
+        assert ShopError in type(error).__mro__
+        assert type(error).__name__ == "SoldOutError"
+        assert (str(error), repr(error)) == (str(SoldOutError()), repr(SoldOutError()))
+        assert (error.args, error.code, error.shelf) == (("milk is sold out",), 7, Pot(2.0))
+
+
+def test_a_part_of_an_error_that_cannot_be_kept() -> None:
+    """It looks as it did; whatever uses it is told."""
+
+    class Answer:
+        status = 404
+
+        def __repr__(self) -> str:
+            return "<answer 404>"
+
+    error: Any = KeyError("tea", Answer())
+    error.answer = Answer()
+    again: Any = loads(dumps(error))
+    assert type(again).__name__ == "KeyError"
+    assert repr(again) == repr(error) == "KeyError('tea', <answer 404>)"
+    assert type(again.args[1]).__name__ == "Answer"
+    for use in (lambda: again.answer.status, lambda: bool(again.answer), lambda: again.answer == 1):
+        with pytest.raises(UnrecordableError, match="Answer, could not be kept"):
+            use()
+    with pytest.raises(UnkeptError):  # an error may have it, a value may not
+        dumps({"answer": again.answer})
+
+
+def test_what_led_to_an_error_comes_back() -> None:
+    def fails() -> None:
+        try:
+            try:
+                list[int]()[1]
+            except IndexError as error:
+                raise ShopError("tea", code=3) from error
+        except ShopError as error:
+            error.add_note("at noon")
+            raise OSError(28, "no room", "/d") from None
+
+    error = loads(dumps(raised(fails)))
+    assert (error.errno, error.filename, error.__suppress_context__) == (28, "/d", True)
+    assert error.__cause__ is None
+    assert error.__context__.__notes__ == ["at noon"]
+    cause = error.__context__.__cause__
+    assert type(cause) is IndexError
+    assert error.__context__.__context__ is cause
+
+
+def test_a_long_chain_of_errors_is_cut() -> None:
+    last: BaseException | None = None
+    for number in range(500):
+        error = ValueError(number)
+        error.__cause__ = last
+        last = error
+    again, count = loads(dumps(last)), 0
+    while again is not None:
+        again, count = again.__cause__, count + 1
+    assert 20 < count < 500
+
+
+def test_a_validation_error_is_one() -> None:
+    error = raised(lambda: Tea.model_validate({"cups": "many"}))
+    again = loads(dumps(error))
+    assert isinstance(again, ValidationError)
+    assert again.errors() == error.errors()  # type: ignore[attr-defined]

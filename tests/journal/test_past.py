@@ -64,7 +64,7 @@ def test_what_is_further_in_a_task() -> None:
     )
     assert known.is_behind("0", 10, 9)
     assert not known.is_behind("0", 11, 3)
-    gone = known.forget_after("0", 2, 2)
+    gone = [row.node for row in known.forget_after("0", 2, 2)]
     assert gone == ["0#2", "0#2#0", "0#2.1", "0#10", "0.2#0", "0.2.5#1"]
     assert known.take("0#2") is None
     assert known.take("0#1") is not None

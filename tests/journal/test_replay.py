@@ -138,30 +138,6 @@ async def test_an_error_of_a_tool_is_recorded(tmp_path: Path) -> None:
     assert tried == [1]
 
 
-async def test_a_result_that_cannot_be_kept(tmp_path: Path) -> None:
-    """The program has it, and a later life runs the tool again if it may."""
-    ran: list[int] = []
-
-    def code(idempotent: bool) -> Code:
-        @tool(idempotent=idempotent)
-        async def handle() -> Any:
-            ran.append(1)
-            return asyncio.Event()
-
-        async def main(ctx: Context) -> str:
-            return type(await ctx.tool(handle)).__name__
-
-        return main
-
-    path = tmp_path / "j"
-    assert (await lived(path, code(True))).result == "Event"
-    assert (await lived(path, code(True))).result == "Event"
-    assert len(ran) == 2
-    run = await lived(path, code(False))
-    assert isinstance(run.error, ToolLostError)
-    assert "could not be kept" in str(run.error)
-
-
 # -- the engine -----------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.journal.kinds import unpacked
 from agentrt.journal.past import PastNode
 from agentrt.journal.reading import History, ReadingStore, histories
 from agentrt.journal.schema import DONE
@@ -191,7 +192,7 @@ class _Program:
         if end is None or start.kind != "call" or not account.get("output_tokens"):
             return
         where = start.scope.rpartition("/")[2] if "/" in start.scope else ""
-        asked = json.loads(start.asked) if start.asked else {}
+        asked = node.questions.asked(start, tuple) or {}
         reply = json.loads(end.outcome) if end.outcome and end.state == DONE else {}
         for one in listed(reply, "choices") or [reply] * (asked.get("n") or 1):
             yield RecordedCall(self.row.id, where, start.started, end.ended, account, asked, one)
@@ -242,7 +243,7 @@ def _with_ids(shape: CallShape, call: RecordedCall, texts: Texts) -> CallShape:
             return shape
         answer = said({"content": call.reply["text"]}, listed(call.reply, "tool_calls"))
         whole = texts.ids(root, text + answer, prompt + output)
-        return replace(shape, output_ids=tuple(chain.from_iterable(whole))[prompt:])
+        return replace(shape, output_ids=tuple(chain.from_iterable(_after(whole, prompt))))
     ids, told = (
         tuple(listed(*one)) for one in ((asked, "prompt_token_ids"), (call.reply, "token_ids"))
     )
@@ -251,7 +252,16 @@ def _with_ids(shape: CallShape, call: RecordedCall, texts: Texts) -> CallShape:
     return replace(shape, prompt_ids=(ids,), output_ids=told if len(told) == output else ())
 
 
+def _after(parts: Sequence[range], count: int) -> Iterator[range]:
+    """The ids after so many."""
+    for part in parts:
+        yield part[count:]
+        count = max(0, count - len(part))
+
+
 def listed(values: Any, name: str) -> Sequence[Any]:
     """A tuple as the journal has it: of a value, or of what was only written down."""
     found = values.get(name) or () if isinstance(values, Mapping) else ()
-    return found["value"] if isinstance(found, Mapping) else found
+    if not isinstance(found, Mapping):
+        return found
+    return unpacked(found["value"]) if found["$"] == "ids" else found["value"]

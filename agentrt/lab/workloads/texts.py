@@ -46,17 +46,19 @@ class Texts:
     def ids(self, root: str, text: str, count: int) -> tuple[range, ...]:
         """The ``count`` token ids of a text, in parts."""
         at = self._roots.setdefault(root, _Edge("", range(0)))
-        left, parts = count, list[range]()
-        while text:
-            edge = at.below.get(text[0])
+        left, parts, place = count, list[range](), 0
+        while place < len(text):
+            first = text[place]
+            edge = at.below.get(first)
             if edge is None:
-                edge = at.below[text[0]] = _Edge(text, self._fresh(left))
-            elif not text.startswith(edge.text):
-                pairs = enumerate(zip(text, edge.text, strict=False))
-                edge.split(next((at for at, (one, two) in pairs if one != two), len(text)))
+                edge = at.below[first] = _Edge(text[place:], self._fresh(left))
+            elif not text.startswith(edge.text, place):
+                rest = text[place : place + len(edge.text)]
+                pairs = enumerate(zip(rest, edge.text, strict=False))
+                edge.split(next((at for at, (one, two) in pairs if one != two), len(rest)))
             parts.append(edge.ids[:left])
             left -= len(parts[-1])
-            text, at = text[len(edge.text) :], edge
+            place, at = place + len(edge.text), edge
         # What the text does not show, such as an image, is nobody else's.
         return tuple(part for part in (*parts, self._fresh(left)) if part)
 

@@ -10,6 +10,8 @@ import orjson
 import sqlalchemy as sa
 from fastapi import HTTPException, Response
 
+from agentrt.errors import text_of
+
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _MAX_DEPTH = 64
 _INTEGERS = range(-(2**63), 2**64)
@@ -87,7 +89,7 @@ def encode(value: Any) -> bytes:
     try:
         return orjson.dumps(value, default=_plain, option=_OPTIONS)
     except TypeError:  # half of a surrogate pair, an integer of more than 64 bits
-        return orjson.dumps(_repaired(value, 0), default=repr, option=_OPTIONS)
+        return orjson.dumps(_repaired(value, 0), default=_shown, option=_OPTIONS)
 
 
 def to_json(value: Any) -> Any:
@@ -104,7 +106,7 @@ def timestamp(seconds: float) -> str:
 
 def error_json(error: BaseException) -> dict[str, str]:
     """An error as clients see it."""
-    return {"error": type(error).__name__, "message": str(error)}
+    return {"error": type(error).__name__, "message": text_of(error)}
 
 
 def check_json(value: Any) -> None:
@@ -119,6 +121,20 @@ def check_json(value: Any) -> None:
 
 def _plain(value: Any) -> Any:
     """One step towards JSON, for types that orjson does not know."""
+    try:
+        return _step(value)
+    except Exception:  # whatever the code of its class raises
+        return _shown(value)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value).encode("utf-8", "replace").decode()
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+
+
+def _step(value: Any) -> Any:
     if isinstance(value, BaseException):
         return error_json(value)
     for method in ("model_dump", "_asdict", "to_json"):
@@ -137,18 +153,25 @@ def _plain(value: Any) -> Any:
 def _repaired(value: Any, depth: int) -> Any:
     """``value`` as plain values, with what JSON cannot express replaced."""
     if depth > _MAX_DEPTH:
-        return repr(value).encode("utf-8", "replace").decode()
+        return _shown(value)
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
-        return value if value in _INTEGERS else str(value)
+        return value if value in _INTEGERS else _decimal(value)
     if isinstance(value, Mapping):
         return {_repaired(str(k), 0): _repaired(v, depth + 1) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_repaired(one, depth + 1) for one in value]
     return _repaired(_plain(value), depth + 1)
+
+
+def _decimal(value: int) -> str:
+    try:
+        return str(value)
+    except ValueError:  # more digits than Python writes
+        return hex(value)
 
 
 def _without_nul(value: Any) -> Any:

@@ -19,7 +19,7 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, text_of
 from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import Run, RunState
@@ -184,7 +184,7 @@ def describe_run(one: ServedRun) -> dict[str, Any]:
         "error": None,
     }
     if run.error is not None:
-        described["error"] = {"type": type(run.error).__name__, "message": str(run.error)}
+        described["error"] = {"type": type(run.error).__name__, "message": text_of(run.error)}
         if isinstance(run.error, SubmittedProgramError):
             described["error"] |= {"line": run.error.line, "traceback": run.error.traceback}
     elif one.is_late:

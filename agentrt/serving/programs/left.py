@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from agentrt.errors import text_of
 from agentrt.journal import Journal
 from agentrt.journal.codec import UnkeptError, loads
 from agentrt.journal.past import PastNode
@@ -33,8 +34,9 @@ class LeftRun:
 def durable_of(body: RunRequest, *, by_event: bool = False) -> Durable:
     """How a run is recorded: its deadline is then a time of day."""
     until = None if body.deadline is None else time.time() + body.deadline
-    options = {"waits": body.wait or body.stream, "until": until}
-    return Durable(options=options | ({"event": True} if by_event else {}))
+    waits = body.wait or body.stream
+    options = {"waits": waits, "until": until} | ({"event": True} if by_event else {})
+    return Durable(options=options, skips=waits)
 
 
 async def left_runs(journal: Journal, types: Collection[str]) -> list[LeftRun]:
@@ -101,5 +103,5 @@ def _outcome(root: PastNode) -> tuple[Any, dict[str, str] | None]:
     except UnkeptError:
         return None, None
     if isinstance(value, BaseException):
-        return None, {"type": type(value).__name__, "message": str(value)}
+        return None, {"type": type(value).__name__, "message": text_of(value)}
     return value, None

@@ -1,0 +1,300 @@
+"""How a journal writes values of the standard library's types, and of numpy's, as JSON.
+
+Each kind has the name that stands under ``$``, and two functions: to a value that a journal can
+write, and back. Only exact types count; subclasses are instances of classes.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import collections
+import datetime
+import decimal
+import fractions
+import ipaddress
+import pathlib
+import re
+import sys
+import types
+import uuid
+import zlib
+import zoneinfo
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agentrt.errors import AgentrtError
+
+
+class UnkeptError(AgentrtError):
+    """A value that a journal cannot keep, or cannot give back."""
+
+
+class Kind(NamedTuple):
+    """``write`` makes a value that can be written, ``read`` makes the value of that again. The read
+    values of a ``plain`` kind are known to be equal; others are compared when they are written.
+    ``shared`` values can change, so that it matters how often each is there.
+    """
+
+    name: str
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+    plain: bool = False
+    shared: bool = False
+
+
+def _bytes(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+# -- times ----------------------------------------------------------------------------------
+
+
+def _zoned(read: Callable[[str], Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """The functions for a type that has a time zone. A text alone says no more of it than how far
+    it is from UTC.
+    """
+
+    def written(value: Any) -> Any:
+        zone = value.tzinfo
+        if not value.fold and (zone is None or _is_offset(zone)):
+            return str(value)
+        naive = str(value.replace(tzinfo=None, fold=0))
+        return {"text": naive, "tzinfo": zone, "fold": value.fold}
+
+    def again(value: Any) -> Any:
+        if isinstance(value, str):
+            return read(value)
+        return read(value["text"]).replace(tzinfo=value["tzinfo"], fold=value["fold"])
+
+    return written, again
+
+
+def _is_offset(zone: datetime.tzinfo) -> bool:
+    """Whether it is an offset from UTC without a name of its own."""
+    return type(zone) is datetime.timezone and len(zone.__getinitargs__()) == 1  # type: ignore[attr-defined]  # no stub has it
+
+
+def _zone(value: zoneinfo.ZoneInfo) -> str:
+    if value.key is None:
+        raise UnkeptError("which has no key")
+    return value.key
+
+
+def _delta(value: datetime.timedelta) -> list[int]:
+    return [value.days, value.seconds, value.microseconds]
+
+
+def _uuid(value: uuid.UUID) -> Any:
+    is_safe = value.is_safe
+    return str(value) if is_safe is uuid.SafeUUID.unknown else [str(value), is_safe.name]
+
+
+def _read_uuid(value: Any) -> uuid.UUID:
+    if isinstance(value, str):
+        return uuid.UUID(value)
+    return uuid.UUID(value[0], is_safe=uuid.SafeUUID[value[1]])
+
+
+# -- collections ----------------------------------------------------------------------------
+
+
+def _pairs(value: Mapping[Any, Any]) -> list[list[Any]]:
+    return [[key, item] for key, item in value.items()]
+
+
+def _defaults(value: collections.defaultdict[Any, Any]) -> dict[str, Any]:
+    return {"default_factory": value.default_factory, "items": _pairs(value)}
+
+
+def _bounded(value: collections.deque[Any]) -> dict[str, Any]:
+    return {"maxlen": value.maxlen, "items": list(value)}
+
+
+def _array(value: array.array[Any]) -> list[Any]:
+    return [value.typecode, value.tobytes()]
+
+
+def _read_array(value: Any) -> array.array[Any]:
+    return array.array(value[0], value[1])
+
+
+_LEAST_PACKED = 64
+
+
+def packed(ids: Sequence[int]) -> dict[str, Any] | None:
+    """Token ids in a third of the room that they take as JSON; None where they would take more."""
+    if len(ids) < _LEAST_PACKED or {*map(type, ids)} != {int}:
+        return None
+    try:
+        raw = array.array("I", ids)
+    except OverflowError:
+        return None
+    if sys.byteorder != "little":
+        raw.byteswap()
+    text = _bytes(zlib.compress(raw.tobytes(), 1))
+    return {"$": "ids", "value": text} if len(text) < 4 * len(ids) else None
+
+
+def unpacked(text: str) -> tuple[int, ...]:
+    """The ids of `packed`, from what is under ``value``."""
+    raw = array.array("I", zlib.decompress(base64.b64decode(text)))
+    if sys.byteorder != "little":
+        raw.byteswap()
+    return tuple(raw)
+
+
+# -- numpy ----------------------------------------------------------------------------------
+
+
+def _is_flat(dtype: Any) -> bool:
+    """Whether its bytes are all of it: no references, and no fields."""
+    return not dtype.hasobject and dtype.names is None and dtype.subdtype is None
+
+
+def _ndarray(value: Any) -> dict[str, Any]:
+    if not _is_flat(value.dtype):
+        raise UnkeptError(f"whose dtype is {value.dtype}")
+    order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+    return {
+        "dtype": value.dtype.str,
+        "shape": list(value.shape),
+        "order": order,
+        "data": value.tobytes(order),
+        "writeable": bool(value.flags.writeable),
+    }
+
+
+def _read_ndarray(value: Any) -> Any:
+    numpy = _numpy()
+    flat = numpy.frombuffer(value["data"], numpy.dtype(value["dtype"]))
+    made = flat.reshape(tuple(value["shape"]), order=value["order"]).copy(order=value["order"])
+    made.flags.writeable = value["writeable"]
+    return made
+
+
+def _scalar(value: Any) -> list[Any]:
+    if not _is_flat(value.dtype):
+        raise UnkeptError(f"whose dtype is {value.dtype}")
+    return [value.dtype.str, value.tobytes()]
+
+
+def _read_scalar(value: Any) -> Any:
+    numpy = _numpy()
+    return numpy.frombuffer(value[1], numpy.dtype(value[0]), count=1)[0]
+
+
+def _numpy() -> Any:
+    """The module, if it is imported: to read a journal imports nothing."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        raise UnkeptError("numpy is not imported: import it before the journal is read")
+    return numpy
+
+
+NDARRAY = Kind("ndarray", _ndarray, _read_ndarray, shared=True)
+SCALAR = Kind("numpy", _scalar, _read_scalar)
+
+
+def numpy_kind(kind: type[Any]) -> Kind | None:
+    """How a type of numpy's is written; None for any other."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not kind.__module__.startswith("numpy"):
+        return None
+    if kind is getattr(numpy, "ndarray", None):
+        return NDARRAY
+    return SCALAR if issubclass(kind, getattr(numpy, "generic", ())) else None
+
+
+# -- all of them ----------------------------------------------------------------------------
+
+_WRITE_DATETIME, _READ_DATETIME = _zoned(datetime.datetime.fromisoformat)
+_WRITE_TIME, _READ_TIME = _zoned(datetime.time.fromisoformat)
+KINDS: dict[type[Any], Kind] = {
+    bytes: Kind("bytes", _bytes, base64.b64decode, plain=True),
+    float: Kind("float", repr, float, plain=True),  # those that JSON does not have: nan and inf
+    tuple: Kind("tuple", list, tuple, plain=True),
+    set: Kind("set", list, set, shared=True),
+    frozenset: Kind("frozenset", list, frozenset),
+    datetime.datetime: Kind("datetime", _WRITE_DATETIME, _READ_DATETIME),
+    datetime.date: Kind("date", str, datetime.date.fromisoformat, plain=True),
+    datetime.time: Kind("time", _WRITE_TIME, _READ_TIME),
+    datetime.timedelta: Kind(
+        "timedelta", _delta, lambda value: datetime.timedelta(*value), plain=True
+    ),
+    datetime.timezone: Kind(
+        "timezone", lambda value: list(value.__getinitargs__()), lambda value: _timezone(*value)
+    ),
+    zoneinfo.ZoneInfo: Kind("zoneinfo", _zone, zoneinfo.ZoneInfo),
+    uuid.UUID: Kind("uuid", _uuid, _read_uuid),
+    decimal.Decimal: Kind("decimal", str, decimal.Decimal),
+    fractions.Fraction: Kind(
+        "fraction",
+        lambda value: [value.numerator, value.denominator],
+        lambda value: fractions.Fraction(*value),
+    ),
+    complex: Kind("complex", lambda value: [value.real, value.imag], lambda value: complex(*value)),
+    range: Kind(
+        "range",
+        lambda value: [value.start, value.stop, value.step],
+        lambda value: range(*value),
+    ),
+    slice: Kind(
+        "slice",
+        lambda value: [value.start, value.stop, value.step],
+        lambda value: slice(*value),
+    ),
+    bytearray: Kind("bytearray", bytes, bytearray, shared=True),
+    array.array: Kind("array", _array, _read_array, shared=True),
+    type(...): Kind("ellipsis", lambda value: None, lambda value: ...),
+    type(NotImplemented): Kind("notimplemented", lambda value: None, lambda value: NotImplemented),
+    re.Pattern: Kind(
+        "pattern",
+        lambda value: [value.pattern, value.flags],
+        lambda value: re.compile(value[0], value[1]),
+    ),
+    collections.OrderedDict: Kind("ordereddict", _pairs, collections.OrderedDict, shared=True),
+    collections.Counter: Kind(
+        "counter", _pairs, lambda value: collections.Counter(dict(value)), shared=True
+    ),
+    collections.defaultdict: Kind(
+        "defaultdict",
+        _defaults,
+        lambda value: collections.defaultdict(value["default_factory"], value["items"]),
+        shared=True,
+    ),
+    collections.deque: Kind(
+        "deque",
+        _bounded,
+        lambda value: collections.deque(value["items"], value["maxlen"]),
+        shared=True,
+    ),
+    types.MappingProxyType: Kind(
+        "mappingproxy", dict, lambda value: types.MappingProxyType(value), shared=True
+    ),
+    types.SimpleNamespace: Kind(
+        "namespace", vars, lambda value: types.SimpleNamespace(**value), shared=True
+    ),
+    ipaddress.IPv4Address: Kind("ipv4address", str, ipaddress.IPv4Address),
+    ipaddress.IPv6Address: Kind("ipv6address", str, ipaddress.IPv6Address),
+    ipaddress.IPv4Network: Kind("ipv4network", str, ipaddress.IPv4Network),
+    ipaddress.IPv6Network: Kind("ipv6network", str, ipaddress.IPv6Network),
+    ipaddress.IPv4Interface: Kind("ipv4interface", str, ipaddress.IPv4Interface),
+    ipaddress.IPv6Interface: Kind("ipv6interface", str, ipaddress.IPv6Interface),
+    pathlib.PurePosixPath: Kind("pureposixpath", str, pathlib.PurePosixPath),
+    pathlib.PureWindowsPath: Kind("purewindowspath", str, pathlib.PureWindowsPath),
+    type(pathlib.Path()): Kind("path", str, pathlib.Path),
+}
+
+
+def _timezone(offset: datetime.timedelta, *name: str) -> datetime.timezone:
+    return datetime.timezone(offset, *name)
+
+
+READERS: Mapping[str, Callable[[Any], Any]] = {
+    # What JSON, or those who read it, would change: see `agentrt.journal.codec.CarefulWriter`.
+    "ids": unpacked,
+    "int": lambda value: int(value, 16),
+    "str": lambda value: value.decode("utf-8", "surrogatepass"),
+    **{kind.name: kind.read for kind in (*KINDS.values(), NDARRAY, SCALAR)},
+}

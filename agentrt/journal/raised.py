@@ -1,0 +1,302 @@
+"""Errors as JSON, and back: with their texts, arguments, attributes, notes and causes.
+
+An error is made again of its own class, without the constructor. Where that gives another text or
+other arguments, or where its class cannot be found again, a stand-in is made: an instance of the
+nearest classes that can be found, with the name and the texts of the error. An argument or an
+attribute that a journal cannot keep has a stand-in, too, which raises when code uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from agentrt.errors import UnrecordableError
+from agentrt.journal.classes import any_name_of, class_of, described, missing, name_of
+from agentrt.journal.forms import Reading, Writing, attributes_of, built_in, set_attributes
+from agentrt.journal.kinds import UnkeptError
+
+_MARK = "$error"
+_LOST = "lost"
+_LONGEST_CHAIN = 40
+"""Causes beyond so many levels of causes and arguments are left out."""
+_MEMBERS = types.MemberDescriptorType, types.GetSetDescriptorType
+_PLAIN: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    "pydantic_core._pydantic_core:ValidationError": (
+        lambda error: list(error.__reduce__()[1]),
+        lambda kind, value: kind.from_exception_data(*value),
+    ),
+    "pydantic_core._pydantic_core:PydanticCustomError": (
+        lambda error: [error.type, error.message_template, error.context],
+        lambda kind, value: kind(*value),
+    ),
+    "pydantic_core._pydantic_core:PydanticKnownError": (
+        lambda error: [error.type, error.context],
+        lambda kind, value: kind(*value),
+    ),
+}
+"""Errors whose data is not in their ``args``, by the names of their classes."""
+
+
+class Lost:
+    """What stands for a part of a recorded error that could not be kept. It has that part's text,
+    and everything else raises `UnrecordableError`.
+    """
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: list[str]) -> None:
+        self._record = record
+
+    def __repr__(self) -> str:
+        return self._record[1]
+
+    def __str__(self) -> str:
+        return self._record[2]
+
+    def _raise(self, *args: object, **named: object) -> NoReturn:
+        raise UnrecordableError(
+            f"a part of a recorded error, of type {self._record[0]}, could not be kept: use it "
+            "where the error is raised, in the tool"
+        )
+
+    __getattr__ = __call__ = __bool__ = __len__ = __iter__ = __getitem__ = __contains__ = _raise
+    __int__ = __float__ = __index__ = __add__ = __radd__ = __lt__ = __gt__ = __le__ = _raise
+    __ge__ = __eq__ = __ne__ = __enter__ = __next__ = _raise
+    __hash__ = object.__hash__
+
+
+class StandIn(BaseException):
+    """The mark of a class that was made for an error whose own class does not make it again."""
+
+    record: dict[str, Any]
+
+
+# -- to JSON --------------------------------------------------------------------------------
+
+
+def write_error(error: BaseException, writer: Writing, depth: int) -> dict[str, Any]:
+    """An error as JSON. It can always be written."""
+    body = _body(error, writer, depth)
+    more = body[_MARK]
+    if depth < _LONGEST_CHAIN:
+        if error.__cause__ is not None:
+            more["cause"] = writer.write(error.__cause__, depth + 1)
+        if error.__context__ is not None:
+            is_cause = error.__context__ is error.__cause__
+            more["context"] = is_cause or writer.write(error.__context__, depth + 1)
+        if error.__suppress_context__:
+            more["suppress"] = True
+    return body
+
+
+def bare(error: BaseException) -> str:
+    """An error as JSON text, with no more than its texts."""
+    body = _shape(error) | {"value": [], "state": {}}
+    body[_MARK]["as"] = "like"
+    return json.dumps(body)
+
+
+def _body(error: BaseException, writer: Writing, depth: int) -> dict[str, Any]:
+    """All but the causes."""
+    body = _written(error, writer, depth)
+    if "as" not in body[_MARK] and not _makes(error, writer):
+        body[_MARK]["as"] = "like"
+    return body
+
+
+def _makes(error: BaseException, writer: Writing) -> bool:
+    """Whether the error's own class makes it again."""
+    try:
+        body = _alone(error, writer)
+        made = _itself(body["$"], body, writer.reader())
+        text = json.dumps(body)
+        return type(made) is type(error) and json.dumps(_alone(made, writer)) == text
+    except Exception:  # whatever the code of its class raises
+        return False
+
+
+def _alone(error: BaseException, writer: Writing) -> dict[str, Any]:
+    own = writer.fresh({})
+    body = _written(error, own, 0)
+    return _written(error, writer.fresh(own.again), 0) if own.again else body
+
+
+def _shape(error: BaseException) -> dict[str, Any]:
+    """What an error looks like, of whatever class it is."""
+    kind = type(error)
+    more: dict[str, Any] = {"repr": _text_of(repr, error)}
+    if issubclass(kind, StandIn):
+        name, more["bases"], more["as"] = kind.record["$"], kind.record[_MARK]["bases"], "like"
+    else:
+        name, more["bases"] = any_name_of(kind), _bases(kind)
+        if name_of(kind) is None:
+            more["as"] = "like"
+    return {"$": name, "text": _text_of(str, error), _MARK: more}
+
+
+def _written(error: BaseException, writer: Writing, depth: int) -> dict[str, Any]:
+    kind, body = type(error), _shape(error)
+    if (plain := _PLAIN.get(body["$"])) is not None and not issubclass(kind, StandIn):
+        body["value"] = [_part(each, writer, depth) for each in plain[0](error)]
+        body[_MARK]["args"] = [_part(each, writer, depth) for each in error.args]
+    else:
+        body["value"] = [_part(each, writer, depth) for each in error.args]
+    state = attributes_of(error, ())
+    body["state"] = {name: _part(value, writer, depth) for name, value in state.items()}
+    members = {name: _part(value, writer, depth) for name, value in _members(error)}
+    if members:
+        body[_MARK]["members"] = members
+    return body
+
+
+def _part(value: Any, writer: Writing, depth: int) -> Any:
+    """A part of an error, or what stands for it."""
+    if isinstance(value, Lost):
+        return {"$": _LOST, "value": value._record}
+    if isinstance(value, list | tuple) and any(isinstance(each, dict) for each in value):
+        # What a model validated: each error has the value that was wrong.
+        parts = [_part(each, writer, depth + 1) for each in value]
+        return parts if isinstance(value, list) else {"$": "tuple", "value": parts}
+    if type(value) is dict and "$" not in value and writer.are_texts(value):
+        return {key: _part(item, writer, depth + 1) for key, item in value.items()}
+    if writer.keeps(value):
+        return writer.write(value, depth + 1)
+    texts = [described(type(value)), _text_of(repr, value), _text_of(str, value)]
+    return {"$": _LOST, "value": texts}
+
+
+def _members(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """What the classes of an error keep outside of its ``__dict__``."""
+    seen = {"args"}
+    for kind in type(error).__mro__:
+        for name, member in vars(kind).items():
+            if name in seen or name.startswith("__") or not isinstance(member, _MEMBERS):
+                continue
+            seen.add(name)
+            try:
+                value = member.__get__(error, type(error))
+            except Exception:  # it is not set
+                continue
+            if value is not None:
+                yield name, value
+
+
+def _bases(kind: type[BaseException]) -> list[str]:
+    """The nearest classes above this one that can be found again."""
+    chosen: list[type[Any]] = []
+    for base in kind.__mro__[1:]:
+        if not issubclass(base, BaseException) or any(issubclass(each, base) for each in chosen):
+            continue
+        if name_of(base) is not None:
+            chosen.append(base)
+    return [any_name_of(base) for base in chosen]
+
+
+def _text_of(make: Callable[[Any], str], value: Any) -> str:
+    try:
+        return make(value)
+    except Exception as error:  # whatever the code of its class raises
+        return f"<{type(value).__qualname__}, whose text raises {type(error).__name__}>"
+
+
+# -- and back -------------------------------------------------------------------------------
+
+
+def read_error(name: str, value: dict[str, Any], reader: Reading) -> BaseException:
+    """The error. Raises `UnkeptError` where its class was there and is not any more."""
+    more = value.get(_MARK, {})
+    if more.get("as") == "like":
+        made = _stand_in(name, value, reader)
+    else:
+        made = _itself(name, value, reader)
+    if "cause" in more:
+        made.__cause__ = reader.read(more["cause"])
+    if "context" in more:
+        context = more["context"]
+        made.__context__ = made.__cause__ if context is True else reader.read(context)
+    if _MARK in value:
+        made.__suppress_context__ = more.get("suppress", False)
+    return made
+
+
+def _itself(name: str, value: dict[str, Any], reader: Reading) -> BaseException:
+    kind = class_of(name)
+    if kind is None:
+        raise UnkeptError(missing(name))
+    args = tuple(_read_part(each, reader) for each in value["value"])
+    if name in _PLAIN and _MARK in value:
+        made = reader.known(value, _PLAIN[name][1](kind, args))
+        made.args = tuple(_read_part(each, reader) for each in value[_MARK]["args"])
+    else:
+        # Without the constructor: that may want more than the error keeps.
+        made = reader.known(value, built_in(kind).__new__(kind, *args))
+        made.args = args
+    _add(made, value, reader)
+    assert isinstance(made, BaseException)
+    return made
+
+
+def _stand_in(name: str, value: dict[str, Any], reader: Reading) -> BaseException:
+    kind, names = class_of(name), value[_MARK]["bases"]
+    found = [base for base in map(class_of, names) if base is not None]
+    own: list[list[type[Any]]] = [] if kind is None else [[kind]]
+    args = tuple(_read_part(each, reader) for each in value["value"])
+    choices: list[list[type[Any]]] = [*own, found, [Exception], [BaseException]]
+    for bases in choices:
+        for given in (args, ()):
+            try:
+                made = _like(name, value, bases, given)
+            except Exception:  # a class that has no subclasses, or wants other arguments
+                continue
+            made.args = args
+            reader.known(value, made)
+            _add(made, value, reader)
+            return made
+    raise UnkeptError(f"no class stands in for {name}")  # BaseException always does
+
+
+def _like(
+    name: str, value: dict[str, Any], bases: Sequence[type[Any]], args: tuple[Any, ...]
+) -> BaseException:
+    place, _, qualname = name.rpartition(":")
+    text, shown = value["text"], value[_MARK]["repr"]
+    record = {"$": name, _MARK: {"bases": value[_MARK]["bases"]}}
+    body = {
+        "__module__": place,
+        "__qualname__": qualname,
+        "__str__": lambda self: text,
+        "__repr__": lambda self: shown,
+        "record": record,
+    }
+    kind = type(qualname.rpartition(".")[2], (*bases, StandIn), body)
+    made = built_in(kind).__new__(kind, *args)
+    assert isinstance(made, BaseException)
+    return made
+
+
+def _add(made: BaseException, value: dict[str, Any], reader: Reading) -> None:
+    state = {name: _read_part(item, reader) for name, item in value["state"].items()}
+    set_attributes(made, state)
+    for name, item in value.get(_MARK, {}).get("members", {}).items():
+        try:
+            setattr(made, name, _read_part(item, reader))
+        except (AttributeError, TypeError):  # it was set with the arguments
+            continue
+
+
+def _read_part(value: Any, reader: Reading) -> Any:
+    if isinstance(value, dict):
+        kind = value.get("$")
+        if kind == _LOST:
+            record = list(value["value"])
+            return type(record[0].rpartition(".")[2], (Lost,), {"__slots__": ()})(record)
+        if kind is None:
+            return {key: _read_part(item, reader) for key, item in value.items()}
+        if kind == "tuple":
+            return tuple(_read_part(each, reader) for each in value["value"])
+    if isinstance(value, list):
+        return [_read_part(each, reader) for each in value]
+    return reader.read(value)

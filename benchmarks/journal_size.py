@@ -1,0 +1,173 @@
+"""``benchmarks journal-size``: what a journal takes of programs whose chats or contexts grow."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+import tracemalloc
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agentrt.executors.base import Chunk, Executor
+from agentrt.executors.frontend import RequestFrontend
+from agentrt.journal import Journal
+from agentrt.journal.misses import misses_of
+from agentrt.journal.reading import ReadingStore
+from agentrt.journal.store import SQLiteStore
+from agentrt.journal.wall import read_program
+from agentrt.lab.commands.options import note
+from agentrt.lab.reports.tables import markdown
+from agentrt.lab.workloads.journals import read_recording
+from agentrt.program import Context, Program
+from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.runtime import Runtime
+from agentrt.runtime.durable import Durable
+
+TURNS = (25, 50, 100, 200)
+_WORDS = 600
+"""Of each message and each answer: about 3.5 KB."""
+_LEXICON = [
+    "".join(random.Random(number).choices("aeioulnrst", k=2 + number % 7)) for number in range(9000)
+]
+
+_NUMBERS = {word: number for number, word in enumerate(_LEXICON)}
+
+
+def words(seed: int, count: int = _WORDS) -> list[int]:
+    """So many words, by their numbers: few of them are often there."""
+    rng = random.Random(seed)
+    return [min(len(_LEXICON) - 1, int(rng.paretovariate(0.6))) for _ in range(count)]
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """What words read as."""
+    return " ".join(_LEXICON[number] for number in ids)
+
+
+class Front(RequestFrontend):
+    """A token is a word."""
+
+    async def tokenize(self, text: str, model: str | None = None) -> list[int]:
+        return [_NUMBERS.get(word, 0) for word in text.split()]
+
+    async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
+        return text_of(ids)
+
+    def addressed(self, spec: CallSpec) -> CallSpec:
+        return spec
+
+
+class Engine(Executor):
+    """Answers at once; what it says depends on how much it was asked."""
+
+    def own_frontend(self, names: Sequence[str]) -> Front:
+        return Front(self.info)
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        await asyncio.sleep(0)
+        ids = call.spec.prompt_token_ids
+        said = words(len(call.spec.messages) if ids is None else len(ids))
+        report = CallReport(service_s=0.5, steps=_WORDS, output_tokens=_WORDS, prompt_tokens=1)
+        reply = Reply(text_of(said), token_ids=() if ids is None else tuple(said), report=report)
+        yield Chunk(reply.text, reply, token_ids=reply.token_ids)
+
+
+async def chat(ctx: Context, turns: int) -> int:
+    """A chat of so many turns; how many bytes were said in it."""
+    messages: list[Any] = [{"role": "system", "content": text_of(words(0))}]
+    for turn in range(turns):
+        messages.append({"role": "user", "content": text_of(words(turn + 10_000))})
+        messages.append((await ctx.llm(messages, max_tokens=_WORDS)).message)
+    return sum(len(message["content"]) for message in messages)
+
+
+async def context(ctx: Context, turns: int) -> int:
+    """A context of so many turns; how many bytes its text has."""
+    made = await ctx.context(text_of(words(0)))
+    for turn in range(turns):
+        await made.fill(text_of(words(turn + 10_000)))
+        await made.generate(_WORDS)
+    return len(await made.text())
+
+
+Kind = Callable[[Context, int], Awaitable[int]]
+KINDS: dict[str, Kind] = {"chat": chat, "context": context}
+
+
+@click.command()
+def journal_size() -> None:
+    """Bytes of a journal for those that were said, for chats and contexts of 25 to 200 turns.
+
+    Beside them how much longer it takes to go on from it, to tell why (agentrt why) and to read it
+    for a replay (agentrt replay) than with 25 turns, and the memory that why takes.
+    """
+    rows = [row for name in KINDS for row in measure(name, TURNS)]
+    heads = ["program", "turns", "MB said", "MB of journal", "journal / said"]
+    heads += ["go on / 25 turns", "why / 25 turns", "replay / 25 turns", "MB of memory"]
+    click.echo(markdown(heads, rows))
+
+
+def measure(name: str, turns: Sequence[int]) -> list[list[str]]:
+    """The rows of one kind of program."""
+    rows, first = [], list[float]()
+    for count in turns:
+        note(f"{name}: {count} turns")
+        with tempfile.TemporaryDirectory(prefix="agentrt-size-") as folder:
+            path = Path(folder, "j")
+            said = asyncio.run(_run(path, KINDS[name], count))
+            size = path.stat().st_size
+            times = [_time(partial(work, path, name, count)) for work in (_go_on, _why, _replay)]
+            tracemalloc.start()
+            _why(path, name, count)
+            memory = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        first = first or times
+        ratios = [f"{taken / least:.1f}" for taken, least in zip(times, first, strict=True)]
+        sizes = [f"{said / 1e6:.2f}", f"{size / 1e6:.2f}", f"{size / said:.2f}"]
+        rows.append([name, str(count), *sizes, *ratios, f"{memory / 1e6:.1f}"])
+    return rows
+
+
+def _time(work: Callable[[], None]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+async def _run(path: Path, kind: Kind, turns: int, *, fails: bool = False) -> int:
+    async def grows(ctx: Context) -> int:
+        said = await kind(ctx, turns)
+        if fails:
+            raise AssertionError
+        return said
+
+    async with (
+        await Journal.open(partial(SQLiteStore, path)) as journal,
+        Runtime(Engine(), journal=journal) as runtime,
+    ):
+        run = runtime.start(Program(grows), durable=Durable())
+        assert run.task is not None
+        await asyncio.wait([run.task])
+        return 0 if fails else int(run.result)
+
+
+def _go_on(path: Path, name: str, turns: int) -> None:
+    asyncio.run(_run(path, KINDS[name], turns, fails=True))
+
+
+def _why(path: Path, name: str, turns: int) -> None:
+    with closing(ReadingStore(path)) as store:
+        recorded = read_program(store, "grows-1")
+        recorded.pieces()
+        misses_of(recorded)
+
+
+def _replay(path: Path, name: str, turns: int) -> None:
+    read_recording(path)

@@ -1,0 +1,1 @@
+"""``benchmarks journal-values``: what a journal gives back of each kind of value."""

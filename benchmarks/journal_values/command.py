@@ -1,0 +1,332 @@
+"""``benchmarks journal-values``: kinds of values, errors and states, recorded and read again."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from agentrt.errors import AgentrtError, UnrecordableError
+from agentrt.executors.simulated import SimulatedEngine
+from agentrt.interrupts.events import Event, EventSource, Subscription
+from agentrt.interrupts.questions import Question
+from agentrt.journal import Journal
+from agentrt.journal.store import SQLiteStore
+from agentrt.lab.reports.tables import markdown
+from agentrt.program import Context, Program
+from agentrt.runtime import Runtime
+from agentrt.runtime.durable import Durable
+from agentrt.runtime.run import Run
+from agentrt.scheduler.config import SchedulerConfig
+from benchmarks.journal_values.errors import ERRORS
+from benchmarks.journal_values.same import difference
+from benchmarks.journal_values.values import VALUES
+
+EQUAL, REFUSED = "equal", "refused"
+STATES = (
+    *("tuple", "keys that are tuples", "field of a subclass", "dataclass with __post_init__"),
+    *("datetime with a zone", "halves in a key", "shared list", "lock"),
+)
+"""Kinds of values that are tried as what programs get and give in other ways than by a tool."""
+
+
+class Row(NamedTuple):
+    """What became of a kind: it came back ``equal``, or was ``refused`` with these words; all else
+    is a fault.
+    """
+
+    door: str
+    kind: str
+    outcome: str
+    words: str = ""
+
+
+class AgainError(AgentrtError):
+    """The program is to run again from its top."""
+
+
+@dataclass
+class Life:
+    """What a program saw in one of its lives."""
+
+    seen: dict[str, Any] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+
+
+@click.command()
+def journal_values() -> int:
+    """Kinds of values, errors and states that a journal gives back equal, or refuses at once.
+
+    Each is recorded by a program that fails and runs again, which then gets what was recorded.
+    Fails where anything else comes of one.
+    """
+    rows = asyncio.run(measure())
+    faults = [row for row in rows if row.outcome not in (EQUAL, REFUSED)]
+    cells = [[row.door, row.kind, row.outcome, row.words.replace("|", "/")[:120]] for row in rows]
+    click.echo(markdown(["as", "kind", "outcome", "words"], cells))
+    sums = ", ".join(
+        f"{sum(row.outcome == outcome for row in rows)} {outcome}" for outcome in (EQUAL, REFUSED)
+    )
+    click.echo(f"\n{len(rows)} kinds: {sums}, {len(faults)} anything else")
+    return 1 if faults else 0
+
+
+async def measure() -> list[Row]:
+    """All rows of the table."""
+    with tempfile.TemporaryDirectory(prefix="agentrt-values-") as folder:
+        root = Path(folder)
+        rows = await _by_tools(root / "values", "result of a tool", VALUES, _returned)
+        rows += await _by_tools(root / "errors", "error of a tool", ERRORS, _raised)
+        for door, run in DOORS.items():
+            for number, kind in enumerate(STATES):
+                rows.append(await run(root / f"{door}-{number}", door, kind))
+        return rows
+
+
+# -- tools -----------------------------------------------------------------------------------------
+
+Caught = Callable[[Callable[[], Any]], Any]
+
+
+def _returned(make: Callable[[], Any]) -> Any:
+    return make()
+
+
+def _raised(make: Callable[[], Any]) -> Any:
+    make()
+    raise AssertionError("it was to raise")
+
+
+async def _by_tools(
+    path: Path, door: str, kinds: Mapping[str, Callable[[], Any]], do: Caught
+) -> list[Row]:
+    """A program that runs a tool for each kind, in two lives."""
+    lives: list[Life] = []
+
+    async def tools(ctx: Context) -> None:
+        life = Life()
+        lives.append(life)
+
+        async def make(kind: str) -> Any:
+            life.made.append(kind)
+            return do(kinds[kind])
+
+        for kind in kinds:
+            try:
+                life.seen[kind] = await ctx.tool(make, kind)
+            except Exception as error:
+                life.seen[kind] = error
+        raise AgainError
+
+    for _ in range(2):
+        run = await _live(path, tools)
+        assert isinstance(run.error, AgainError), run.error
+    first, second = lives
+    assert not second.made, second.made
+    return [_row(door, kind, first.seen[kind], second.seen[kind]) for kind in kinds]
+
+
+def _row(door: str, kind: str, before: Any, after: Any) -> Row:
+    if isinstance(before, UnrecordableError):
+        is_same = type(after) is UnrecordableError and str(after) == str(before)
+        outcome = REFUSED if is_same else "refused, and then something else"
+        return Row(door, kind, outcome, str(before).partition(": ")[2].partition(": ")[2])
+    wrong = (_differs if door.startswith("error") else difference)(before, after)
+    return Row(door, kind, f"other ({wrong})" if wrong else EQUAL)
+
+
+def _differs(before: BaseException | None, after: BaseException | None) -> str:
+    """How an error differs from the recorded one, in what was promised of errors."""
+    if before is None or after is None or "recorded" in vars(type(after)):
+        return "" if before is after else "other causes"
+    built_in = [kind for kind in type(before).__mro__ if kind.__module__ == "builtins"]
+    if missing := [kind.__name__ for kind in built_in if not isinstance(after, kind)]:
+        return f"no {missing[0]}"
+    if type(before).__qualname__ != type(after).__qualname__:
+        return f"class {type(after).__qualname__}"
+    is_local = "<locals>" in type(before).__qualname__
+    if not is_local and type(before) is not type(after) and _text(before) != _NO_TEXT:
+        return "another class"
+    for read in (_text, repr, lambda error: getattr(error, "__notes__", None)):
+        if read(before) != read(after):
+            return f"{read(before)!r} and {read(after)!r}"
+    if repr(before.args) != repr(after.args):
+        return f"args {before.args} and {after.args}"
+    if before.__suppress_context__ != after.__suppress_context__:
+        return "its context shows"
+    seen = {id(before), id(before.__cause__)}
+    if before.__cause__ is not None and id(before.__cause__.__cause__) in seen:
+        return "" if after.__cause__.__cause__ is after else "other causes"  # type: ignore[union-attr]
+    return _differs(before.__cause__, after.__cause__) or _differs(
+        before.__context__, after.__context__
+    )
+
+
+_NO_TEXT = "no text"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except RuntimeError:
+        return _NO_TEXT
+
+
+# -- other doors -----------------------------------------------------------------------------------
+
+
+async def _as_input(path: Path, door: str, kind: str) -> Row:
+    """What a program is given, and a server gives it again."""
+    value = VALUES[kind]()
+
+    async def takes(ctx: Context, given: Any) -> None:
+        raise AgainError
+
+    run = await _live(path, takes, value)
+    if isinstance(run.error, UnrecordableError):
+        return Row(door, kind, REFUSED, str(run.error).partition(": ")[2])
+    async with await Journal.open(partial(SQLiteStore, path)) as journal:
+        (row,) = await journal.programs("1 = 1")
+        after = journal.input_of(row)
+    return _row(door, kind, value, after)
+
+
+async def _as_result(path: Path, door: str, kind: str) -> Row:
+    """What a program returns, and tells whoever asks again."""
+    value, made = VALUES[kind](), list[int]()
+
+    async def returns(ctx: Context) -> Any:
+        made.append(1)
+        return value
+
+    run = await _live(path, returns)
+    if isinstance(run.error, UnrecordableError):
+        return Row(door, kind, REFUSED, str(run.error).partition(": ")[2].partition(": ")[2])
+    async with await Journal.open(partial(SQLiteStore, path)) as journal:
+        ended = await journal.ended_program(run.id)
+        assert ended is not None
+        record = await journal.program(ended[0], None)
+        after = record.result()
+    return _row(door, kind, value, after)
+
+
+async def _as_state(path: Path, door: str, kind: str) -> Row:
+    """A state of a loop's checkpoint."""
+    value, seen = VALUES[kind](), list[Any]()
+
+    async def loops(ctx: Context) -> None:
+        kept, state = ctx.checkpoint(), ["first"]
+        while True:
+            state = kept(state)
+            if state != ["first"]:
+                seen.append(state[0])
+                raise AgainError
+            state = [value]
+
+    for _ in range(2):
+        run = await _live(path, loops)
+    if isinstance(run.error, UnrecordableError):
+        return Row(door, kind, REFUSED, str(run.error))
+    wrong = difference(value, seen[0]) or difference(value, seen[1])
+    return Row(door, kind, f"other ({wrong})" if wrong else EQUAL)
+
+
+async def _answered(path: Path, door: str, kind: str, wait: Callable[[Context], Any]) -> Row:
+    """What a program waits for, in two lives."""
+    value, seen = VALUES[kind](), list[Any]()
+
+    async def waits(ctx: Context) -> None:
+        try:
+            seen.append(await wait(ctx))
+        except UnrecordableError as error:
+            seen.append(error)
+        raise AgainError
+
+    for _ in range(2):
+        await _live(path, waits, answer=value)
+    return _row(door, kind, *seen)
+
+
+async def _as_answer(path: Path, door: str, kind: str) -> Row:
+    """The answer of a human, which a program's own code gives."""
+    return await _answered(path, door, kind, lambda ctx: ctx.human("?", schema={}))
+
+
+async def _as_event(path: Path, door: str, kind: str) -> Row:
+    async def wait(ctx: Context) -> Any:
+        return (await ctx.event("plant")).payload
+
+    return await _answered(path, door, kind, wait)
+
+
+async def _as_spawned(path: Path, door: str, kind: str) -> Row:
+    """What a spawned program returns: its code runs again, whatever that is."""
+    made: list[Any] = []
+
+    async def helper(ctx: Context) -> Any:
+        made.append(VALUES[kind]())
+        return made[-1]
+
+    async def wait(ctx: Context) -> Any:
+        return await ctx.spawn(helper)
+
+    lives: list[Any] = []
+
+    async def spawns(ctx: Context) -> None:
+        lives.append(await wait(ctx))
+        raise AgainError
+
+    for _ in range(2):
+        await _live(path, spawns)
+    same = [value is own for value, own in zip(lives, made, strict=True)]
+    return Row(door, kind, EQUAL if same == [True, True] else "other")
+
+
+DOORS = {
+    "input": _as_input,
+    "result of a program": _as_result,
+    "state of a loop": _as_state,
+    "answer of a human": _as_answer,
+    "payload of an event": _as_event,
+    "result of a spawned program": _as_spawned,
+}
+"""How else values come into a journal."""
+
+
+class Once(EventSource):
+    """Whoever subscribes gets one event."""
+
+    name = "once"
+
+    def __init__(self, payload: Any) -> None:
+        self._payload = payload
+
+    async def subscribe(self, topic: str, tenant: str = "default") -> Subscription:
+        subscription = Subscription()
+        subscription.put(Event(topic, self._payload))
+        return subscription
+
+    async def refuse(self, event: Event, why: str, program: str, tenant: str = "default") -> None:
+        """Nobody starts programs for these events."""
+
+
+async def _live(path: Path, code: Callable[..., Any], *given: Any, answer: Any = None) -> Run:
+    """One life of a program in the journal, to its end."""
+
+    async def answers(question: Question) -> Any:
+        return answer
+
+    async with await Journal.open(partial(SQLiteStore, path)) as journal:
+        events = Once(answer)
+        engine = SimulatedEngine(SchedulerConfig())
+        async with Runtime(engine, ask_human=answers, events=events, journal=journal) as runtime:
+            run = runtime.start(Program(code), *given, durable=Durable())
+            assert run.task is not None
+            await asyncio.wait([run.task])
+            return run
