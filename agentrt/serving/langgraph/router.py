@@ -26,7 +26,7 @@ from agentrt.serving.langgraph.run_queue import MAX_RUNNING, RunQueue, open_queu
 from agentrt.serving.langgraph.run_routes import RunRoutes
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.state_routes import StateRoutes
-from agentrt.serving.langgraph.store import StoreRoutes
+from agentrt.serving.langgraph.store_routes import StoreRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state, sweeping
 from agentrt.serving.langgraph.thread_routes import ThreadRoutes
 from agentrt.serving.server import Server
