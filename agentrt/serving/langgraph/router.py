@@ -36,6 +36,7 @@ from agentrt.serving.server import Server
 async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter]:
     """The routes of the LangGraph API. Runs that the last server left resume."""
     _widen_default_executor()
+    server.has_users = auth is not None
     async with AsyncExitStack() as stack:
         state = await stack.enter_async_context(open_tenant_state(server))
         queue = await stack.enter_async_context(open_queue(state))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import httpx
 import pytest
 from langgraph_sdk import Auth
 
+from agentrt.serving.langgraph import api_with
+from agentrt.serving.observability import api as observability_api
+from tests.serving.langgraph.graphs import all_graphs
 from tests.serving.langgraph.hook_routes import CRON, OWN, ROUTES, RUN
 from tests.serving.langgraph.hooked import FILTERS, HOOKS, OR_SHARED, Client, hooked, usual
+from tests.serving.langgraph.serve import serving
 
 NAMES = [f"{method} {path}" for method, path, _, _ in ROUTES]
 
@@ -356,3 +362,25 @@ def test_questions_do_not_vanish_where_a_filter_is_not_understood(ann: Client) -
     answer = ann.ask("GET", "/v1/questions", None, {"owner": {"$ne": "ann"}})
     assert answer.status_code == 500
     assert "$ne" in json.dumps(answer.json())
+
+
+def test_lists_of_programs_show_no_texts_of_other_users(tmp_path: Path) -> None:
+    """1. Not in `/programs`, nor in `/events`. 2. Without hooks they do."""
+    cases: list[tuple[Auth | None, bool]] = [(Auth(), False), (None, True)]
+    for hooks, shown in cases:
+        with (
+            serving(
+                all_graphs(), tmp_path / f"{shown}.db", api_with(hooks), None, observability_api
+            ) as it,
+            httpx.Client(base_url=it.url, timeout=60) as http,
+        ):
+            for graph in ("ask", "fail"):
+                http.post("/runs/wait", json={**RUN, "assistant_id": graph})
+            programs = http.get("/programs").json()["recent"]
+            texts = [str(programs)]
+            texts += [http.get(f"/programs/{program['id']}").text for program in programs]
+            with http.stream("GET", "/events") as events:
+                texts.append(next(part for part in events.iter_text() if "snapshot" in part))
+            assert len(programs) == 2
+            for secret in ("which way?", "no such luck"):
+                assert any(secret in text for text in texts) is shown
