@@ -91,7 +91,8 @@ class Server:
     tenants, whatever started them. With ``submit``, clients may send programs. ``webhooks`` says
     which hosts may be called at the ends of runs, ``lifetimes`` how long threads and items stay.
     A recorded program that has waited ``park_s`` seconds for humans or a time alone leaves memory
-    (0: it never does).
+    (0: it never does). If the server ``has_users``, authorization hooks separate the users of a
+    tenant.
     """
 
     runtime: Runtime
@@ -112,6 +113,7 @@ class Server:
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
     live: Counter[str] = field(default_factory=Counter)
     park_s: float = 60.0
+    has_users: bool = False
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 
@@ -121,6 +123,12 @@ class Server:
         return {
             name: one.program for name, one in self.served.items() if isinstance(one, ServedProgram)
         }
+
+    def shows_texts(self, tenant: str | None) -> bool:
+        """Whether lists of programs show questions and the messages of errors to this tenant, or
+        with None to whoever sees all. Not where they may be those of another user.
+        """
+        return not self.has_users or (tenant is None and self.keys is not None)
 
     def __post_init__(self) -> None:
         self.questions = ServerQuestions(self.runtime)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -16,9 +17,11 @@ from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel._messages import StreamMessagesHandler
 from langgraph_sdk import Auth
+from packaging.version import Version
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from agentrt.errors import ConfigError
 from agentrt.serving.langgraph.database import Database
 
 # -- names --------------------------------------------------------------------------------
@@ -235,6 +238,23 @@ _UNUSED_BLOBS = sa.text("""
             AND v.key = b.channel AND v.value = b.version
     )
 """)
+
+
+# -- stores that keep namespaces apart ----------------------------------------------------
+
+SQLITE, POSTGRES = "langgraph-checkpoint-sqlite", "langgraph-checkpoint-postgres"
+FIRST_SAFE = "3.1.1"
+"""The first version of either that does not find ("docs-2",) for the prefix ("docs",)."""
+
+
+def check_store_version(package: str) -> None:
+    """Raise `ConfigError` for an installed version whose store mixes namespaces."""
+    installed = version(package)
+    if Version(installed) < Version(FIRST_SAFE):
+        raise ConfigError(
+            f"{package} {installed} finds items of other namespaces, such as those of the tenant "
+            f"'acme-corp' for 'acme': install {package}>={FIRST_SAFE}"
+        )
 
 
 # -- SQLite's store -----------------------------------------------------------------------

@@ -68,7 +68,7 @@ class AgentRoutes(Routes):
         if assistant_id is None and len(served) != 1:
             raise invalid(f"assistant_id: name one, as {', '.join(served) or 'none is served'}")
         name = assistant_id or next(iter(served))
-        assistant = await self._state.assistants.find(caller.tenant, name)
+        assistant = await self._state.assistants.runnable(caller, name)
         fields = await self._state.assistants.inputs(caller, name)
         url = f"{str(request.base_url).rstrip('/')}/a2a/{assistant['assistant_id']}"
         what = assistant["description"] or f"takes {', '.join(fields) or 'any input'}"

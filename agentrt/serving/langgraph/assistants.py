@@ -21,13 +21,13 @@ from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.configs import caller_access, in_both
 from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.filters import Filter
 from agentrt.serving.langgraph.graphs import Graphs, input_schema_of, schemas_of, subgraphs_of
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, row_json
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.tables import (
     LONGEST_TENANT,
-    Filter,
     assistants,
     crons,
     matching,
@@ -59,35 +59,39 @@ class Assistants(Routes):
     @route("POST", "/assistants")
     async def create(self, body: bodies.AssistantCreate, caller: CallerDep) -> JSON:
         """A new assistant."""
-        value: dict[str, Any] = body.model_dump()
-        await caller.authorize("assistants", "create", value)
+        key = body.assistant_id or uuid4()
+        name = body.name or "Untitled"
+        value = _for_hooks(key, body, name=name, if_exists=body.if_exists)
+        only = await caller.authorize("assistants", "create", value)
         self._check_graph(body.graph_id)
         await self._add_defaults(caller.tenant)
-        key = str(body.assistant_id or uuid4())
         content = {name: getattr(body, name) for name in _CONTENT}
-        content["name"] = body.name or "Untitled"
-        content["metadata"] = value["metadata"]
+        content["name"] = name
+        content["metadata"] = caller.metadata_after("assistants.create", value)
         content["config"], content["context"] = in_both(body.config.given(), body.context)
         try:
             async with self._database.writing() as connection:
-                await add_assistant(connection, caller.tenant, key, content)
+                await add_assistant(connection, caller.tenant, str(key), content)
                 await self._quotas.added(connection, assistants, caller.tenant)
         except IntegrityError:
-            if body.if_exists == "raise":
+            there = await self._first(caller.tenant, str(key), only)
+            if body.if_exists == "raise" or there is None:
                 raise conflict(f"assistant {key} exists already") from None
-        return JSON(await self.find(caller.tenant, key))
+            return JSON(there)
+        return JSON(await self.find(caller.tenant, str(key)))
 
     @route("POST", "/assistants/search")
     async def search(self, body: bodies.AssistantSearch, caller: CallerDep) -> JSON:
         """Assistants that match."""
-        conditions = await self._matching(caller, body)
+        conditions = await self._matching(caller, body, body.limit, body.offset)
         rows, headers = await self._database.page(assistants, conditions, "assistant_id", body)
         return JSON([as_json(row, body.select) for row in rows], headers=headers)
 
     @route("POST", "/assistants/count")
     async def count(self, body: bodies.AssistantCount, caller: CallerDep) -> JSON:
         """How many match."""
-        return JSON(await self._database.count(assistants, await self._matching(caller, body)))
+        conditions = await self._matching(caller, body, 0, 0)
+        return JSON(await self._database.count(assistants, conditions))
 
     @route("GET", _A)
     async def get(self, assistant_id: str, caller: CallerDep) -> JSON:
@@ -99,7 +103,7 @@ class Assistants(Routes):
         self, assistant_id: UUID, body: bodies.AssistantPatch, caller: CallerDep
     ) -> JSON:
         """A new version of an assistant."""
-        value = {"assistant_id": assistant_id, **body.model_dump(exclude_unset=True)}
+        value = _for_hooks(assistant_id, body, name=body.name)
         only = await caller.authorize("assistants", "update", value)
         tenant, key = caller.tenant, str(assistant_id)
         if body.graph_id is not None:
@@ -108,7 +112,8 @@ class Assistants(Routes):
         content = {name: old[name] for name in _CONTENT}
         content |= body.model_dump(exclude_unset=True, exclude_none=True)
         content["config"], content["context"] = changed_settings(old, body)
-        content["metadata"] = {**old["metadata"], **(body.metadata or {})}
+        changed = caller.metadata_after("assistants.update", value)
+        content["metadata"] = {**old["metadata"], **changed}
         async with self._database.writing() as connection:
             of_it = matching(versions, tenant, {"assistant_id": key})
             last = sa.select(sa.func.max(versions.c.version)).where(*of_it)
@@ -160,8 +165,8 @@ class Assistants(Routes):
             return JSON({"graph_id": name, **schemas_of(graph, name)})
 
     async def inputs(self, caller: Caller, name: str) -> list[str]:
-        """The names of what an assistant's graph takes."""
-        async with self._graph(caller, name) as (_, graph):
+        """The names of what an assistant's graph takes, for a run of the caller."""
+        async with self._graph_of(caller, await self.runnable(caller, name)) as (_, graph):
             schema = input_schema_of(graph) or {}
             return list(schema.get("properties") or ())
 
@@ -211,26 +216,42 @@ class Assistants(Routes):
     # -- inside ------------------------------------------------------------------------
 
     async def _matching(
-        self, caller: Caller, body: bodies.AssistantCount
+        self, caller: Caller, body: bodies.AssistantCount, limit: int, offset: int
     ) -> list[sa.ColumnElement[bool]]:
-        only = await caller.authorize("assistants", "search", body.model_dump())
+        value: dict[str, Any] = {"graph_id": body.graph_id, "metadata": dict(body.metadata or {})}
+        value |= {"limit": limit, "offset": offset}
+        only = await caller.authorize("assistants", "search", value)
         await self._add_defaults(caller.tenant)
-        contained = [("metadata", body.metadata), ("metadata", only)]
-        conditions = matching(assistants, caller.tenant, {"graph_id": body.graph_id}, contained)
+        contained = [("metadata", body.metadata)]
+        of_graph = {"graph_id": body.graph_id}
+        conditions = matching(assistants, caller.tenant, of_graph, contained, only)
         if body.name is not None:
             name = sa.func.lower(assistants.c.name)
             conditions.append(name.contains(body.name.lower(), autoescape=True))
         return conditions
 
-    async def find(self, tenant: str, name: str, only: Filter = None) -> dict[str, Any]:
+    async def find(self, tenant: str, name: str, only: Filter | None = None) -> dict[str, Any]:
         """The assistant of that id, or the default one of the graph of that name. Raises 404."""
         key = self._id_of(name)
         await self._add_defaults(tenant)
-        this = matching(assistants, tenant, {"assistant_id": key}, [("metadata", only)])
-        row = await self._database.first(sa.select(assistants).where(*this))
-        if row is None:
+        assistant = await self._first(tenant, key, only)
+        if assistant is None:
             raise not_found("assistant", name)
-        return as_json(row)
+        return assistant
+
+    async def runnable(self, caller: Caller, name: str) -> dict[str, Any]:
+        """The assistant of that id or graph, for a run of the caller. Hooks decide who may read it,
+        unless it comes with a graph: then everybody may run it, as on LangGraph's own server.
+        Raises 403 and 404.
+        """
+        if self._id_of(name) in map(default_assistant, self._graphs.names()):
+            return await self.find(caller.tenant, name)
+        return await self._read(caller, name)
+
+    async def _first(self, tenant: str, key: str, only: Filter | None) -> dict[str, Any] | None:
+        this = matching(assistants, tenant, {"assistant_id": key}, only=only)
+        row = await self._database.first(sa.select(assistants).where(*this))
+        return None if row is None else as_json(row)
 
     def _id_of(self, name: str) -> str:
         """The id that clients mean by ``name``: a graph's name, or an id. Raises 422."""
@@ -258,11 +279,17 @@ class Assistants(Routes):
     @asynccontextmanager
     async def _graph(self, caller: Caller, name: str) -> AsyncIterator[tuple[str, Graph]]:
         """An assistant's graph, and its name."""
-        found = await self._read(caller, name)
-        config, _ = in_both(found["config"], found["context"])
+        async with self._graph_of(caller, await self._read(caller, name)) as opened:
+            yield opened
+
+    @asynccontextmanager
+    async def _graph_of(
+        self, caller: Caller, assistant: Mapping[str, Any]
+    ) -> AsyncIterator[tuple[str, Graph]]:
+        config, _ = in_both(assistant["config"], assistant["context"])
         access = caller_access(caller, "assistants.read", config)
-        async with self._graphs.opened(found["graph_id"], caller.tenant, access) as graph:
-            yield found["graph_id"], graph
+        async with self._graphs.opened(assistant["graph_id"], caller.tenant, access) as graph:
+            yield assistant["graph_id"], graph
 
     async def _add_defaults(self, tenant: str) -> None:
         """Give a new tenant the default assistants of all graphs."""
@@ -281,6 +308,15 @@ class Assistants(Routes):
                         own = {"graph_id": name, "name": name, **content}
                         await add_assistant(connection, tenant, key, own)
         self._known_tenants.add(tenant)
+
+
+def _for_hooks(
+    key: UUID, body: bodies.AssistantCreate | bodies.AssistantPatch, **more: Any
+) -> dict[str, Any]:
+    """What hooks get of an assistant that is to be created or changed."""
+    config = {} if body.config is None else body.config.given()
+    about = {"assistant_id": key, "graph_id": body.graph_id, "config": config}
+    return {**about, "context": body.context, "metadata": dict(body.metadata or {}), **more}
 
 
 def default_assistant(graph_id: str) -> str:

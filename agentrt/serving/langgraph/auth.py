@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,13 @@ from langgraph_sdk.auth.types import AuthContext
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.files import read_json
 from agentrt.serving.langgraph._compat import authenticate_hook, authorize_hook
+from agentrt.serving.langgraph.filters import Filter, FilterError, parse_filter, plain_json
 from agentrt.serving.langgraph.outages import READER
-from agentrt.serving.langgraph.tables import Filter
 from agentrt.serving.middleware import tenant_of
 
 _FORM = '{"path": "./auth.py:auth"}'
 _KEYS = {"path", "disable_studio_auth"}
+_log = logging.getLogger(__name__)
 
 
 class User:
@@ -99,10 +101,17 @@ class Caller:
         user = (config or {}).get("langgraph_auth_user")
         return cls(tenant, None if user is None else User(user), auth)
 
-    async def authorize(self, resource: str, action: str, value: dict[str, Any]) -> Filter:
-        """Ask the hooks; visible objects must contain what this returns. Raises 403.
+    @property
+    def identity(self) -> str:
+        """The user's id; "anonymous" where nobody says who a request is from."""
+        return "anonymous" if self.user is None else self.user.identity
 
-        A hook may change ``value``: metadata of what is created, a namespace of the store.
+    async def authorize(self, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
+        """Ask the hooks whether the user may do this, and return the filter for what they see.
+
+        ``value`` is what LangGraph's own server gives to hooks. A hook may change it: the metadata
+        of what is created or changed (`metadata_after`), and all of an operation of the store.
+        Raises 403 where a hook refuses, and 500 for a filter that is not understood.
         """
         hook = authorize_hook(self.auth, resource, action)
         if hook is None:
@@ -114,10 +123,34 @@ class Caller:
             resource=cast("Any", resource),  # literals of the SDK, which routes pass by name
             action=cast("Any", action),
         )
-        verdict = await _asked(hook, ctx=context, value=value)
+        try:
+            verdict = await _asked(hook, ctx=context, value=value)
+        except AssertionError as error:  # LangGraph's documentation refuses by ``assert``
+            refused = str(error) or f"{user.identity} may not {action} {resource}"
+            raise HTTPException(403, refused) from error
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from error
         if verdict is False:
             raise HTTPException(403, f"{user.identity} may not {action} {resource}")
-        return containment(verdict) if isinstance(verdict, Mapping) else None
+        try:
+            return parse_filter(verdict)
+        except FilterError as error:
+            raise hook_fault(f"{resource}.{action}", str(error)) from error
+
+    def metadata_after(self, hook: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        """The metadata in ``value`` as the hook of this name has left them, as plain JSON. Raises
+        500 for metadata that cannot be stored.
+        """
+        metadata = value.get("metadata")
+        if self.auth is None and isinstance(metadata, dict):
+            return metadata
+        try:
+            plain = {} if metadata is None else plain_json(metadata)
+        except (TypeError, ValueError) as error:
+            raise hook_fault(hook, f"set metadata that are not JSON: {error}") from error
+        if not isinstance(plain, dict):
+            raise hook_fault(hook, f"set metadata to {metadata!r}; metadata are a dict")
+        return plain
 
     def config(self) -> dict[str, Any]:
         """The user, for a run's configurable."""
@@ -165,20 +198,10 @@ CallerDep = Annotated[Caller, Depends(_caller)]
 """The parameter of a request handler that says who the request is from."""
 
 
-def containment(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A hook's filter as what metadata must contain. Raises `ConfigError`."""
-    needed: dict[str, Any] = {}
-    for key, wanted in given.items():
-        if not isinstance(wanted, Mapping):
-            needed[key] = wanted
-        elif set(wanted) == {"$eq"}:
-            needed[key] = wanted["$eq"]
-        elif set(wanted) == {"$contains"}:
-            among = wanted["$contains"]
-            needed[key] = list(among) if isinstance(among, list | tuple) else [among]
-        else:
-            raise ConfigError(f"an auth hook filters {key!r} by {wanted!r}; use $eq or $contains")
-    return needed
+def hook_fault(hook: str, fault: str) -> HTTPException:
+    """A hook of this name, such as ``threads.read``, did something that cannot be carried out."""
+    _log.error("the authorization hook for %s %s", hook, fault)
+    return HTTPException(500, f"the authorization hook for {hook} {fault}")
 
 
 async def _facts(request: Request) -> dict[str, Any]:

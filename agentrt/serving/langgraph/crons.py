@@ -22,11 +22,12 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Body, Label, Object, SortedPage
+from agentrt.serving.langgraph.filters import Filter, visible
 from agentrt.serving.langgraph.responses import JSON, encode, invalid, not_found, row_json, summary
 from agentrt.serving.langgraph.routes import PathThread, Routes, route
 from agentrt.serving.langgraph.run_bodies import RunBody, RunTerms
 from agentrt.serving.langgraph.run_starts import StartRoutes
-from agentrt.serving.langgraph.tables import Filter, crons, dumps, matching
+from agentrt.serving.langgraph.tables import crons, dumps, matching, threads
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 
@@ -168,7 +169,7 @@ class Crons(Routes):
     async def create(self, body: CronBody, caller: CallerDep, thread: PathThread) -> JSON:
         """Runs by the clock, in one thread or each in a thread of its own."""
         if thread is not None:
-            await self._state.thread(caller, thread, "update")
+            await self._state.thread(caller, thread, "read", {"metadata": dict(body.metadata)})
         assistant = await self._starts.assistant(caller, thread, body.run(thread))
         key = uuid4()
         body = _known_by(key, body.model_copy(update={"assistant_id": assistant["assistant_id"]}))
@@ -183,12 +184,13 @@ class Crons(Routes):
             "metadata": dict(body.metadata),
         }
         await caller.authorize("crons", "create", value)
-        return JSON(cron_json(await self.add(caller, key, thread, body, value["metadata"])))
+        metadata = caller.metadata_after("crons.create", value)
+        return JSON(cron_json(await self.add(caller, key, thread, body, metadata)))
 
     @route("POST", "/runs/crons/search")
     async def search(self, body: CronSearch, caller: CallerDep) -> JSON:
         """Crons that match."""
-        conditions = await self._matching(caller, body)
+        conditions = await self._matching(caller, body, body.limit, body.offset)
         rows, headers = await self._database.page(crons, conditions, "cron_id", body)
         found = [cron_json(row) for row in rows]
         if body.select:
@@ -198,7 +200,8 @@ class Crons(Routes):
     @route("POST", "/runs/crons/count")
     async def count(self, body: CronCount, caller: CallerDep) -> JSON:
         """How many match."""
-        return JSON(await self._database.count(crons, await self._matching(caller, body)))
+        conditions = await self._matching(caller, body, 0, 0)
+        return JSON(await self._database.count(crons, conditions))
 
     @route("GET", _CRON)
     async def read(self, cron_id: UUID, caller: CallerDep) -> JSON:
@@ -213,15 +216,18 @@ class Crons(Routes):
         """Change a cron; its next run is counted from now."""
         if not given:
             raise HTTPException(400, "the body is empty: say what is to be changed")
-        value: dict[str, Any] = {"cron_id": cron_id, "payload": given}
-        value |= {"schedule": given.get("schedule"), "metadata": given.get("metadata") or {}}
+        settings_of = ("schedule", "end_time", "enabled", "on_run_completed")
+        value: dict[str, Any] = {"cron_id": cron_id, **{key: given.get(key) for key in settings_of}}
+        metadata = given.get("metadata")
+        value["payload"] = dict(given)
+        value["metadata"] = dict(metadata) if isinstance(metadata, dict) else {}
         only = await caller.authorize("crons", "update", value)
         row = cron_json(await self.get(caller.tenant, cron_id, only))
         body = _known_by(cron_id, changed(row["payload"], given))
         thread = None if row["thread_id"] is None else UUID(row["thread_id"])
         await self._starts.assistant(caller, thread, body.run(thread))
         self._check_time_is_left(body)
-        metadata = {**row["metadata"], **value["metadata"]}
+        metadata = {**row["metadata"], **caller.metadata_after("crons.update", value)}
         settings = self._settings(thread, body, metadata, self.clock())
         this = _is(caller.tenant, cron_id, only)
         await self._database.write(sa.update(crons).where(*this).values(settings))
@@ -257,20 +263,26 @@ class Crons(Routes):
             await self._state.quotas.added(connection, crons, caller.tenant)
         return await self.get(caller.tenant, key)
 
-    async def get(self, tenant: str, key: UUID, only: Filter = None) -> sa.Row[Any]:
+    async def get(self, tenant: str, key: UUID, only: Filter | None = None) -> sa.Row[Any]:
         """The cron, or 404."""
         row = await self._database.first(sa.select(crons).where(*_is(tenant, key, only)))
         if row is None:
             raise not_found("cron", key)
         return row
 
-    async def _matching(self, caller: Caller, body: CronCount) -> list[sa.ColumnElement[bool]]:
-        only = await caller.authorize("crons", "search", body.model_dump())
+    async def _matching(
+        self, caller: Caller, body: CronCount, limit: int, offset: int
+    ) -> list[sa.ColumnElement[bool]]:
         assistant, thread = body.assistant_id, body.thread_id
+        value: dict[str, Any] = {"assistant_id": assistant, "thread_id": thread}
+        value |= {"limit": limit, "offset": offset, "metadata": dict(body.metadata or {})}
+        only = await caller.authorize("crons", "search", value)
+        # Crons of a thread are seen by those who find the thread.
+        of_thread = await caller.authorize("threads", "search", {"metadata": {}})
         if assistant is not None:
             found = await self._state.assistants.find(caller.tenant, assistant)
             assistant = found["assistant_id"]
-        return matching(
+        conditions = matching(
             crons,
             caller.tenant,
             {
@@ -278,8 +290,14 @@ class Crons(Routes):
                 "thread_id": None if thread is None else str(thread),
                 "enabled": body.enabled,
             },
-            [("metadata", body.metadata), ("metadata", only)],
+            [("metadata", body.metadata)],
+            only,
         )
+        if of_thread is not None:
+            seen = sa.select(threads.c.thread_id).where(*visible(threads.c.metadata, of_thread))
+            c = crons.c.thread_id
+            conditions.append(sa.or_(c.is_(None), c.in_(seen)))
+        return conditions
 
     def _settings(
         self, thread: UUID | None, body: CronBody, metadata: Any, now: float
@@ -308,5 +326,5 @@ def _known_by(key: UUID, body: CronBody) -> CronBody:
     return body.model_copy(update={"config": config})
 
 
-def _is(tenant: str, key: UUID, only: Filter) -> list[sa.ColumnElement[bool]]:
-    return matching(crons, tenant, {"cron_id": str(key)}, [("metadata", only)])
+def _is(tenant: str, key: UUID, only: Filter | None) -> list[sa.ColumnElement[bool]]:
+    return matching(crons, tenant, {"cron_id": str(key)}, only=only)

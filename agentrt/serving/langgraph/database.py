@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from agentrt.errors import ConfigError
 from agentrt.files import file_named, lock_beside
-from agentrt.serving.langgraph import tables
+from agentrt.serving.langgraph import filters, tables
 from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_line, limited
 from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
 
@@ -124,6 +124,10 @@ def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
         within = functools.partial(json_contains, check=deadline.check)
         connection.isolation_level = None
         connection.create_function(CONTAINS, 2, within, deterministic=True)
+        equals = functools.partial(filters.equals_in_sqlite, check=deadline.check)
+        connection.create_function(filters.EQUALS, 3, equals, deterministic=True)
+        has_all = functools.partial(filters.has_all_in_sqlite, check=deadline.check)
+        connection.create_function(filters.HAS_ALL, 3, has_all, deterministic=True)
         connection.run_async(lambda own: own.set_progress_handler(deadline, _STEPS))
         connection.execute("PRAGMA journal_mode=WAL").close()
 

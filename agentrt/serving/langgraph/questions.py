@@ -19,11 +19,12 @@ from langgraph_sdk import Auth
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
 from agentrt.serving.langgraph.auth import Caller, caller_of
+from agentrt.serving.langgraph.filters import visible
 from agentrt.serving.langgraph.interrupts import EXPIRED, deadline_of, interrupts_in, is_open
 from agentrt.serving.langgraph.responses import check_json
 from agentrt.serving.langgraph.run_bodies import Command, RunBody
 from agentrt.serving.langgraph.run_starts import StartRoutes
-from agentrt.serving.langgraph.tables import ACTIVE, has, runs, threads
+from agentrt.serving.langgraph.tables import ACTIVE, runs, threads
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.questions.asked import Asked, Viewer, Wanted
 from agentrt.serving.tenants import BusyError
@@ -60,8 +61,10 @@ class ThreadQuestions:
             return []
         try:
             caller = await self._caller(viewer, viewer.tenant or "")
-            conditions = await self._visible(viewer, caller, "search", wanted.thread)
-        except HTTPException:
+            conditions = await self._visible(viewer, caller, "search", wanted.thread, wanted.limit)
+        except HTTPException as error:
+            if error.status_code >= 500:
+                raise
             return []  # whom the hooks refuse may still see the questions of programs
         conditions += [threads.c.status.in_(_RESTS), _INTERRUPTS != "{}"]
         found = await self._found(conditions, wanted.limit)
@@ -180,12 +183,15 @@ class ThreadQuestions:
         return await caller_of(viewer.request, self._auth, tenant)
 
     async def _visible(
-        self, viewer: Viewer, caller: Caller, action: str, thread: str | None
+        self, viewer: Viewer, caller: Caller, action: str, thread: str | None, limit: int = 1
     ) -> list[sa.ColumnElement[bool]]:
         """The conditions for threads that may be seen. Raises what the hooks raise."""
-        about = {"thread_id": UUID(thread)} if thread and action == "read" else {}
+        if thread and action == "read":
+            about: dict[str, Any] = {"thread_id": UUID(thread)}
+        else:
+            about = {"metadata": {}, "values": {}, "status": None, "limit": limit, "offset": 0}
         only = await caller.authorize("threads", action, about)
         c = threads.c
         wanted = {c.tenant: viewer.tenant, c.thread_id: thread}
         conditions = [column == value for column, value in wanted.items() if value is not None]
-        return [~c.temporary, *conditions, *([has(c.metadata, only)] if only else [])]
+        return [~c.temporary, *conditions, *visible(c.metadata, only)]

@@ -73,10 +73,17 @@ class Quotas:
         return most
 
 
+def within(prefix: sa.Column[str], root: str) -> sa.ColumnElement[bool]:
+    """Whether a row of the store lies beneath the label ``root``. Not by LIKE, for which SQLite
+    takes ``ACME`` as ``acme``.
+    """
+    beneath = f"{root}."
+    return sa.or_(prefix == root, sa.func.substr(prefix, 1, len(beneath)) == beneath)
+
+
 async def _count(database: Database, root: str) -> _Stored:
-    within = sa.or_(store.c.prefix == root, store.c.prefix.startswith(f"{root}.", autoescape=True))
     size = sa.func.sum(sa.func.length(sa.cast(store.c["value"], sa.Text)))
-    row = await database.first(sa.select(size).where(within))
+    row = await database.first(sa.select(size).where(within(store.c.prefix, root)))
     return _Stored(int((row and row[0]) or 0), time.monotonic())
 
 

@@ -26,7 +26,7 @@ from agentrt.serving.langgraph.run_queue import MAX_RUNNING, RunQueue, open_queu
 from agentrt.serving.langgraph.run_routes import RunRoutes
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.state_routes import StateRoutes
-from agentrt.serving.langgraph.store import StoreRoutes
+from agentrt.serving.langgraph.store_routes import StoreRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state, sweeping
 from agentrt.serving.langgraph.thread_routes import ThreadRoutes
 from agentrt.serving.server import Server
@@ -36,6 +36,7 @@ from agentrt.serving.server import Server
 async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter]:
     """The routes of the LangGraph API. Runs that the last server left resume."""
     _widen_default_executor()
+    server.has_users = auth is not None
     async with AsyncExitStack() as stack:
         state = await stack.enter_async_context(open_tenant_state(server))
         queue = await stack.enter_async_context(open_queue(state))

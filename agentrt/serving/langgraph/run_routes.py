@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -72,7 +72,11 @@ class RunRoutes(Routes):
         select: Annotated[list[RunSelectField] | None, Query()] = None,
     ) -> JSON:
         """The runs of a thread, the last one first."""
-        await self._state.thread(caller, thread_id, "read")
+        row = await self._state.thread(caller, thread_id, "read")
+        about = {"thread_id": thread_id, "metadata": {}}
+        only = await caller.authorize("threads", "search", about)
+        if only is not None and not only.allows(row._mapping["metadata"]):
+            return JSON([])
         found = await self._all.of_thread(caller.tenant, thread_id, status, limit, offset)
         return JSON([{k: one[k] for k in select} for one in found] if select else found)
 
@@ -84,7 +88,7 @@ class RunRoutes(Routes):
     @route("DELETE", _RUN, 204)
     async def delete(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
         """Stop a run if it has not ended, and forget it; what it did to its thread stays."""
-        await self._row(caller, thread_id, run_id, "delete")
+        await self._row(caller, thread_id, run_id, "delete", {"run_id": run_id})
         await self._queue.stop_all([str(run_id)], "interrupt")
         await self._all.remove(str(run_id))
         return Response(status_code=204)
@@ -145,7 +149,7 @@ class RunRoutes(Routes):
         """Stop a run; with ``rollback``, make it as if it had never been. One that has not
         begun has ended when this returns.
         """
-        row = await self._row(caller, thread_id, run_id, "update")
+        row = await self._row(caller, thread_id, run_id, "update", _cancelled(action, [run_id]))
         live = self._queue.get(str(run_id))
         if live is None:
             raise HTTPException(404, f"run {run_id} has ended; there is nothing to cancel")
@@ -161,15 +165,15 @@ class RunRoutes(Routes):
     ) -> Response:
         """Stop some runs of a thread, or all of a status. Those that have ended are left."""
         if body.thread_id is not None:
-            await self._state.thread(caller, body.thread_id, "update")
+            about = _cancelled(action, body.run_ids)
+            await self._state.thread(caller, body.thread_id, "update", about)
             wanted = {str(one) for one in body.run_ids or ()}
             wanted &= set(self._queue.live_in(str(body.thread_id)))
         else:
-            only = await caller.authorize("threads", "update", body.model_dump())
-            if only:
-                raise invalid("status: give thread_id and run_ids; you do not see all threads")
+            about = {"thread_id": None, **_cancelled(action, None, body.status)}
+            only = await caller.authorize("threads", "update", about)
             statuses = ACTIVE if body.status == "all" else (str(body.status),)
-            wanted = set(await self._all.ids(caller.tenant, statuses))
+            wanted = set(await self._all.ids(caller.tenant, statuses, only))
         live = [one for key in wanted if (one := self._queue.get(key)) is not None]
         for one in [one for one in live if self._queue.cancel(one, action)]:
             await one.ended()
@@ -192,8 +196,15 @@ class RunRoutes(Routes):
         runs = self._thread_events(str(thread_id), whole)
         return EventSourceResponse(runs, headers=headers, ping=PING_S)
 
-    async def _row(self, caller: Caller, thread_id: UUID, run_id: UUID, action: str) -> Row[Any]:
-        await self._state.thread(caller, thread_id, action)
+    async def _row(
+        self,
+        caller: Caller,
+        thread_id: UUID,
+        run_id: UUID,
+        action: str,
+        about: dict[str, Any] | None = None,
+    ) -> Row[Any]:
+        await self._state.thread(caller, thread_id, action, about)
         return await self._all.get(caller.tenant, thread_id, run_id)
 
     async def _events(
@@ -216,6 +227,14 @@ class RunRoutes(Routes):
                             yield as_sse(one, numbered=False)
                 await live.done.wait()
                 yield _lifecycle(live, "run_done")
+
+
+def _cancelled(
+    action: CancelAction, run_ids: Sequence[UUID] | None, status: str | None = None
+) -> dict[str, Any]:
+    """What hooks get of a request that stops runs, beside the thread's id."""
+    run_ids = None if run_ids is None else list(run_ids)
+    return {"action": action, "metadata": {"run_ids": run_ids, "status": status}}
 
 
 def _check_ended(row: Row[Any]) -> None:

@@ -15,8 +15,9 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse
 
-from agentrt.serving.langgraph.auth import Caller, CallerDep
+from agentrt.serving.langgraph.auth import Caller, CallerDep, hook_fault
 from agentrt.serving.langgraph.configs import caller_access, merged
+from agentrt.serving.langgraph.filters import Filter
 from agentrt.serving.langgraph.responses import JSON, invalid, later
 from agentrt.serving.langgraph.routes import PathThread, Routes, route
 from agentrt.serving.langgraph.run_bodies import BatchRunBody, RunBody
@@ -24,11 +25,12 @@ from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import NewRun, record_of, run_json
 from agentrt.serving.langgraph.stream_responses import event_stream, headers_of, result_response
 from agentrt.serving.langgraph.streams import LiveRun
-from agentrt.serving.langgraph.tables import Filter
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 _RUNS = "/threads/{thread_id}/runs"
 _MAX_BATCH = 100
+_OF_USER = "langgraph_auth"
+"""Begins the configurable keys that say who the user is."""
 _OWN_COLUMNS = {
     *("assistant_id", "metadata", "multitask_strategy", "if_not_exists", "thread_id"),
     "checkpoint_during",
@@ -119,7 +121,7 @@ class StartRoutes(Routes):
         """The assistant of a run, after checking the run's body."""
         if self._state.server.draining:
             raise later(503, "the server ends; it takes no new runs")
-        assistant = await self._state.assistants.find(caller.tenant, body.assistant_id)
+        assistant = await self._state.assistants.runnable(caller, body.assistant_id)
         _check_thread(body, thread)
         _check_command(body, thread)
         try:
@@ -149,7 +151,7 @@ class StartRoutes(Routes):
         most = self._state.server.tenants.limits(tenant).programs
         return self._queue.reserve(tenant, most, runs)
 
-    async def _enter(self, new: NewRun, only: Filter) -> tuple[Row[Any], LiveRun]:
+    async def _enter(self, new: NewRun, only: Filter | None) -> tuple[Row[Any], LiveRun]:
         row, others = await self._state.runs.enter(new, only)
         for other in others:
             strategy: Any = new.columns["multitask_strategy"]
@@ -160,29 +162,34 @@ class StartRoutes(Routes):
 
 async def _new_run(
     caller: Caller, thread: UUID | None, body: RunBody, assistant: Mapping[str, Any]
-) -> tuple[NewRun, Filter]:
+) -> tuple[NewRun, Filter | None]:
     """The run as hooks allow it, and the filter on its thread."""
+    run_id = uuid4()
     kwargs = _kwargs(body, assistant)
-    if user := caller.config():
-        kwargs["user"] = user
     value: dict[str, Any] = {
         "thread_id": thread,
         "assistant_id": UUID(assistant["assistant_id"]),
-        "run_id": uuid4(),
+        "run_id": run_id,
         "status": "pending",
         "metadata": dict(body.metadata),
+        "prevent_insert_if_inflight": body.multitask_strategy == "reject",
         "multitask_strategy": body.multitask_strategy,
         "if_not_exists": "create" if thread is None else body.if_not_exists,
         "after_seconds": body.after_seconds,
-        "kwargs": kwargs,
+        "kwargs": kwargs if caller.auth is None else _for_hooks(caller, kwargs),
     }
     only = await caller.authorize("threads", "create_run", value)
+    metadata = caller.metadata_after("threads.create_run", value)
+    if caller.auth is not None:
+        kwargs = _after_hooks(value)
+    if user := caller.config():
+        kwargs["user"] = user
     columns = {
         "tenant": caller.tenant,
         "assistant_id": assistant["assistant_id"],
         "graph_id": assistant["graph_id"],
         "multitask_strategy": body.multitask_strategy,
-        "metadata": {**body.config.metadata, **value["metadata"]},
+        "metadata": {**body.config.metadata, **metadata},
         "start_at": time.time() + body.after_seconds,
     }
     new = NewRun(
@@ -193,8 +200,35 @@ async def _new_run(
         make_thread=value["if_not_exists"] == "create",
         inherited=assistant["metadata"],
         given=body.config.given(),
+        run_id=run_id,
+        user=caller.identity,
     )
     return new, only
+
+
+_OPTIONAL = ("input", "command", "interrupt_before", "interrupt_after", "webhook")
+
+
+def _for_hooks(caller: Caller, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's kwargs as hooks get them: with all keys, and with the user in the config."""
+    config = dict(kwargs["config"])
+    config["configurable"] = {**(config.get("configurable") or {}), **caller.config()}
+    whole = {**dict.fromkeys(_OPTIONAL), **kwargs, "config": config}
+    return {**whole, "context": dict(kwargs.get("context") or {})}
+
+
+def _after_hooks(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's kwargs as hooks have left them. The user in the config is the server's to set."""
+    kwargs = value.get("kwargs")
+    if not isinstance(kwargs, dict) or not isinstance(kwargs.get("config"), dict):
+        raise hook_fault("threads.create_run", "left no dict as kwargs and as their config")
+    config = dict(kwargs["config"])
+    configurable = config.pop("configurable", None)
+    if not isinstance(configurable, dict | None):
+        raise hook_fault("threads.create_run", "left a configurable that is not a dict")
+    own = {key: one for key, one in (configurable or {}).items() if not key.startswith(_OF_USER)}
+    kept = {**kwargs, "config": {**config, "configurable": own} if own else config}
+    return {key: one for key, one in kept.items() if one is not None and (key != "context" or one)}
 
 
 def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,18 +11,24 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
+from fastapi import HTTPException
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.langgraph._compat import Origin
 from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.filters import Filter, stamped, visible
 from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, row_json
 from agentrt.serving.langgraph.run_bodies import RunBody
-from agentrt.serving.langgraph.tables import ACTIVE, Filter, events, has, matching, runs
+from agentrt.serving.langgraph.tables import ACTIVE, events, has, matching, runs, threads
 from agentrt.serving.langgraph.threads import change_thread, find_thread, new_thread
 
+_UNSEEN = (
+    "the filter of the authorization hook for threads.create_run does not let its user see the "
+    "thread that this run would create: create the thread first, or set the metadata in the hook"
+)
 Fields = Mapping[str, Any]
 Body = TypeVar("Body", bound=RunBody)
 _INTERNAL = ("tenant", "number", "attempt", "origin", "result", "start_at", "graph_id")
@@ -68,7 +74,7 @@ class NewRun:
     ``make_thread``: the thread is created if it does not exist. ``inherited`` is the metadata
     of its assistant, and ``given`` the config of its body. ``answers`` is the id of the interrupt
     that the run answers, if it must be open. ``claim`` is a statement of the same transaction: if
-    it changes no row, there is no run.
+    it changes no row, there is no run. ``user`` is the id of the user who starts it.
     """
 
     thread: UUID | None
@@ -80,6 +86,8 @@ class NewRun:
     given: Fields = field(default_factory=dict)
     answers: str | None = None
     claim: sa.Update | None = None
+    run_id: UUID = field(default_factory=uuid4)
+    user: str = ""
 
 
 def run_json(row: sa.Row[Any]) -> dict[str, Any]:
@@ -112,13 +120,13 @@ class Runs:
         self._quotas = quotas
         self._asks = asks
 
-    async def enter(self, new: NewRun, only: Filter) -> tuple[sa.Row[Any], list[str]]:
+    async def enter(self, new: NewRun, only: Filter | None) -> tuple[sa.Row[Any], list[str]]:
         """A new, pending run, and the ids of those that are active in its thread.
 
         Raises 404 if there is no such thread, 409 where the strategy is to reject, the run
         answers what is not open, or its claim fails.
         """
-        thread, run_id, now = new.thread or uuid4(), str(uuid4()), time.time()
+        thread, run_id, now = new.thread or uuid4(), str(new.run_id), time.time()
         active = sa.select(runs.c.run_id, runs.c.kwargs).where(
             runs.c.thread_id == str(thread), runs.c.status.in_(ACTIVE)
         )
@@ -159,12 +167,12 @@ class Runs:
         return stored, others
 
     async def _prepare_thread(
-        self, connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter
+        self, connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter | None
     ) -> sa.Row[Any]:
         """Create the run's thread if that was asked for, and make it busy; how it was before.
-        A thread that is created is one that ``only`` lets through: its user will ask for it.
+        A thread that is created is one that ``only`` allows: its user will ask for it.
         """
-        tenant, given = new.columns["tenant"], {**new.columns["metadata"], **(only or {})}
+        tenant, given = new.columns["tenant"], stamped(new.columns["metadata"], only, new.user)
         quotas = self._quotas
         if new.thread is None:
             await new_thread(connection, quotas, tenant, thread, given, temporary=new.temporary)
@@ -173,6 +181,8 @@ class Runs:
             with suppress(IntegrityError):
                 async with connection.begin_nested():
                     await new_thread(connection, quotas, tenant, thread, given)
+                    if only is not None and not only.allows(given):
+                        raise HTTPException(403, _UNSEEN)
         row = await find_thread(connection, tenant, thread, only, lock=True)
         changed = {
             "status": "busy",
@@ -238,9 +248,14 @@ class Runs:
         query = sa.select(*(runs.c[name] for name in names)).where(runs.c.thread_id == thread)
         return await self._database.rows(query.order_by(runs.c.number.desc()).limit(most))
 
-    async def ids(self, tenant: str, statuses: Sequence[str]) -> list[str]:
-        """The ids of a tenant's runs of some statuses."""
+    async def ids(
+        self, tenant: str, statuses: Sequence[str], only: Filter | None = None
+    ) -> list[str]:
+        """The ids of a tenant's runs of some statuses, in threads that ``only`` allows."""
         query = sa.select(runs.c.run_id).where(runs.c.tenant == tenant, runs.c.status.in_(statuses))
+        if only is not None:
+            seen = sa.select(threads.c.thread_id).where(*visible(threads.c.metadata, only))
+            query = query.where(runs.c.thread_id.in_(seen))
         return [row[0] for row in await self._database.rows(query)]
 
     async def began(self, record: RunRecord) -> None:

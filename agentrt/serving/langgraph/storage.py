@@ -22,7 +22,14 @@ from langgraph.store.base import BaseStore, TTLConfig
 from agentrt.errors import ConfigError
 from agentrt.integrations._compat.langgraph import CHECKPOINT_TABLE, number_checkpoints_after
 from agentrt.integrations.langgraph.threads import thread_config
-from agentrt.serving.langgraph._compat import EXACT_STORE_TIMES, STORE_CLOCK, rising_clock
+from agentrt.serving.langgraph._compat import (
+    EXACT_STORE_TIMES,
+    POSTGRES,
+    SQLITE,
+    STORE_CLOCK,
+    check_store_version,
+    rising_clock,
+)
 from agentrt.serving.langgraph.database import TIMEOUTS, Address, Database, open_database
 from agentrt.serving.lifetimes import Lifetimes
 
@@ -154,6 +161,7 @@ async def open_storage(given: str, lifetimes: Lifetimes | None = None) -> AsyncI
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(address))
         try:
+            check_store_version(POSTGRES if address.file is None else SQLITE)
             open_langgraphs = _in_postgres if address.file is None else _in_sqlite
             saver, store = await open_langgraphs(address, stack, ttl)
         except ImportError as error:

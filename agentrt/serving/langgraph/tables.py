@@ -18,6 +18,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
+from agentrt.serving.langgraph.filters import Filter, visible
+
 VERSION = 1
 """The version of these tables. A database with another version is refused."""
 LONGEST_TENANT = 255
@@ -27,9 +29,6 @@ ACTIVE = ("pending", "running")
 CONTAINS = "agentrt_contains"
 _AT_ONCE = 1000
 """Elements of a list that are compared without asking whether it takes too long."""
-
-Filter = Mapping[str, Any] | None
-"""What an object's metadata must contain to be visible, as an authentication hook says."""
 
 metadata = sa.MetaData()
 _Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
@@ -208,13 +207,16 @@ def matching(
     tenant: str,
     columns: Mapping[str, Any],
     contained: Iterable[tuple[str, Any]] = (),
+    only: Filter | None = None,
 ) -> list[sa.ColumnElement[bool]]:
-    """A tenant's rows with these values in ``columns``, and with what is ``contained`` in columns
-    of JSON. What is None, or empty in JSON, is not asked for.
+    """The conditions for a tenant's rows with these values in ``columns``, with what is
+    ``contained`` in columns of JSON, and with metadata that the filter ``only`` of an authorization
+    hook allows. Values that are None, and empty JSON, are no conditions.
     """
     c = table.c
     same = [c[name] == value for name, value in columns.items() if value is not None]
-    return [c.tenant == tenant, *same, *(has(c[name], value) for name, value in contained if value)]
+    inside = [has(c[name], value) for name, value in contained if value]
+    return [c.tenant == tenant, *same, *inside, *visible(c.metadata, only)]
 
 
 def dumps(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,9 +50,13 @@ class TenantState:
     webhooks: Webhooks
     quotas: Quotas
 
-    async def thread(self, caller: Caller, key: UUID, action: str) -> sa.Row[Any]:
-        """A thread that the caller may do this with. Raises 403, and 404."""
-        only = await caller.authorize("threads", action, {"thread_id": key})
+    async def thread(
+        self, caller: Caller, key: UUID, action: str, about: Mapping[str, Any] | None = None
+    ) -> sa.Row[Any]:
+        """A thread that the caller may do this with. Hooks get ``about`` beside the thread's id.
+        Raises 403, and 404.
+        """
+        only = await caller.authorize("threads", action, {"thread_id": key, **(about or {})})
         return await self.threads.get(caller.tenant, key, only)
 
     async def access_to(

@@ -13,11 +13,12 @@ from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import extracted
+from agentrt.serving.langgraph.filters import Filter
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.state_routes import StateRoutes
-from agentrt.serving.langgraph.tables import Filter, matching, threads
+from agentrt.serving.langgraph.tables import matching, threads
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.threads import lifetime_json, thread_json
 
@@ -40,36 +41,44 @@ class ThreadRoutes(Routes):
         graph_id = str(body.metadata.get("graph_id"))
         if body.supersteps and graph_id not in self._state.graphs:
             raise invalid("supersteps: name the thread's graph in metadata.graph_id")
-        value: dict[str, Any] = body.model_dump(exclude={"supersteps"})
+        key = body.thread_id or uuid4()
+        value: dict[str, Any] = {"thread_id": key, "metadata": dict(body.metadata)}
+        value["if_exists"] = body.if_exists
+        if body.ttl is not None:
+            value["ttl"] = body.ttl.model_dump()
         only = await caller.authorize("threads", "create", value)
-        body = body.model_copy(update={"metadata": value["metadata"]})
+        metadata = caller.metadata_after("threads.create", value)
+        body = body.model_copy(update={"thread_id": key, "metadata": metadata})
         made, is_new = await self._all.create(caller.tenant, body, only)
         if not body.supersteps or not is_new:  # what is there already is left as it is
             return JSON(made)
         try:
+            await self._state.thread(caller, key, "update")
             await self._states.write(caller, graph_id, made["thread_id"], body.supersteps)
         except BaseException:
             await self._forget(made["thread_id"])
             raise
-        return JSON(thread_json(await self._all.get(caller.tenant, UUID(made["thread_id"]))))
+        return JSON(thread_json(await self._all.get(caller.tenant, key)))
 
     @route("POST", "/threads/search")
     async def search(self, body: bodies.ThreadSearch, caller: CallerDep) -> JSON:
         """Threads that match."""
-        only = await caller.authorize("threads", "search", body.model_dump())
+        only = await self._may_search(caller, body, body.limit, body.offset)
         rows, headers = await self._found(caller.tenant, body, only)
         return JSON([_shown(thread_json(row), body) for row in rows], headers=headers)
 
     @route("POST", "/threads/count")
     async def count(self, body: bodies.ThreadCount, caller: CallerDep) -> JSON:
         """How many match."""
-        only = await caller.authorize("threads", "search", body.model_dump())
+        only = await self._may_search(caller, body, 0, 0)
         conditions = _matching(caller.tenant, body, only)
         return JSON(await self._database.count(threads, conditions))
 
     @route("POST", "/threads/prune")
     async def prune(self, body: bodies.Prune, caller: CallerDep) -> JSON:
         """Forget threads, or all but their last checkpoints. Those that are not there are left."""
+        every: dict[str, Any] = {"thread_ids": [str(key) for key in body.thread_ids]}
+        await caller.authorize("threads", "delete", every)
         pruned = 0
         for key in dict.fromkeys(body.thread_ids):
             if not await self._may_delete(caller, key):
@@ -103,9 +112,10 @@ class ThreadRoutes(Routes):
         prefer: Annotated[str | None, Header()] = None,
     ) -> Response:
         """Merge metadata, and set how long it is kept."""
-        value: dict[str, Any] = {"thread_id": thread_id, "metadata": body.metadata}
+        value: dict[str, Any] = {"thread_id": thread_id, "metadata": dict(body.metadata)}
         only = await caller.authorize("threads", "update", value)
-        patched = await self._all.patch(caller.tenant, thread_id, value["metadata"], body.ttl, only)
+        metadata = caller.metadata_after("threads.update", value)
+        patched = await self._all.patch(caller.tenant, thread_id, metadata, body.ttl, only)
         return Response(status_code=204) if prefer == "return=minimal" else JSON(patched)
 
     @route("DELETE", _T, 204)
@@ -125,15 +135,18 @@ class ThreadRoutes(Routes):
         except HTTPException as error:
             raise (conflict(error.detail) if error.status_code == 404 else error) from None
         self._check_at_rest(thread_id)
-        value: dict[str, Any] = {"thread_id": uuid4(), "metadata": row._mapping["metadata"]}
+        # LangGraph's own server gives no metadata here, and the copy belongs to the first owner.
+        key = uuid4()
+        value: dict[str, Any] = {"thread_id": key, "metadata": dict(row._mapping["metadata"])}
         await caller.authorize("threads", "create", value)
-        body = bodies.ThreadCreate(thread_id=value["thread_id"], metadata=value["metadata"])
+        metadata = caller.metadata_after("threads.create", value)
+        body = bodies.ThreadCreate(thread_id=key, metadata=metadata)
         new, _ = await self._all.create(caller.tenant, body)
         await self._state.storage.copy_thread(str(thread_id), new["thread_id"])
         columns = ("status", "values", "interrupts", "error")
         state = {name: row._mapping[name] for name in columns}
         await self._all.update_state(new["thread_id"], state)
-        return JSON(thread_json(await self._all.get(caller.tenant, body.thread_id or uuid4())))
+        return JSON(thread_json(await self._all.get(caller.tenant, key)))
 
     async def forget_all_of(self, caller: Caller, assistant_id: str) -> None:
         """Forget the threads whose last run was an assistant's, of those that the caller sees.
@@ -152,6 +165,13 @@ class ThreadRoutes(Routes):
 
     # -- inside ------------------------------------------------------------------------
 
+    async def _may_search(
+        self, caller: Caller, body: bodies.ThreadCount, limit: int, offset: int
+    ) -> Filter | None:
+        value = {"metadata": dict(body.metadata or {}), "values": dict(body.values or {})}
+        about = {"status": body.status, "limit": limit, "offset": offset}
+        return await caller.authorize("threads", "search", {**value, **about})
+
     async def _may_delete(self, caller: Caller, key: UUID) -> bool:
         """Whether there is a thread that hooks let the caller delete."""
         only = await caller.authorize("threads", "delete", {"thread_id": key})
@@ -159,7 +179,7 @@ class ThreadRoutes(Routes):
         return bool(found)
 
     async def _found(
-        self, tenant: str, body: bodies.ThreadSearch, only: Filter
+        self, tenant: str, body: bodies.ThreadSearch, only: Filter | None
     ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
         """A page of those that match, and its headers."""
         conditions = _matching(tenant, body, only)
@@ -176,9 +196,11 @@ class ThreadRoutes(Routes):
             raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
 
 
-def _matching(tenant: str, body: bodies.ThreadCount, only: Filter) -> list[sa.ColumnElement[bool]]:
-    contained = [("metadata", body.metadata), ("values", body.values), ("metadata", only)]
-    return matching(threads, tenant, {"status": body.status, "temporary": False}, contained)
+def _matching(
+    tenant: str, body: bodies.ThreadCount, only: Filter | None
+) -> list[sa.ColumnElement[bool]]:
+    contained = [("metadata", body.metadata), ("values", body.values)]
+    return matching(threads, tenant, {"status": body.status, "temporary": False}, contained, only)
 
 
 def _shown(thread: dict[str, Any], body: bodies.ThreadSearch) -> dict[str, Any]:

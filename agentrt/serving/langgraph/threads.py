@@ -16,12 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest, tables_of_threads
 from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.filters import Filter
 from agentrt.serving.langgraph.interrupts import Deadlines, deadline_of, interrupts_in
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, not_found, row_json, timestamp
 from agentrt.serving.langgraph.tables import (
     ACTIVE,
-    Filter,
     crons,
     events,
     lifetimes,
@@ -61,29 +61,35 @@ class Threads:
         self._asks = asks
         self._deadlines = deadlines
 
-    async def get(self, tenant: str, key: UUID, only: Filter = None) -> sa.Row[Any]:
+    async def get(self, tenant: str, key: UUID, only: Filter | None = None) -> sa.Row[Any]:
         """The thread, or 404."""
         async with self._database.reading() as connection:
             return await find_thread(connection, tenant, key, only)
 
     async def create(
-        self, tenant: str, body: bodies.ThreadCreate, only: Filter = None
+        self, tenant: str, body: bodies.ThreadCreate, only: Filter | None = None
     ) -> tuple[dict[str, Any], bool]:
-        """The thread, and whether it is new. Raises 409 if its id is taken, by any tenant, and
-        the body does not allow that.
+        """The thread, and whether it is new. Raises 409 if its id is taken, unless the body allows
+        that and ``only`` allows the thread that has it; 404 if another tenant has the thread.
         """
-        key, is_new = body.thread_id or uuid4(), True
+        key = body.thread_id or uuid4()
         try:
             async with self._database.writing() as connection:
                 await new_thread(connection, self._quotas, tenant, key, body.metadata, body.ttl)
         except IntegrityError:
-            if body.if_exists == "raise":
+            there = None if body.if_exists == "raise" else await self.get(tenant, key)
+            if there is None or (only is not None and not only.allows(there._mapping["metadata"])):
                 raise conflict(f"thread {key} exists already") from None
-            is_new = False
-        return thread_json(await self.get(tenant, key, only)), is_new
+            return thread_json(there), False
+        return thread_json(await self.get(tenant, key)), True
 
     async def patch(
-        self, tenant: str, key: UUID, metadata: Mapping[str, Any], ttl: Ttl | None, only: Filter
+        self,
+        tenant: str,
+        key: UUID,
+        metadata: Mapping[str, Any],
+        ttl: Ttl | None,
+        only: Filter | None,
     ) -> dict[str, Any]:
         """Merge metadata, and keep the thread for so long from now on."""
         async with self._database.writing() as connection:
@@ -134,10 +140,10 @@ class Threads:
 
 
 async def find_thread(
-    connection: AsyncConnection, tenant: str, key: UUID, only: Filter, *, lock: bool = False
+    connection: AsyncConnection, tenant: str, key: UUID, only: Filter | None, *, lock: bool = False
 ) -> sa.Row[Any]:
     """The thread, or 404; ``lock`` keeps others from changing it until the transaction's end."""
-    this = matching(threads, tenant, {"thread_id": str(key)}, [("metadata", only)])
+    this = matching(threads, tenant, {"thread_id": str(key)}, only=only)
     query = sa.select(threads).where(*this)
     row = (await connection.execute(query.with_for_update() if lock else query)).first()
     if row is None:

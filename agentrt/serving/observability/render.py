@@ -19,16 +19,25 @@ from agentrt.serving.observability.status import clipped, node_state, status_of
 JSON = dict[str, Any]
 
 _OTHER_TENANTS = "another tenant's program"
+_HIDDEN = "failed"
+_NAMED = (NodeKind.CALL, NodeKind.TOOL)
+"""Kinds of nodes whose names say what is called. The name of any other may be a question's text."""
 
 
 class Renderer:
-    """Renders for one ``tenant``, or with None for all. Needs the registry's lock."""
+    """Renders for one ``tenant``, or with None for all. Needs the registry's lock.
 
-    def __init__(self, log: ProgramLog, view: EngineView, tenant: str | None) -> None:
+    Without ``texts``, questions and the messages of errors are left out.
+    """
+
+    def __init__(
+        self, log: ProgramLog, view: EngineView, tenant: str | None, *, texts: bool = True
+    ) -> None:
         self.now = log.registry.clock()
         self.view = view
         self._log = log
         self._tenant = tenant
+        self._texts = texts
 
     def program(self, run: Run) -> JSON:
         """A program's row."""
@@ -40,7 +49,7 @@ class Renderer:
             "tenant": row.tenant,
             "session": row.session,
             "state": str(status.state),
-            "wait": status.wait,
+            "wait": status.wait if self._texts or row.calls else "",
             "level": status.level,
             "replica": status.replica,
             "started_at": run.started_at,
@@ -59,7 +68,7 @@ class Renderer:
             "output_tokens": row.usage.output_tokens,
             "cached_tokens": row.usage.cached_tokens,
             "preemptions": row.usage.preemptions,
-            "error": None if run.error is None else clipped(_error(run.error)),
+            "error": None if run.error is None else self._error(run.error),
         }
 
     def programs(self, runs: Iterable[Run], state: str | None = None) -> list[JSON]:
@@ -69,21 +78,23 @@ class Renderer:
     def node(self, run: Run, node: Node) -> JSON:
         """A node of a program; of a call also when and where it was in a batch."""
         state, wait = node_state(run, node, self.view, self._name)
+        named = self._texts or node.kind in _NAMED
+        error = node.error if self._texts or node.error is None else _HIDDEN
         report = node.report
         found: JSON = {
             "program": run.id,
             "id": node.id,
             "kind": str(node.kind),
-            "name": clipped(node.name),
+            "name": clipped(node.name) if named else str(node.kind),
             "scope": clipped(node.scope),
             "parents": node.parents,
             "state": state,
-            "wait": wait,
+            "wait": wait if self._texts or node.kind is NodeKind.CALL else "",
             "created_at": node.created_at,
             "ended_at": node.ended_at,
             "service_s": node.service_s,
             "path_s": node.path_s,
-            "error": None if node.error is None else clipped(node.error),
+            "error": None if error is None else clipped(error),
         }
         if report is not None:
             for name in ("waiting_s", "prompt_tokens", "cached_tokens", "output_tokens"):
@@ -93,7 +104,7 @@ class Renderer:
             found["transport"] = interrupt.transport
             found["attempt"] = interrupt.attempt
             found["deadline"] = interrupt.deadline
-            found["progress"] = clipped(str(interrupt.progress or ""))
+            found["progress"] = clipped(str(interrupt.progress or "")) if self._texts else ""
         if node.kind is NodeKind.CALL:
             track = self._log.tracks.get(call_id(run, node))
             found["replica"] = track.replica if track else ""
@@ -130,6 +141,10 @@ class Renderer:
         run = self._log.find(program_id)
         return run is not None and run.row.tenant == self._tenant
 
+    def _error(self, error: BaseException) -> str:
+        kind = type(error).__name__
+        return clipped(f"{kind}: {error}") if self._texts else kind
+
     def _name(self, program_id: str) -> str:
         return program_id if self.sees(program_id) else _OTHER_TENANTS
 
@@ -137,7 +152,3 @@ class Renderer:
 def _by_place(item: tuple[tuple[str, int | None], tuple[int, int]]) -> tuple[str, int]:
     (replica, level), _ = item
     return replica, -1 if level is None else level
-
-
-def _error(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ from sse_starlette import EventSourceResponse
 
 from agentrt.runtime.run import Run
 from agentrt.serving.middleware import VisibleTenant
-from agentrt.serving.observability.engines import SnapshotPoller
+from agentrt.serving.observability.engines import EngineView, SnapshotPoller
 from agentrt.serving.observability.metrics import Collected, gauges, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.recorded import Recorded
@@ -91,7 +91,7 @@ class Observability:
         view = await self._poller.fresh(_VIEW_S)
         log, counted = self._log, self._log.metrics.registry.collect()
         with log.registry.lock:
-            render = Renderer(log, view, tenant)
+            render = self._renderer(view, tenant)
             now = gauges(log.of(tenant), view, render.now, render.sees, log.metrics.labels)
             found = [*now, *(counted if tenant is None else of_tenant(counted, tenant))]
         if tenant is None:
@@ -118,7 +118,7 @@ class Observability:
 
         view = await self._poller.fresh(_VIEW_S)
         with self._log.registry.lock:
-            render = Renderer(self._log, view, tenant)
+            render = self._renderer(view, tenant)
             live = render.programs(filter(wanted, self._log.live.values()), state)
             ended = render.programs(filter(wanted, reversed(self._log.ended.values())), state)
         page = slice(offset, offset + limit)
@@ -139,7 +139,7 @@ class Observability:
         run = self._find(tenant, program_id)
         view = await self._poller.fresh(_VIEW_S)
         with self._log.registry.lock:
-            return JSONResponse(Renderer(self._log, view, tenant).graph(run))
+            return JSONResponse(self._renderer(view, tenant).graph(run))
 
     async def events(
         self, tenant: VisibleTenant, program: Annotated[str | None, Query(max_length=300)] = None
@@ -151,6 +151,9 @@ class Observability:
             raise HTTPException(503, why, {"Retry-After": "5"})
         feed = Feed(self._server, self._log, self._poller, tenant, run)
         return EventSourceResponse(feed.stream(), send_timeout=_SEND_S)
+
+    def _renderer(self, view: EngineView, tenant: str | None) -> Renderer:
+        return Renderer(self._log, view, tenant, texts=self._server.shows_texts(tenant))
 
     def _find(self, tenant: str | None, program_id: str) -> Run:
         with self._log.registry.lock:

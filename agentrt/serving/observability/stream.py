@@ -98,7 +98,7 @@ class Feed:
 
     def snapshot(self, view: EngineView) -> JSON:
         """The present state. Needs the registry's lock, as `change` does."""
-        render = Renderer(self.log, view, self.tenant)
+        render = self._renderer(view)
         programs = [run for run in self._known() if self.wants(run)]
         self.sent = {run.id: render.program(run) for run in programs}
         nodes = [(node, render.node(run, node)) for run, node in self._nodes(programs)]
@@ -113,6 +113,10 @@ class Feed:
             "nodes": [sent for _, sent in nodes],
             "engines": self.sent_engines,
         }
+
+    def _renderer(self, view: EngineView) -> Renderer:
+        texts = self.server.shows_texts(self.tenant)
+        return Renderer(self.log, view, self.tenant, texts=texts)
 
     def _known(self) -> Iterable[Run]:
         if self.program is not None:
@@ -132,7 +136,7 @@ class Feed:
 
     def change(self, reader: Reader, view: EngineView) -> JSON | None:
         """What is new for the reader, or None. Raises `TooSlowError`."""
-        render = Renderer(self.log, view, self.tenant)
+        render = self._renderer(view)
         changes = reader.take()
         runs = {run.id: run for run, _ in changes}
         nodes = {(run.id, node.id): (run, node) for run, node in changes if node is not None}

@@ -21,6 +21,10 @@ CHAT = "chat"
 """The type of a program whose client names none."""
 MOST_CALLS = 10_000
 """Calls of one program."""
+_ESTABLISHED = 16
+"""Requests after its first by which a program may be silent for as long as any, before it makes
+room for a new one: a name alone is invented for nothing.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +35,7 @@ class ClientProgram:
     ``ends`` are the nodes of calls, by their client's names. ``left`` are its entries in the
     tenant's conversations, with their hashes. ``gaps`` are the tools that run now: by the scope of
     the call that asked for them, a scope and a node for each. Only its client ends a session.
-    ``is_last`` says that it ends with its open requests.
+    ``is_last`` says that it ends with its open requests. ``requests`` have begun so far.
     """
 
     run: Run
@@ -45,6 +49,7 @@ class ClientProgram:
     is_session: bool = False
     is_last: bool = False
     open: int = 0
+    requests: int = 0
     seen_at: float = 0.0
 
 
@@ -84,9 +89,12 @@ class Entry:
 
 @dataclass(slots=True)
 class _TenantPrograms:
-    """One tenant's programs, and those of them that have names."""
+    """One tenant's programs, and those of them that have names. ``single`` are those that have
+    ended one request, and shown no sign of life since, the oldest first.
+    """
 
     all: set[ClientProgram] = field(default_factory=set)
+    single: dict[ClientProgram, None] = field(default_factory=dict)
     named: dict[str, ClientProgram] = field(default_factory=dict)
     conversations: Conversations[ChatEnd] = field(default_factory=Conversations)
 
@@ -130,6 +138,8 @@ class ClientPrograms:
         self._end_gaps(program, list(program.gaps) if end is None else [end.scope])
         entry = Entry(program, self._after(program, claim, end), claim.node, claim.call, hashes)
         program.open += 1
+        program.requests += 1
+        own.single.pop(program, None)
         program.is_last |= claim.is_last
         return entry
 
@@ -161,6 +171,8 @@ class ClientPrograms:
         is_empty = not (program.is_session or len(program.run.dag))
         if not program.open and (program.is_last or is_empty):
             self._end(program)
+        elif program.requests == 1 and not program.open and not program.gaps:
+            own.single[program] = None
 
     def _leave_end(
         self, own: _TenantPrograms, program: ClientProgram, at: bytes, scope: Scope
@@ -177,13 +189,12 @@ class ClientPrograms:
             return named or self._open(tenant, own, claim)
         return self._open(tenant, own, claim) if end is None else end.program
 
-    def _open(self, tenant: str, own: _TenantPrograms, claim: Claim) -> ClientProgram:
+    def _open(
+        self, tenant: str, own: _TenantPrograms, claim: Claim, *, by_hand: bool = False
+    ) -> ClientProgram:
         most = self._limits(tenant).programs
         if len(own.all) >= most:
-            oldest = self._dispensable(own)
-            if oldest is None:
-                raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
-            self._end(oldest)
+            self._make_room(tenant, own, most, by_hand)
         run = self._runtime.registry.open(
             claim.type or CHAT, tenant=tenant, session=claim.session or claim.program
         )
@@ -195,15 +206,34 @@ class ClientPrograms:
             own.named[program.name] = program
         return program
 
-    def _dispensable(self, own: _TenantPrograms) -> ClientProgram | None:
-        """The idle program to end for a new one. Those without a name come first; one with a name
-        must have been idle for as long as they may be.
+    def _make_room(self, tenant: str, own: _TenantPrograms, most: int, by_hand: bool) -> None:
+        """End an idle program for a new one: the oldest of those that have had one request; else
+        one without a name; else one with a name that has been silent for as long as it may be
+        (`_silence`). A session without a call makes room for a program that calls, and not for
+        another session. Raises `BusyError` where there is none.
         """
-        since = self._runtime.now() - self._silent_idle_s
-        idle = [
-            one for one in own.all if not one.open and (one.name is None or one.seen_at <= since)
-        ]
-        return min(idle, key=lambda one: (one.name is not None, one.seen_at), default=None)
+        if own.single:
+            self._end(next(iter(own.single)))
+            return
+        now = self._runtime.now()
+        idle = [program for program in own.all if not program.open]
+        room = [program for program in idle if program.seen_at + self._silence(program) <= now]
+        if not room and not by_hand:
+            room = [program for program in idle if program.is_session and not program.requests]
+        if not room:
+            until = (program.seen_at + self._silence(program) for program in idle)
+            wait_s = min(until, default=now) - now
+            raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", wait_s)
+        self._end(min(room, key=lambda program: (program.name is not None, program.seen_at)))
+
+    def _silence(self, program: ClientProgram) -> float:
+        """How long a program may be silent (seconds) while its tenant needs room for new ones."""
+        if program.name is None:
+            return 0.0
+        if program.is_session and not program.requests:
+            return self._silent_idle_s
+        signs = max(program.requests - 1, bool(program.gaps))  # a tool that runs is one, too
+        return self._silent_idle_s * min(1.0, signs / _ESTABLISHED)
 
     def _check(self, program: ClientProgram) -> None:
         if program.deadline_at is not None and self._runtime.now() >= program.deadline_at:
@@ -244,7 +274,7 @@ class ClientPrograms:
         own = self._tenants.setdefault(tenant, _TenantPrograms())
         name = f"sess-{uuid4().hex}"
         named = Claim(name, claim.type, claim.session, deadline_s=claim.deadline_s)
-        program = self._open(tenant, own, named)
+        program = self._open(tenant, own, named, by_hand=True)
         program.is_session = True
         return program
 
@@ -297,4 +327,5 @@ class ClientPrograms:
             own.conversations.forget(at, end)
         program.left.clear()
         own.all.discard(program)
+        own.single.pop(program, None)
         self._runtime.registry.close(program.run, RunState.DONE)

@@ -20,7 +20,7 @@ from langgraph_sdk.errors import (
 
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.serving.langgraph import api_with
-from agentrt.serving.langgraph.auth import User, containment, load_auth
+from agentrt.serving.langgraph.auth import User, load_auth
 from tests.serving.langgraph.factories import with_both
 from tests.serving.langgraph.graphs import all_graphs
 from tests.serving.langgraph.serve import Serving, serving
@@ -237,13 +237,6 @@ async def no(ctx, value):
             with pytest.raises(PermissionDeniedError, match="may not create threads"):
                 await client.threads.create()
             assert await client.threads.search() == []
-
-
-def test_filters_are_what_metadata_contains() -> None:
-    given = {"a": "x", "b": {"$eq": "y"}, "c": {"$contains": "z"}, "d": {"$contains": ["1", "2"]}}
-    assert containment(given) == {"a": "x", "b": "y", "c": ["z"], "d": ["1", "2"]}
-    with pytest.raises(ConfigError, match=r"\$eq or \$contains"):
-        containment({"a": {"$like": "x"}})
 
 
 def test_a_user_is_a_name_a_mapping_or_an_object() -> None:

@@ -17,8 +17,8 @@ from agentrt.serving.langgraph import _compat
 TESTED = {
     "langgraph": ">=1.2,<1.3",
     "langgraph-checkpoint": ">=4,<5",
-    "langgraph-checkpoint-sqlite": ">=3.1,<4",
-    "langgraph-checkpoint-postgres": ">=3,<4",
+    "langgraph-checkpoint-sqlite": ">=3.1.1,<4",
+    "langgraph-checkpoint-postgres": ">=3.1.1,<4",
     "langgraph-sdk": ">=0.4.14,<0.5",
 }
 

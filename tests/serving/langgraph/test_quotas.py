@@ -102,3 +102,18 @@ async def test_the_store(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(quotas, "_COUNT_AGAIN_S", -1.0)
     assert (await put("small", "b")).status_code == 204
     assert refused(await put("small", "c"), "store_mib")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_tenant_is_not_charged_for_one_whose_name_has_another_case(
+    http: httpx.AsyncClient,
+) -> None:
+    """1. Nor 2. for one whose name begins with its own."""
+    item = {"namespace": ["a"], "key": "k", "value": {"text": "x" * 2**20}}
+    for tenant in ("Small", "small-2"):
+        OWN[tenant] = OWN["free"]
+        answer = await http.put("/store/items", json=item, headers=key(tenant))
+        assert answer.status_code == 204
+    OWN["SMALL"] = OWN["small"]
+    own = {**item, "value": {"text": "x"}}
+    assert (await http.put("/store/items", json=own, headers=key("SMALL"))).status_code == 204
