@@ -125,6 +125,7 @@ class SimulatedEngine(Executor):
         self._table.call_arrived(row, call.call_id, now)
         queued = QueuedCall(call.call_id, row, _Work(words), who.path_s, now, node=who.node)
         queued.arrived_step = self._steps + 1
+        queued.max_tokens = call.spec.max_tokens or 0
         # About so many: the words of the chat.
         chat = (str(message.get("content")) for message in call.spec.messages)
         queued.prompt_tokens = sum(len(text.split()) for text in chat)
