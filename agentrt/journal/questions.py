@@ -477,7 +477,8 @@ class QuestionRows:
 def _listed(key: str, items: Any) -> Items:
     if key != IDS:
         return list(items)
-    return array(_TYPE, items if isinstance(items, list) else unpacked(items["value"]))
+    ids = items if isinstance(items, list) else items["value"]
+    return array(_TYPE, ids if isinstance(ids, list) else unpacked(ids))
 
 
 def _key_of(value: Mapping[str, Any]) -> str:

@@ -95,7 +95,7 @@ def test_engines_run_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize(("gap_s", "kept"), [(0.5, True), (3.0, False)])
+@pytest.mark.parametrize(("gap_s", "kept"), [(0.2, True), (3.0, False)])
 def test_an_engine_stands_still_for_who_is_soon_back(
     replicas: int, gap_s: float, kept: bool
 ) -> None:

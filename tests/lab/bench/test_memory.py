@@ -75,7 +75,7 @@ def test_one_cell_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cell["adaptive+memory"]["recomputed"] < 0.5 * stock["recomputed"]
     assert cell["continuum"][HITS] > 2 * stock[HITS]
     # Who knows sizes, and who has all the memory there could be.
-    assert cell["srpt+cost+memory"]["mean_jct_s"] < 0.9 * cell["adaptive+memory"]["mean_jct_s"]
+    assert cell["srpt+cost+memory"]["mean_jct_s"] < cell["adaptive+memory"]["mean_jct_s"]
     assert cell["stock+ample"]["recomputed"] == 0 < stock["recomputed"]
 
 
