@@ -61,6 +61,9 @@ class ProgramScheduler(Bookkeeping):
         own_queue = isinstance(self.waiting, LevelRequestQueue)
         if isinstance(self.waiting, LevelRequestQueue):
             self.waiting.now = now
+        if own_queue and self._moved:
+            put_in_order(self.running, self._moved, self.queues.calls)
+            self._moved = []
         if own_queue and not paused(self):
             self.queues.release(_may_be_offered)
             self.queues.promote(now)
@@ -82,7 +85,10 @@ class ProgramScheduler(Bookkeeping):
         dispatched = self._dispatched.pop(id(scheduler_output), None)
         if dispatched is not None:
             self._charge(scheduler_output, dispatched)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if not self.running:
+            self._moved.clear()  # there is nothing to sort, and the last call must not be kept
+        return outputs
 
     def _charge(self, output: SchedulerOutput, dispatched: float) -> None:
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
@@ -104,9 +110,6 @@ class ProgramScheduler(Bookkeeping):
     def _make_room(self, now: float) -> None:
         """Preempt running calls of a worse level for waiting calls of a better one."""
         calls = self.queues.calls
-        if self._moved:
-            put_in_order(self.running, self._moved, calls)
-            self._moved = []
         head = self.queues.head() if self.running else None
         # The one comparison that nearly every step comes down to.
         if head is None or head.level >= calls[self.running[-1].request_id].level:
