@@ -22,6 +22,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.learned import (
     BINS_PER_DOUBLING,
+    DOUBT,
     LONGEST_S,
     RESOLUTION_S,
     WINDOW,
@@ -91,8 +92,12 @@ class Adaptive(Policy):
         at, age = self.learned.service.at, age_bin(row.attained_s)
         tenant, type, visits = row.tenant, row.type, self._visits.setdefault(row, {})
         expected, factor = self._visible_s(row), 1.0
-        if not expected and (known := at(_ALL, 0)) is not None:
-            expected = max(known.left_s.value, path_s)
+        if (known := at(_ALL, 0)) is not None:
+            # What is visible counts for less, the more programs of its type have ended.
+            kin = at((tenant, type, ""), 0)
+            n = 0.0 if kin is None else kin.left_s.n
+            weight = n / (n + DOUBT) if expected else 1.0
+            expected += (max(known.left_s.value, path_s) - expected) * weight
         expected = max(expected, RESOLUTION_S)
         if (known := at((tenant, type, ""), age)) is not None:
             expected = max(known.left_s.refine(expected), RESOLUTION_S)
