@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrt.errors import UsageError
 from agentrt.journal.codec import UnkeptError, dumps, loads
+from agentrt.journal.order import group_of, place_of
 from agentrt.journal.past import PastNode
 from agentrt.journal.reading import REPLY, History, history
 from agentrt.journal.schema import DONE, FORKED, LOST, Change, EndRow, RecordedProgram
@@ -64,14 +65,16 @@ def _past_of(old: History, name: str, at: str, answers: Mapping[str, str]) -> li
         and node.end.ended <= begun
         and node.start.node not in (at, *answers)
     }
-    last = max((node.end.place for node in old.nodes.values() if node.end), default=0)
+    places = [node.end.place for node in old.nodes.values() if node.end]
+    group = max(map(group_of, places), default=0)
     for place, node in old.nodes.items():
         start, end = node.start, node.end
         if place in answers:
             if start.started > begun:
                 raise UsageError(f"--set {place}: that node began after --at {at}: give that --at")
-            last += 1
-            new = EndRow(name, place, start.attempt, DONE, last, "", "", "", start.started)
+            group += 1
+            order = place_of(group, 0)
+            new = EndRow(name, place, start.attempt, DONE, order, "", "", "", start.started)
             end = (end or new)._replace(state=DONE, outcome=answers[place], account="")
         elif end is None or place == at or end.ended > begun:
             continue

@@ -87,6 +87,11 @@ class Journal:
             store.close()
             raise
 
+    @property
+    def batch(self) -> int:
+        """The number of the transaction that what is put now becomes a part of."""
+        return self._writer.batch
+
     async def close(self) -> None:
         """Write what is left. Idempotent."""
         await self._writer.close()
@@ -185,7 +190,8 @@ class Journal:
 
     async def _past(self, program_id: str) -> Past:
         starts, ends = await asyncio.to_thread(read_rows, self._store, program_id)
-        return Past(nodes_of(self.name, starts, ends), gone_in(starts))
+        lives = [row.started for row in starts if row.node == ROOT]
+        return Past(nodes_of(self.name, starts, ends), gone_in(starts), lives)
 
     def _check(self, row: RecordedProgram, given: str) -> None:
         if row.content != "full":

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from heapq import heappop, heappush
 from typing import Any
 
 from agentrt.errors import JournalError
+from agentrt.journal.order import Begun, Ended, Order, active, group_of
 from agentrt.journal.questions import QuestionRows
-from agentrt.journal.schema import CANCELLED, DONE, GONE, OPEN, ROOT, EndRow, StartRow
+from agentrt.journal.schema import AWAITED, CANCELLED, DONE, GONE, OPEN, ROOT, EndRow, StartRow
 
-STALL_S = 0.25
-"""So long the answers of recorded nodes keep to their order while none of them comes."""
+_BROKEN = '{"$":"agentrt.runtime.recorded:Broken"'
+"""The outcome of a stream that its program has closed."""
 _NUMBER = re.compile(r"[#.](\d+)")
 
 
@@ -99,16 +97,15 @@ class Past:
     """
 
     def __init__(
-        self, nodes: Mapping[str, PastNode], gone: Mapping[str, int] | None = None
+        self,
+        nodes: Mapping[str, PastNode],
+        gone: Mapping[str, int] | None = None,
+        lives: Iterable[float] = (),
     ) -> None:
         self.root = nodes.get(ROOT)
         self.gone = dict(gone or {})
         self._nodes = {place: node for place, node in nodes.items() if place != ROOT}
-        self.turns = Turns(
-            one.end.place
-            for one in self._nodes.values()
-            if one.end is not None and one.state != CANCELLED
-        )
+        self.order = _order_of(self._nodes, lives)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -143,9 +140,8 @@ class Past:
 
     def _leave_out(self, places: list[str]) -> None:
         for place in places:
-            end = self._nodes.pop(place).end
-            if end is not None:
-                self.turns.answered(end.place)
+            del self._nodes[place]
+            self.order.drop(place)
 
     def last_of(self, path: str, kind: str, name: str) -> tuple[int, PastNode | None]:
         """The last node of this kind and name that was kept in a task, and its number there."""
@@ -159,6 +155,23 @@ class Past:
         return max(found, default=(0, None), key=lambda one: one[0])
 
 
+def _order_of(nodes: Mapping[str, PastNode], lives: Iterable[float]) -> Order:
+    """The order in which nodes began and ended."""
+    begun, caused, ended = list[Begun](), list[Begun](), list[tuple[str, EndRow]]()
+    for place, node in nodes.items():
+        if node.start.place and node.start.kind != "patch":  # older journals do not say
+            begun.append(Begun(place, node.start.place - 1))
+        end = node.end
+        if end is None or node.start.kind not in AWAITED:
+            continue
+        if node.state == CANCELLED or end.outcome.startswith(_BROKEN):
+            caused.append(Begun(place, group_of(end.place)))
+        else:
+            ended.append((place, end))
+    at = active(lives, [end.ended for _, end in ended])
+    return Order(begun, caused, [Ended(place, end.place, at[end.ended]) for place, end in ended])
+
+
 def _is_after(place: str, path: str, nodes: int, forks: int) -> bool:
     rest = place[len(path) :]
     if not place.startswith(path) or (found := _NUMBER.match(rest)) is None:
@@ -170,43 +183,3 @@ def _number_in(place: str, path: str) -> int | None:
     """The number of a node of this task; None of any other."""
     task, _, number = place.rpartition("#")
     return int(number) if task == path and number.isdecimal() else None
-
-
-class Turns:
-    """Answers recorded nodes in the order in which they had ended: code that takes what comes
-    first, such as `asyncio.as_completed`, then takes the same.
-
-    It is no condition of being right: where the next one does not come, the others go on.
-    """
-
-    def __init__(self, places: Iterable[int]) -> None:
-        self._left = sorted(places, reverse=True)
-        self.last = self._left[0] if self._left else 0
-        self._gone: set[int] = set()
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._count = 0
-
-    async def wait(self, place: float = math.inf) -> None:
-        """Wait until all that ended before ``place`` have answered."""
-        while self._left and self._left[-1] < place:
-            self._count += 1
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heappush(self._waiting, (place, self._count, turn))
-            next_one = self._left[-1]
-            done, _ = await asyncio.wait({turn}, timeout=STALL_S)
-            if not done and self._left and self._left[-1] == next_one:
-                self._left.clear()
-                self._wake()
-
-    def answered(self, place: int) -> None:
-        """The node of that place has answered, or never will."""
-        self._gone.add(place)
-        while self._left and self._left[-1] in self._gone:
-            self._gone.discard(self._left.pop())
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._waiting and (not self._left or self._waiting[0][0] <= self._left[-1]):
-            turn = heappop(self._waiting)[2]
-            if not turn.done():
-                turn.set_result(None)

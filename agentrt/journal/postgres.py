@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from agentrt.errors import JournalError, JournalWriteError
-from agentrt.journal.schema import TABLES, VERSION, VIEW, Change
+from agentrt.journal.schema import ADDED, TABLES, VERSION, VIEW, Change
 from agentrt.journal.store import Store, check_version, in_groups
 
 T = TypeVar("T")
@@ -45,6 +45,9 @@ class PostgresStore(Store):
     def _make(self) -> None:
         for statement in TABLES:
             self._execute(statement)
+        for table, columns in ADDED.items():
+            for column, kind in columns.items():
+                self._execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {kind}")
         self._execute(VIEW.replace("CREATE VIEW", "CREATE OR REPLACE VIEW"))
         self._execute(
             "INSERT INTO agentrt_journal VALUES ('version', ?) ON CONFLICT DO NOTHING", [VERSION]

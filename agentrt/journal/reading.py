@@ -134,14 +134,12 @@ def read_nodes(store: Store, program_id: str) -> dict[str, PastNode]:
 
 def read_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
     """All attempts at a program's nodes, itself with them. Raises `JournalError`."""
+    # All columns: older journals do not have the last of them.
     starts, ends = (
-        store.query(f"SELECT {', '.join(fields)} FROM {table} WHERE program = ?", (program_id,))
-        for table, fields in (
-            ("agentrt_starts", StartRow._fields),
-            ("agentrt_ends", EndRow._fields),
-        )
+        store.query(f"SELECT * FROM {table} WHERE program = ?", (program_id,))
+        for table in ("agentrt_starts", "agentrt_ends")
     )
-    return [*map(StartRow._make, starts)], [*map(EndRow._make, ends)]
+    return [StartRow(*row) for row in starts], [EndRow(*row) for row in ends]
 
 
 def find(old: History, name: str) -> str:

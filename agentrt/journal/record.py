@@ -21,10 +21,12 @@ from agentrt.errors import (
 )
 from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.difference import difference
+from agentrt.journal.order import place_of
 from agentrt.journal.past import Past, PastNode
 from agentrt.journal.questions import Question, Questions
 from agentrt.journal.raised import bare
 from agentrt.journal.schema import (
+    AWAITED,
     CANCELLED,
     DONE,
     FAILED,
@@ -71,6 +73,9 @@ class Sink(Protocol):
     @property
     def skips(self) -> bool: ...
 
+    @property
+    def batch(self) -> int: ...
+
     def put(self, row: Change) -> None: ...
 
     async def written(self) -> None: ...
@@ -96,7 +101,9 @@ class ProgramRecord:
         self.listens = self.parked = False
         self.skips = sink.skips
         self._sink = sink
-        self._ended = past.turns.last + 1
+        self.order = past.order
+        self._rows = self._batch = 0
+        self.group = past.order.last  # that of the answer which was recorded last
         # What the program was told, and is written once it has gone on from there.
         self._held: list[tuple[EndRow, UnrecordableError | None]] = []
         self._streams: set[str] = set()  # those that were made now, and not found
@@ -138,6 +145,7 @@ class ProgramRecord:
             text = shown(asked)
             digest = digest_of(kind, name, text)
         past = self.past.take(place)
+        self.order.entered(place)
         if past is not None and past.start.digest != digest:
             self._diverge(at, number, past, f"{kind} {name}", asked)
             past = None
@@ -153,6 +161,7 @@ class ProgramRecord:
             text if full else "",
             at.during,
             time.time(),
+            self.order.now + 1,
         )
         node = NodeRecord(self, start, past)
         node.question = question
@@ -175,8 +184,7 @@ class ProgramRecord:
                 "--on-divergence rerun"
             )
             raise self.diverged
-        if past.end is not None:
-            self.past.turns.answered(past.end.place)
+        self.order.drop(start.node)
         # What others have asked may go on from there: the rows stay.
         for row in (start, *self.past.forget_after(at.path, number, at.forks)):
             self._gone[row.node] = row.attempt + 1
@@ -286,16 +294,39 @@ class ProgramRecord:
             return bare(error)
 
     def _end(
-        self, start: StartRow, state: str, outcome: str, more: Sequence[str] = ("", "")
+        self,
+        start: StartRow,
+        state: str,
+        outcome: str,
+        more: Sequence[str] = ("", ""),
+        *,
+        waits: bool = True,
     ) -> None:
-        self.put(self._row(start, state, outcome, *more))
+        self.put(self._row(start, state, outcome, *more, waits=waits))
 
     def _row(
-        self, start: StartRow, state: str, outcome: str, account: str = "", parents: str = ""
+        self,
+        start: StartRow,
+        state: str,
+        outcome: str,
+        account: str = "",
+        parents: str = "",
+        *,
+        waits: bool = True,
     ) -> EndRow:
-        place, self._ended = self._ended, self._ended + 1
+        """The row of an end. An answer that the code ``waits`` for comes with those of its group,
+        which are written together.
+        """
+        group = self.order.now
+        if waits and start.kind in AWAITED:
+            batch = self._sink.batch
+            if self._batch != batch:
+                self._batch, self.group = batch, self.group + 1
+            group = self.group
+        self._rows += 1
+        place, now = place_of(group, self._rows), time.time()
         row = EndRow(
-            self.id, start.node, start.attempt, state, place, outcome, account, parents, time.time()
+            self.id, start.node, start.attempt, state, place, outcome, account, parents, now
         )
         return row.marked()
 
@@ -307,9 +338,11 @@ class ProgramRecord:
         dag: tuple[int, Any] | None,
         *,
         needed: bool = True,
+        waits: bool = True,
     ) -> None:
         """A node has ended. ``dag`` is its id in the DAG, and those of its parents. Raises
-        `UnrecordableError` for a value that cannot be kept, if it is ``needed`` to go on.
+        `UnrecordableError` for a value that cannot be kept, if it is ``needed`` to go on. A call
+        that its code has left does not ``wait``.
         """
         parents = ""
         if dag is not None:
@@ -331,7 +364,7 @@ class ProgramRecord:
                 self._held.append((self._row(start, FAILED, told, text, parents), refused))
             self._skip(refused)
         else:
-            self._end(start, DONE, outcome, (text, parents))
+            self._end(start, DONE, outcome, (text, parents), waits=waits)
 
     def _refusal(self, node: str, unkept: UnkeptError) -> UnrecordableError:
         return UnrecordableError(f"journal {self._sink.name}: {node}: {unkept}")
@@ -348,7 +381,7 @@ class ProgramRecord:
             return False
         text = "" if account is None else dumps(account)
         if not isinstance(error, Exception):
-            self._held.append((self._row(start, CANCELLED, "", text), None))
+            self._held.append((self._row(start, CANCELLED, "", text, waits=False), None))
             return False
         row = self._row(start, FAILED, self.text_of_error(error), text)
         if isinstance(error, _FAULTS):
@@ -405,11 +438,12 @@ class NodeRecord:
     """One node of a program that runs: its ``start``, and its ``past`` if it has one. ``first`` is
     when its first attempt began (time of day, seconds), ``label`` its name in the DAG. One that is
     not ``kept`` is what a program does while it is stopped. ``turn_s`` passed before it began. A
-    call has a ``question``.
+    call has a ``question``. One that is made ``again`` answers in its turn.
     """
 
     __slots__ = (
-        *("first", "kept", "label", "past", "place", "program", "question", "start", "turn_s"),
+        *("again", "first", "group", "kept", "label", "past", "place", "program", "question"),
+        *("start", "turn_s"),
     )
 
     def __init__(
@@ -420,6 +454,8 @@ class NodeRecord:
         self.first = start.started if past is None else past.first
         self.turn_s: float | None = None
         self.question: Question | None = None
+        self.group: int | None = None
+        self.again = False
 
     @property
     def key(self) -> str:
@@ -431,8 +467,7 @@ class NodeRecord:
         if self.kept:
             before, now = self.start, time.time()
             self.turn_s = now - before.started if self.turn_s is None else 0.0
-            row = *before[:2], before.attempt + 1, *before[3:-1], now
-            self.start = StartRow._make(row)
+            self.start = before._replace(attempt=before.attempt + 1, started=now)
             self.program.put(self.start)
             if self.question is not None:
                 self.asks()
@@ -475,12 +510,25 @@ class NodeRecord:
                 self.program.ended(self.start, value, self._turn or account, dag, needed=needed)
                 self.answered(value)
             finally:
+                self.group = self.program.group
                 await self.program.written()
 
     async def failed(self, error: BaseException) -> None:
         """It raised ``error``, or was cancelled."""
-        if self.kept and self.program.failed(self.start, error, self._turn):
+        if not self.kept:
+            return
+        written = self.program.failed(self.start, error, self._turn)
+        if isinstance(error, Exception) and not isinstance(error, _NEVER):
+            self.group = self.program.group
+        if written:
             await self.program.written()
+
+    async def delivered(self) -> None:
+        """Wait until it is the turn of the answer that was recorded."""
+        if self.again:
+            await self.program.order.answer(self.place)
+        elif self.group is not None:
+            await self.program.order.deliver(self.group)
 
     @property
     def _turn(self) -> dict[str, float] | None:

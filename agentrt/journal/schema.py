@@ -18,6 +18,8 @@ OPEN, DONE, FAILED, CANCELLED, LOST = "open", "done", "failed", "cancelled", "lo
 GONE = "gone"
 """The kind of the last attempt at a node whose program has left it for good: nothing is answered
 from it any more, but other questions may go on from what it asked."""
+AWAITED = frozenset({"call", "tool", "tools", "human", "event", "sleep", "spawn"})
+"""Kinds of nodes whose code waits for an answer; others have theirs at once."""
 ROOT = "0"
 """The program itself, as a node."""
 KINDS = {**{str(kind): kind for kind in NodeKind}, "sleep": NodeKind.EVENT}
@@ -49,7 +51,8 @@ class StartRow(NamedTuple):
     """A node began. ``node`` is its place in the program: which task of which task, and the how
     manieth node there. ``scope`` are the names of the functions around it. ``asked`` is JSON, which
     `agentrt.journal.questions` reads; ``digest`` is a fingerprint of the whole question. ``during``
-    is a streamed call that was not at its end then.
+    is a streamed call that was not at its end then. ``place`` is one more than the last group of
+    answers that the code had before it came here (`agentrt.journal.order`); 0 in older journals.
     """
 
     program: str
@@ -62,13 +65,14 @@ class StartRow(NamedTuple):
     asked: str
     during: str
     started: float
+    place: int = 0
 
 
 class EndRow(NamedTuple):
-    """A node ended. ``place`` is its place in the order of the program's ends, ``outcome`` the
-    result or the error, ``account`` what the engine said of a call: both JSON. ``parents`` are the
-    nodes that had to end before it began, with a blank between. ``mark`` is a checksum of the
-    first six values.
+    """A node ended. ``place`` is its place in the order of the program's ends
+    (`agentrt.journal.order`), ``outcome`` the result or the error, ``account`` what the engine said
+    of a call: both JSON. ``parents`` are the nodes that had to end before it began, with a blank
+    between. ``mark`` is a checksum of the first six values.
     """
 
     program: str
@@ -139,7 +143,7 @@ TABLES = (
     """CREATE TABLE IF NOT EXISTS agentrt_starts (
         program TEXT NOT NULL, node TEXT NOT NULL, attempt BIGINT NOT NULL, kind TEXT NOT NULL,
         name TEXT NOT NULL, scope TEXT NOT NULL, digest TEXT NOT NULL, asked TEXT NOT NULL,
-        during TEXT NOT NULL, started DOUBLE PRECISION NOT NULL,
+        during TEXT NOT NULL, started DOUBLE PRECISION NOT NULL, place BIGINT NOT NULL DEFAULT 0,
         PRIMARY KEY (program, node, attempt))""",
     """CREATE TABLE IF NOT EXISTS agentrt_ends (
         program TEXT NOT NULL, node TEXT NOT NULL, attempt BIGINT NOT NULL, state TEXT NOT NULL,
@@ -159,6 +163,8 @@ TABLES = (
         WHERE question IS NOT NULL""",
     "CREATE INDEX IF NOT EXISTS agentrt_due ON agentrt_waits (due) WHERE due IS NOT NULL",
 )
+ADDED = {"agentrt_starts": {"place": "BIGINT NOT NULL DEFAULT 0"}}
+"""Columns that older journals do not have, which get them when they are opened to be written."""
 VIEW = """CREATE VIEW agentrt_nodes AS
     SELECT s.program, s.node, s.kind, s.name, s.scope, s.attempt,
         COALESCE(e.state, 'open') AS state, s.started, e.ended, s.asked, e.outcome, e.account,

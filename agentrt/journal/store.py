@@ -14,7 +14,16 @@ from typing import IO, Any
 
 from agentrt.errors import JournalError, JournalWriteError
 from agentrt.files import lock_beside
-from agentrt.journal.schema import APPLICATION, INSERTS, TABLES, VERSION, VIEW, Change, Statement
+from agentrt.journal.schema import (
+    ADDED,
+    APPLICATION,
+    INSERTS,
+    TABLES,
+    VERSION,
+    VIEW,
+    Change,
+    Statement,
+)
 
 _BUSY_S = 10.0
 _BUSY = ("locked", "busy")
@@ -91,6 +100,10 @@ class SQLiteStore(Store):
         self._execute("BEGIN IMMEDIATE")
         for statement in TABLES:
             self._execute(statement)
+        for table, columns in ADDED.items():
+            known = {row[1] for row in self._execute(f"PRAGMA table_info({table})")}
+            for column in columns.keys() - known:
+                self._execute(f"ALTER TABLE {table} ADD COLUMN {column} {columns[column]}")
         old = self._execute("SELECT sql FROM sqlite_master WHERE name = 'agentrt_nodes'")
         if old != [(VIEW,)]:
             self._execute("DROP VIEW IF EXISTS agentrt_nodes")

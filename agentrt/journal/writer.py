@@ -17,7 +17,8 @@ class Writer:
     """Writes rows in the order in which they came. All methods belong to one event loop.
 
     The thread has one batch at a time: all that was put until the loop had done what was ready.
-    Once a write has failed (``error``), so does every later one: a journal has no gaps.
+    Once a write has failed (``error``), so does every later one: a journal has no gaps. All who
+    wait for a ``batch`` go on in one turn of the loop.
     """
 
     def __init__(self, store: Store) -> None:
@@ -26,6 +27,7 @@ class Writer:
         self._rows: list[Change] = []
         self._waiting: Waiting = []
         self._busy = False
+        self.batch = 0
         self.error: Exception | None = None
         self._batches: SimpleQueue[tuple[list[Change], Waiting] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="agentrt/journal", daemon=True)
@@ -56,6 +58,7 @@ class Writer:
     def _send(self) -> None:
         rows, self._rows = self._rows, []
         waiting, self._waiting = self._waiting, []
+        self.batch += 1
         self._batches.put((rows, waiting))
 
     def _wrote(self, waiting: Waiting, error: Exception | None) -> None:

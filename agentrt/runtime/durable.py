@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,9 @@ async def begin(
         _log.warning("%s (program %s goes on without a record)", error, run.id)
         return
     record.skips = skips
-    record.stopping = lambda: task.cancelling() > 0
+    record.stopping = lambda: tracking.is_stopped(task)
+    record.order.is_alone = partial(tracking.is_single, scope.family)
+    record.order.waits = lambda: tracking.all_wait(run)
     record.begin(run.type)
     run.record, scope.place = record, Place()
     await record.written()

@@ -34,7 +34,7 @@ from agentrt.journal.schema import FAILED, LOST, Rest
 from agentrt.request import CallSpec, Reply
 from agentrt.runtime.checkpoints import Checkpoint
 from agentrt.runtime.emitter import ContextEmitter
-from agentrt.runtime.nodes import NodeEmitter
+from agentrt.runtime.nodes import NodeEmitter, failed_in_turn
 from agentrt.runtime.recorded import (
     chunks_of,
     kept_context,
@@ -215,13 +215,11 @@ class JournaledEmitter(NodeEmitter):
         if node is None:
             return make()
         past, record = node.past, node.program
-        if past is not None and past.end is not None:
-            record.past.turns.answered(past.end.place)
-            if past.state != LOST:
-                found: T = record.value_of(past)
-                if past.state == FAILED and isinstance(found, Exception):
-                    raise found
-                return found
+        if past is not None and past.end is not None and past.state != LOST:
+            found: T = record.value_of(past)
+            if past.state == FAILED and isinstance(found, Exception):
+                raise found
+            return found
         result = make()
         node.put(result)
         return result
@@ -234,20 +232,20 @@ class JournaledEmitter(NodeEmitter):
             raise
         if node is None:
             return work
-        # Its code runs in any case: what it had come to is in its own nodes.
+        # Its code runs in any case: what it had come to is in its own nodes. It ends in its turn.
         if node.past is not None and node.past.end is not None:
-            node.program.past.turns.answered(node.past.end.place)
-            return work
+            return self.again_in_turn(node, work)
         node.begin()
 
         async def recorded() -> T:
             try:
                 result = await work
+                # Nothing is answered by it: its code runs again, and its nodes are recorded.
+                await node.done(result, needed=False)
+                await node.delivered()
             except BaseException as error:
-                await node.failed(error)
+                await failed_in_turn(node, error)
                 raise
-            # Nothing is answered by it: its code runs again, and its nodes are recorded.
-            await node.done(result, needed=False)
             return result
 
         return recorded()

@@ -68,9 +68,9 @@ class NodeEmitter(RunEmitter):
             reply = result if node.start.kind == "call" and isinstance(result, Reply) else None
             report = None if reply is None else reply.report
             await node.done(result, report, self._in_dag(inner, reply))
-            await node.program.past.turns.wait()
+            await node.delivered()
         except BaseException as error:
-            await node.failed(error)
+            await failed_in_turn(node, error)
             raise
         return result
 
@@ -85,14 +85,11 @@ class NodeEmitter(RunEmitter):
         """The pieces of a call that ``made`` makes, or ``again`` those of a recorded one. Its reply
         is added to ``replies``.
         """
-        if node.past is not None and (found := await self._recalled(node, after)) is not _AGAIN:
-            for known in again(found):
-                yield known
-            if isinstance(found, Broken):
-                raise DivergenceError(
-                    f"program {self._run.id} had closed the stream of node {node.place} here, and "
-                    "its code now reads on"
-                )
+        found = _AGAIN if node.past is None else await self._recalled(node, after, in_turn=False)
+        if found is not _AGAIN:
+            async with aclosing(self._grown_again(node, again, found)) as pieces_again:
+                async for known in pieces_again:
+                    yield known
             replies.append(found)
             return
         node.begin()
@@ -112,32 +109,75 @@ class NodeEmitter(RunEmitter):
                     yield piece
             reply = replies[-1]
             await node.done(reply, reply.report, self._in_dag(inner, reply))
+            await node.delivered()
         except GeneratorExit:
             if node.kept and not node.program.stopping():
-                node.program.ended(node.start, Broken(seen), None, None)
+                node.program.ended(node.start, Broken(seen), None, None, waits=False)
             raise
         except BaseException as error:
-            await node.failed(error)
+            await failed_in_turn(node, error)
             raise
         finally:
             _mark(scope, before)
 
+    async def _grown_again(
+        self, node: NodeRecord, again: Callable[[Any], Iterable[T]], found: Any
+    ) -> AsyncGenerator[T, None]:
+        """The pieces of a call that was read in an earlier life: at once, but its end in its turn:
+        tools that started on its first pieces may have ended before it.
+        """
+        try:
+            for known in again(found):
+                yield known
+        except GeneratorExit:
+            node.program.order.caused(node.place)
+            raise
+        await node.program.order.answer(node.place)
+        if isinstance(found, Broken):
+            raise DivergenceError(
+                f"program {self._run.id} had closed the stream of node {node.place} here, and "
+                "its code now reads on"
+            )
+
+    async def again_in_turn(self, node: NodeRecord, work: Awaitable[T]) -> T:
+        """What ``work`` comes to, when it was its turn in an earlier life."""
+        order = node.program.order
+        try:
+            result = await work
+        except asyncio.CancelledError:
+            order.caused(node.place)
+            raise
+        except BaseException:
+            await order.answer(node.place)
+            raise
+        if node.past is not None and node.past.state == CANCELLED:
+            order.drop(node.place)
+        await order.answer(node.place)
+        return result
+
     async def _recalled(
-        self, node: NodeRecord, after: Iterable[Reply], *, again: bool = True
+        self, node: NodeRecord, after: Iterable[Reply], *, again: bool = True, in_turn: bool = True
     ) -> Any:
-        """The recorded answer, in the turn that it had; or `_AGAIN`. Raises a recorded error."""
+        """The recorded answer, when it is its turn if it is to come ``in_turn``; or `_AGAIN`.
+        Raises a recorded error.
+        """
         past, record = node.past, node.program
         assert past is not None
         if past.state == CANCELLED:
             # Its program had called it off, and will again: nothing is paid for until then.
             assert past.end is not None
-            await asyncio.sleep(past.end.ended - past.start.started + _LATER_S)
-            return _AGAIN
-        if past.end is not None:
             try:
-                await record.past.turns.wait(past.end.place)
-            finally:
-                record.past.turns.answered(past.end.place)
+                await asyncio.sleep(max(0.0, past.end.ended - past.start.started) + _LATER_S)
+            except asyncio.CancelledError:
+                record.order.caused(node.place)
+                raise
+            record.order.drop(node.place)
+            return _AGAIN
+        if past.state == LOST and again:
+            record.order.runs(node.place)
+            node.again = True
+        elif in_turn or past.state == LOST:
+            await record.order.answer(node.place)
         if past.state in (OPEN, LOST):
             return self._asked_again(node, again=again)
         value = record.value_of(past)
@@ -186,6 +226,13 @@ class NodeEmitter(RunEmitter):
         if reply is not None and reply.node >= 0:
             made = reply.node
         return None if made is None else (made, self._run.dag.node(made).parents)
+
+
+async def failed_in_turn(node: NodeRecord, error: BaseException) -> None:
+    """A node has failed: the code has the error when it is its turn."""
+    await node.failed(error)
+    if isinstance(error, Exception):
+        await node.delivered()
 
 
 def _mark(scope: Scope, during: str) -> None:

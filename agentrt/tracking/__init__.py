@@ -11,10 +11,13 @@ from __future__ import annotations
 from agentrt.tracking.current import current_scope, enter, enter_node, is_alone_in, outside, within
 from agentrt.tracking.tasks import (
     TrackedTask,
+    all_wait,
     cancel_tasks,
     emission_parents,
     install,
     is_alone,
+    is_single,
+    is_stopped,
     only_rests,
     start_task,
     to_its_end,
@@ -23,6 +26,7 @@ from agentrt.tracking.tasks import (
 
 __all__ = [
     "TrackedTask",
+    "all_wait",
     "cancel_tasks",
     "current_scope",
     "emission_parents",
@@ -31,6 +35,8 @@ __all__ = [
     "install",
     "is_alone",
     "is_alone_in",
+    "is_single",
+    "is_stopped",
     "only_rests",
     "outside",
     "start_task",

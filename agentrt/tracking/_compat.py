@@ -66,6 +66,14 @@ def waited_for(task: asyncio.Task[Any]) -> Sequence[asyncio.Future[Any]] | None:
     return None
 
 
+def is_ready(task: asyncio.Task[Any]) -> bool:
+    """Whether a task that does not run now goes on in the next turn of its loop."""
+    if task.done():
+        return False
+    future = getattr(task, "_fut_waiter", None)
+    return future is None or future.done()
+
+
 def _innermost(coro: Any) -> FrameType | None:
     """The frame of the coroutine that ``coro`` waits in."""
     while (inner := getattr(coro, "cr_await", None)) is not None and hasattr(inner, "cr_await"):

@@ -20,15 +20,17 @@ from agentrt.tracking import frameworks
 from agentrt.tracking._compat import (
     EAGER_FACTORY,
     given_beside,
+    is_ready,
     outer_cell,
     task_of,
     waited_for,
     waiting_group,
 )
 from agentrt.tracking.current import SCOPE, current_scope, outside, running_task, scope_of
-from agentrt.tracking.scope import Scope, family_of
+from agentrt.tracking.scope import Family, Scope, family_of
 
 T = TypeVar("T")
+_MANY = 256
 
 
 def start_task(
@@ -70,6 +72,31 @@ def is_alone(owner: object) -> bool:
     return all(task is me or task.done() for task in family_of(owner))
 
 
+def is_stopped(task: asyncio.Task[Any]) -> bool:
+    """Whether a task of a program was cancelled from outside of it, by a signal or a limit."""
+    return isinstance(task, TrackedTask) and task.is_stopped
+
+
+def is_single(family: Family) -> bool:
+    """Whether at most one task of a program's ``family`` is open."""
+    if len(family) < 2:
+        return True
+    left = 2
+    for task in family:
+        left -= not task.done()
+        if not left:
+            return False
+    return True
+
+
+def all_wait(owner: object) -> bool:
+    """Whether every open task of ``owner`` waits for something that has not come. Of a program of
+    very many tasks it is taken for so.
+    """
+    family = family_of(owner)
+    return len(family) > _MANY or not any(is_ready(task) for task in family)
+
+
 def only_rests(owner: object, resting: Container[asyncio.Task[Any] | None]) -> bool:
     """Whether every open task of ``owner`` is one of ``resting``, or waits for others of its tasks,
     with no limit of time. One of which that cannot be seen does more.
@@ -108,12 +135,15 @@ def emission_parents(scope: Scope, dag: ExecutionDAG, after: Iterable[int] = ())
 
 
 class TrackedTask(asyncio.Task[T]):
-    """A task of a program. ``scope`` is its own; at its end it holds its last frontier."""
+    """A task of a program. ``scope`` is its own; at its end it holds its last frontier. It
+    ``is_stopped`` once it was cancelled from outside of its program.
+    """
 
     def __init__(self, coro: Any, *, scope: Scope, **kwargs: Any) -> None:
         # First, because an eager task runs inside the constructor.
         self.scope = scope
         self._waited = False
+        self.is_stopped = False
         super().__init__(coro, **kwargs)
         if not self.done():
             scope.family.add(self)
@@ -125,6 +155,15 @@ class TrackedTask(asyncio.Task[T]):
             self._observed()
 
     __iter__ = __await__
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """As asyncio's; learns here whether it is somebody else than its own program, whose groups
+        and time limits call its tasks off, too.
+        """
+        scope = current_scope()
+        if scope is None or scope.owner is not self.scope.owner:
+            self.is_stopped = True
+        return super().cancel(msg)
 
     def result(self) -> T:
         """The task's result; whoever reads it comes after the task."""

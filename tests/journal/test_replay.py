@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import closing
@@ -11,18 +12,32 @@ from typing import Any
 
 import pytest
 
-from agentrt import Context, tool
+from agentrt import Context, Runtime, tool
 from agentrt.errors import (
     EngineDiedError,
     InterruptExpiredError,
     ToolLostError,
 )
 from agentrt.executors.base import Chunk
+from agentrt.journal import Journal
+from agentrt.journal.reading import ReadingStore, history
 from agentrt.journal.schema import EndRow
 from agentrt.request import Call, ToolCall
+from agentrt.runtime.durable import Durable
 from tests.doubles.choices import Output
 from tests.doubles.scripted import ScriptedExecutor
-from tests.journal.killing import Code, World, begins, ends, killed, lived, recorded_in
+from tests.journal.killing import (
+    Code,
+    QuickStore,
+    World,
+    begins,
+    ends,
+    killed,
+    lived,
+    nodes,
+    program_of,
+    recorded_in,
+)
 
 # -- tools that were under way --------------------------------------------------------------
 
@@ -337,6 +352,112 @@ async def test_who_lost_a_race_is_not_asked_again(tmp_path: Path) -> None:
     for _ in range(2):
         assert (await lived(tmp_path / "j", code)).result == "quick"
     assert sorted(made) == ["quick", "slow"]
+
+
+async def test_what_a_program_calls_off_by_itself_is_no_stop_of_it(tmp_path: Path) -> None:
+    """A time limit and a failed group cancel the program's own task for a moment: what it does
+    then, and after it, is recorded as ever.
+    """
+    ran: list[str] = []
+
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    async def clean(name: str) -> str:
+        ran.append(name)
+        return name
+
+    async def bad() -> None:
+        raise KeyError("bad")
+
+    async def code(ctx: Context) -> list[str]:
+        seen: list[str] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                try:
+                    await ctx.tool(slow)
+                finally:
+                    seen.append(await ctx.tool(clean, "in the limit"))
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ctx.tool(bad))
+        seen.append(await ctx.tool(clean, "after the group"))
+        return seen
+
+    for _ in range(2):
+        run = await lived(tmp_path / "j", code)
+        assert run.result == ["in the limit", "after the group"]
+    assert ran == run.result
+
+
+async def test_what_a_program_does_while_it_is_stopped_belongs_to_no_run(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    async def clean() -> None:
+        ran.append("clean")
+
+    async def code(ctx: Context) -> None:
+        try:
+            await ctx.human("?")
+        finally:
+            await ctx.tool(clean)
+
+    async def stopped() -> None:
+        async with (
+            await Journal.open(lambda: QuickStore(tmp_path / "j")) as journal,
+            Runtime(ScriptedExecutor(), ask_human=None, journal=journal) as runtime,
+        ):
+            run = runtime.start(program_of(code), durable=Durable())
+            while not runtime.questions.open:
+                await asyncio.sleep(0)
+            run.left = True
+            run.cancel()
+            assert run.task is not None
+            await asyncio.wait([run.task])
+
+    for _ in range(2):
+        await stopped()
+    assert ran == ["clean", "clean"]
+    assert [kind for (kind,) in nodes(tmp_path / "j", "kind")] == ["program", "human"]
+
+
+async def test_a_journal_that_does_not_know_when_nodes_began_goes_on(tmp_path: Path) -> None:
+    """One of an earlier version: its answers come one after the other, in the order of their ends.
+    It gets the column that it does not have when it is written, and is read without it.
+    """
+    path, ran = tmp_path / "j", list[str]()
+
+    async def look(item: str) -> str:
+        ran.append(item)
+        for _ in range(5 - len(ran)):
+            await asyncio.sleep(0)
+        return item
+
+    async def code(ctx: Context) -> Any:
+        made = [ctx.tool(look, item) for item in "abc"]
+        seen = [await one for one in asyncio.as_completed(made)]
+        await ctx.llm(f"saw {seen}")
+        raise KeyError(*seen)
+
+    first = await lived(path, code)
+    with closing(sqlite3.connect(path)) as writer:
+        ends = writer.execute("SELECT * FROM agentrt_ends ORDER BY place").fetchall()
+        for place, row in enumerate(ends, 1):
+            old = EndRow(*row)._replace(place=place).marked()
+            writer.execute(
+                "UPDATE agentrt_ends SET place = ?, mark = ? WHERE node = ?",
+                (place, old.mark, old.node),
+            )
+        writer.execute("ALTER TABLE agentrt_starts DROP COLUMN place")
+        writer.commit()
+    with closing(ReadingStore(path)) as store:
+        assert len(history(store, "main-1").nodes) == 4
+    for _ in range(2):
+        run = await lived(path, code, engine=(engine := ScriptedExecutor()))
+        assert isinstance(run.error, KeyError)
+        assert run.error.args == first.error.args  # type: ignore[union-attr]
+        assert engine.calls == []
+    assert len(ran) == 3
 
 
 async def test_a_sleep_and_a_question_end_when_they_were_to(tmp_path: Path) -> None:

@@ -110,3 +110,22 @@ async def test_what_a_task_waits_for_is_seen() -> None:
     assert _compat.waited_for(tasks[0]) is None
     for task in (*waiting, *tasks):
         task.cancel()
+
+
+async def test_which_tasks_go_on_in_the_next_turn() -> None:
+    event = asyncio.Event()
+
+    async def yields() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    waiting, moving = asyncio.create_task(event.wait()), asyncio.create_task(yields())
+    ended = asyncio.create_task(asyncio.sleep(0))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    seen = [_compat.is_ready(task) for task in (waiting, moving, ended)]
+    event.set()
+    assert [*seen, _compat.is_ready(waiting)] == [False, True, False, True], changed(
+        "`_fut_waiter`"
+    )
+    await asyncio.wait([waiting, moving])
