@@ -30,17 +30,27 @@ from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.tables import crons, dumps, matching, threads
 from agentrt.serving.langgraph.tenant_state import TenantState
 
+_HOUR = 1
+"""The field of a schedule."""
+
 
 def next_time(
     schedule: str, timezone: str | None, after: float, end: float | None = None
 ) -> float | None:
     """When ``schedule`` is due next (seconds since 1970), if that is before ``end``.
 
-    Raises `ValueError` for what is no cron expression, and for one that is never due.
+    A time of day that a change to winter time repeats is due the first time only, and one that a
+    change to summer time skips is due when the clocks have changed. A schedule of every hour
+    (``*``) is due in each hour that passes. Raises `ValueError` for what is no cron expression, and
+    for one that is never due.
     """
-    start = datetime.fromtimestamp(after, ZoneInfo(timezone or "UTC"))
-    due: float = croniter(schedule, start).get_next(datetime).timestamp()
-    return due if end is None or due <= end else None
+    zone = ZoneInfo(timezone or "UTC")
+    times = croniter(schedule, datetime.fromtimestamp(after, zone))
+    is_every_hour = times.expanded[_HOUR] == ["*"]
+    while True:
+        due: float = times.get_next(datetime).timestamp()
+        if is_every_hour or not datetime.fromtimestamp(due, zone).fold:
+            return due if end is None or due <= end else None
 
 
 _zones = cache(available_timezones)
