@@ -68,7 +68,7 @@ def test_an_option_changes_what_the_default_does(settings: dict[str, Any]) -> No
     ("base", "settings"),
     [
         ({"admission": "cap"}, {"admission_cap": 3}),
-        ({"retention": "ttl"}, {"retention_ttl": 0.1}),
+        ({"retention": "ttl", "admission": "off"}, {"retention_ttl": 0.1}),
         ({"policy": "atlas"}, {"beta": 0.5}),
     ],
     ids=str,
