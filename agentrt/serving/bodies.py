@@ -18,7 +18,9 @@ MOST_OBJECTS = 20 * 1024
 MOST_VALUES_OF_AGENTS = 20 * 1024
 """The values in a message to an agent (A2A), which the protocol's types take 2 µs each to read."""
 LONG = 64 * 1024
-"""Bytes of a body that is parsed apart from others."""
+"""Bytes of a body from which on its request is a large one."""
+MANY_OBJECTS = 2048
+"""Objects and lists in a body from which on its request is a large one."""
 _AGENTS = "/a2a/"
 _SEARCHES = ("/search", "/count")
 _SEARCH_BYTES = 128 * 1024
@@ -61,11 +63,18 @@ class JSONCount:
         self.values += len(outside)
 
 
+def is_long(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a body is long, or of unknown length, as the headers of its request say."""
+    size = headers.get(b"content-length", b"0")
+    return b"transfer-encoding" in headers or not size.isdigit() or int(size[:20]) > LONG
+
+
 async def read_body(
     receive: Receive, path: str, headers: Mapping[bytes, bytes], most_bytes: int
-) -> Receive:
-    """Read the body of a request at ``path``; the result gives it as one message, and then what
-    ``receive`` gives. Raises `TooLargeError`.
+) -> tuple[Receive, int]:
+    """Read the body of a request at ``path``. The first result gives it as one message, and then
+    what ``receive`` gives; the second is how many objects and lists its JSON has. Raises
+    `TooLargeError`.
     """
     body = _Body(path, headers, most_bytes)
     body.check_size(int(headers.get(b"content-length", b"0")))
@@ -75,7 +84,7 @@ async def read_body(
     body.add(message.get("body", b""))
     if message["type"] == "http.request":
         message = whole(b"".join(body.pieces))
-    return given(message, receive)
+    return given(message, receive), body.objects
 
 
 def whole(body: bytes) -> Message:
@@ -94,6 +103,10 @@ class _Body:
         self._count = JSONCount()
         self._size = 0
         self.pieces: list[bytes] = []
+
+    @property
+    def objects(self) -> int:
+        return self._count.objects
 
     def check_size(self, size: int) -> None:
         if size > self._most_bytes:

@@ -17,8 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrt.serving.bodies import TooLargeError, read_body
+from agentrt.serving.bodies import MANY_OBJECTS, TooLargeError, is_long, read_body
 from agentrt.serving.error_responses import error_response
+from agentrt.serving.long_requests import LongRequests
 from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import Sockets
@@ -68,6 +69,7 @@ class Middleware:
         self._server = server
         self._origins = origins
         self._direct = direct
+        self._long = LongRequests()
         self._sockets = Sockets(app, self._check, self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,8 +111,17 @@ class Middleware:
             await refusal(scope, receive, send)
         elif _is_open(scope["path"]):
             await self._app(scope, receive, send)
-        else:
+        elif scope["method"] == "GET":  # it has no body, and may last
             await self._admit(scope, receive, send, headers)
+        elif is_long(headers):
+            tenant = scope["state"]["tenant"]
+            await self._long.run(tenant, self._admit(scope, receive, send, headers))
+        else:
+            self._long.short += 1
+            try:
+                await self._admit(scope, receive, send, headers)
+            finally:
+                self._long.short -= 1
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         """The error response for a request, or a WebSocket, that may not pass."""
@@ -146,14 +157,17 @@ class Middleware:
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
     ) -> None:
         """Read the body, and let the path's application answer."""
-        path = scope["path"]
+        path, most_bytes = scope["path"], self._server.bounds.body_bytes
         try:
-            whole = await read_body(receive, path, headers, self._server.bounds.body_bytes)
+            whole, objects = await read_body(receive, path, headers, most_bytes)
         except TooLargeError as error:
             refusal = error_response(path, 413, str(error), code="body_too_large")
             await refusal(scope, receive, send)
             return
-        await self._direct.get(path, self._app)(scope, whole, send)
+        answer = self._direct.get(path, self._app)(scope, whole, send)
+        if objects > MANY_OBJECTS and not is_long(headers):
+            answer = self._long.run(scope["state"]["tenant"], answer)
+        await answer
 
     def _tenant(self, headers: dict[bytes, bytes], *, is_open: bool) -> str | None:
         """The tenant of the request's key; on a server without keys, the one that it names."""

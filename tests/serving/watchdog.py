@@ -38,7 +38,7 @@ class Watchdog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         steps: list[float] = []
         try:
-            await _timed(self.app(scope, receive, send), steps.append)
+            await timed(self.app(scope, receive, send), steps.append)
         finally:
             self.held.append((max(steps), f"{scope.get('method')} {scope.get('path')}"))
 
@@ -49,7 +49,7 @@ class Watchdog:
 
 
 @types.coroutine
-def _timed(work: Awaitable[None], took: Callable[[float], None]) -> Generator[Any, Any, None]:
+def timed(work: Awaitable[Any], took: Callable[[float], None]) -> Generator[Any, Any, None]:
     """Await ``work``; ``took`` gets the CPU time of each of its steps."""
     steps = work.__await__()
     step, given = steps.send, None

@@ -78,11 +78,16 @@ class Turns:
 
 
 class SharedThread:
-    """One thread with lower priority than the event loop; owners take turns."""
+    """One thread beside the event loop; owners take turns.
 
-    def __init__(self, name: str) -> None:
+    It has a lower priority than the event loop, unless it is an ``equal``: for work that holds the
+    interpreter's lock most of the time. From such a thread with a lower priority a busy machine
+    takes the processor while it has the lock, and the event loop waits for both.
+    """
+
+    def __init__(self, name: str, *, equal: bool = False) -> None:
         self._turns = Turns(1)
-        self._pool = ThreadPoolExecutor(1, name, leave_processor)
+        self._pool = ThreadPoolExecutor(1, name, None if equal else leave_processor)
 
     async def run(self, work: Callable[[], T], who: str) -> T:
         """The result of ``work``, in the turn of its owner ``who``."""

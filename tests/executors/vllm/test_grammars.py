@@ -150,8 +150,10 @@ async def test_the_core_compiles_with_less_right_to_the_processor() -> None:
     assert found == [own_niceness() + 10] * 2 * AT_ONCE
 
 
-async def test_schemas_and_long_prompts_are_read_with_less_right_than_the_event_loop() -> None:
+async def test_schemas_are_read_with_less_right_than_the_event_loop() -> None:
+    """Long prompts are read with the same: that holds the interpreter's lock."""
     assert await SharedThread("read").run(own_niceness, "ann") == own_niceness() + 10
+    assert await SharedThread("read", equal=True).run(own_niceness, "ann") == own_niceness()
 
 
 def own_niceness() -> int:

@@ -35,7 +35,7 @@ def work_apart(renderer: Any, max_model_len: int) -> Any:
     """
     quick, quick_decode = renderer._tokenize_prompt_async, renderer._async_tokenizer_decode
     apart, short = (
-        SharedThread("long-prompts").run,
+        SharedThread("long-prompts", equal=True).run,
         Turns(AHEAD * renderer.model_config.renderer_num_workers),
     )
 
