@@ -16,6 +16,10 @@ from agentrt.executors.history_folder import VARIABLE
 BENCHMARKS = {
     "attack": ("benchmarks.attack.command:attack", "A tenant's short calls while another attacks."),
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
+    "clients": (
+        "benchmarks.clients.command:clients",
+        "Calls a second of clients that never say when they end, beside stock vLLM.",
+    ),
     "figure": ("benchmarks.figure:figure", "The paper's toy figures in the simulator."),
     "first-runs": (
         "benchmarks.first_runs:first_runs",

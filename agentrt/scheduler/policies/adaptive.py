@@ -59,17 +59,21 @@ class Adaptive(Policy):
     def priority(self, call: QueuedCall, now: float) -> Priority:
         row = call.program
         path_s = row.path_s if call.path_s is None else call.path_s
-        expected = self._expected_s(row, call.node, path_s + call.served_s)
+        visible_s = self._visible_s(row)
+        expected = self._expected_s(row, call.node, path_s + call.served_s, visible_s)
         level = math.floor(BINS_PER_DOUBLING * math.log2(expected))
         quantum_s = max(self._least_quantum_s, max(row.attained_s, expected) / _QUANTA_OF_LIFE)
-        unknown = self.learned.service.at(_ALL, 0) is None and not self._visible_s(row)
+        unknown = not visible_s and self.learned.service.at(_ALL, 0) is None
         size = 0 if unknown else math.floor(math.log2(row.attained_s + expected))
         return Priority(level, quantum_s, (size, row.started_at))
 
     @property
     def revision(self) -> int:  # type: ignore[override]
-        """Once for the first steps, and whenever the number of calls that have ended doubles."""
-        return bool(self.learned.costs.token_s) + self.learned.calls.bit_length()
+        """Once for the first steps, and whenever the number of calls that have ended doubles.
+
+        After `WINDOW` calls it stays: another call changes the means by little then.
+        """
+        return bool(self.learned.costs.token_s) + min(self.learned.calls, int(WINDOW)).bit_length()
 
     def _visible_s(self, row: ProgramRow) -> float:
         """The seconds of service that a program's calls in the engine are expected to need still.
@@ -77,21 +81,24 @@ class Adaptive(Policy):
         That is their outputs (`Learned.output_within`) and the new part of their prompts, less
         what they had. 0 where the engine says neither limits nor outputs.
         """
-        learned = self.learned
-        step_s = learned.costs.decode_s or RESOLUTION_S
+        output_within, costs, kind = self.learned.output_within, self.learned.costs, row.kind
+        step_s, token_s = costs.decode_s or RESOLUTION_S, costs.token_s
         seconds = 0.0
         for call in row.queued.values():
-            if outputs := learned.output_within(row.kind, call.max_tokens):
-                prompt = max(call.prompt_tokens - call.known_tokens, 0)
-                left_s = outputs * step_s + prompt * learned.costs.token_s - call.served_s
-                seconds += max(left_s, step_s)
+            if outputs := output_within(kind, call.max_tokens):
+                left_s = outputs * step_s - call.served_s
+                if (new := call.prompt_tokens - call.known_tokens) > 0:
+                    left_s += new * token_s
+                seconds += max(step_s, left_s)
         return seconds
 
-    def _expected_s(self, row: ProgramRow, node: str, path_s: float) -> float:
+    def _expected_s(
+        self, row: ProgramRow, node: str, path_s: float, visible_s: float = 0.0
+    ) -> float:
         """The seconds of service that it is expected to need still; ATLAS ranks by ``path_s``."""
         at, age = self.learned.service.at, age_bin(row.attained_s)
         tenant, type, visits = row.tenant, row.type, self._visits.setdefault(row, {})
-        expected, factor = self._visible_s(row), 1.0
+        expected, factor = visible_s, 1.0
         if (known := at(_ALL, 0)) is not None:
             # What is visible counts for less, the more programs of its type have ended.
             kin = at((tenant, type, ""), 0)

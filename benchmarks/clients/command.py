@@ -1,0 +1,159 @@
+"""``benchmarks clients``: calls a second over time, with clients that never say when they end.
+
+Conversations of three calls, one after the other. Nobody ends a program, so that the server has to
+find out by itself that a conversation is over. Every run begins with an engine, or a server, that
+knows nothing; all have the same clients and engine options.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import click
+
+from agentrt.errors import ConfigError
+from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.lab.bench.results import run_shown
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    count_option,
+    counts,
+    json_flag,
+    many,
+    model_option,
+    note,
+    seed_option,
+    silence_vllm,
+)
+from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender
+from benchmarks.clients import real, virtual
+from benchmarks.clients.load import QUARTER_S, Counted, by_minute
+
+OFF = "adaptive+cost"
+"""The defaults with ``--admission off``."""
+SERVERS = (STOCK, OFF, DEFAULT)
+KINDS = ("short", "long")
+Cell = tuple[str, int]
+Runs = dict[Cell, dict[str, Counted]]
+
+
+@click.command(cls=ManyCommand)
+@many("--clients", metavar="N…", help="Clients at a time.  [default: 8,32,256]")
+@many("--conversation", metavar="KIND…", help=f"[default: {','.join(KINDS)}]")
+@many("--policy", metavar="NAME…", help=f"Beside {STOCK}.  [default: {OFF},{DEFAULT}]")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.25),
+    default=5.0,
+    show_default=True,
+    metavar="M",
+    help="Of each run; calls are counted by quarter of a minute.",
+)
+@click.option("--real", "on_servers", is_flag=True, help="Over HTTP, with real engines.")
+@count_option("--max-num-seqs", about="With --real.", default=16)
+@model_option
+@seed_option
+@json_flag("Print all counts as one JSON line.")
+def clients(**options: Any) -> None:
+    """Calls a second of clients that never say when they end, beside stock vLLM.
+
+    In virtual time with an H100's step times, or with --real over HTTP on servers of their own. A
+    row's figures are its calls over stock's in the same minute, its least quarter of a minute over
+    its own mean, and all of its calls over those with admission off.
+    """
+    cells = _cells(options)
+    names = _names(options)
+    runs: Runs = {cell: {} for cell in cells}
+
+    def report() -> None:
+        click.echo(table(runs))
+        if options["as_json"]:
+            click.echo(json.dumps(as_json(runs)))
+
+    silence_vllm()
+    run_shown(_measure(runs, names, options), report)
+
+
+async def _measure(runs: Runs, names: Sequence[str], options: Mapping[str, Any]) -> None:
+    engine, model = EngineOptions(options["model"], options["max_num_seqs"]), ""
+    if options["on_servers"]:
+        prepare_environment(engine)
+        model = options["model"] or default_model(note)
+    for (kind, number), name in product(runs, names):
+        note(f"{number} clients, {kind} conversations: {name}")
+        if options["on_servers"]:
+            counted = await real.run(name, kind, number, options["minutes"], engine, model)
+        else:
+            counted = virtual.run(name, kind, number, options["minutes"], options["seed"])
+            await asyncio.sleep(0)  # where a signal stops it
+        runs[kind, number][name] = counted
+
+
+def _cells(options: Mapping[str, Any]) -> list[Cell]:
+    for kind in options["conversation"]:
+        if kind not in KINDS:
+            raise ConfigError(f"--conversation {kind!r} is unknown; known: {', '.join(KINDS)}")
+    numbers = counts("--clients", options["clients"] or ("8", "32", "256"))
+    return [*product(options["conversation"] or KINDS, numbers)]
+
+
+def _names(options: Mapping[str, Any]) -> list[str]:
+    names = [*dict.fromkeys((STOCK, *(options["policy"] or (OFF, DEFAULT))))]
+    for name in names[1:]:
+        if contender(name).config is None:
+            raise ConfigError(f"--policy {name!r} is no scheduler of ours")
+    return names
+
+
+def table(runs: Runs) -> str:
+    """All that was measured, as Markdown."""
+    minutes = max((len(row) for row in _ratios(runs)), default=0)
+    heads = ["conversations", "clients", "scheduler"]
+    heads += [f"minute {number + 1}" for number in range(minutes)]
+    heads += ["all / stock", f"all / {OFF}", "least quarter", "failed"]
+    return markdown(heads, [*_rows(runs)])
+
+
+def _rows(runs: Runs) -> Iterator[list[str]]:
+    for (kind, number), by_name in runs.items():
+        for name, mine in by_name.items():
+            base, off = by_name[STOCK], by_name.get(OFF)
+            mean = mine.calls / len(mine.quarters)
+            yield [
+                *(kind, str(number), name),
+                *(f"{ratio:.2f}" for ratio in by_minute(mine, base)),
+                f"{mine.calls / max(base.calls, 1):.3f}",
+                "" if off is None else f"{mine.calls / max(off.calls, 1):.3f}",
+                f"{min(mine.quarters) / mean:.2f}" if mean else "",
+                str(mine.failed),
+            ]
+
+
+def _ratios(runs: Runs) -> Iterator[Sequence[float]]:
+    for by_name in runs.values():
+        for mine in by_name.values():
+            yield by_minute(mine, by_name[STOCK])
+
+
+def as_json(runs: Runs) -> dict[str, Any]:
+    """All counts."""
+    return {
+        "quarter_s": QUARTER_S,
+        "runs": [
+            {
+                "conversation": kind,
+                "clients": number,
+                "scheduler": name,
+                "calls": counted.quarters,
+                "failed": counted.failed,
+            }
+            for (kind, number), by_name in runs.items()
+            for name, counted in by_name.items()
+        ],
+    }

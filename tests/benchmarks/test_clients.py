@@ -1,0 +1,68 @@
+"""``benchmarks clients``: both loads, their counts, and bad options."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.__main__ import call
+from benchmarks.clients.load import CALLS, Counted, by_minute
+from benchmarks.clients.real import CONVERSATIONS, load
+from benchmarks.servers import Server
+from tests.cli.conftest import check
+from tests.serving.local import MODEL, open_server
+
+
+def test_calls_are_counted_in_the_quarter_of_a_minute_in_which_they_end() -> None:
+    counted = Counted(0.5)
+    for at_s in (0.0, 14.9, 15.0, 29.9, 30.0, 31.0):
+        counted.ended(at_s)
+    assert counted.quarters == [2, 2]
+    assert (counted.calls, counted.seconds) == (4, 30.0)
+
+
+def test_minutes_are_compared_one_by_one() -> None:
+    base, mine = Counted(1.5), Counted(1.5)
+    base.quarters, mine.quarters = [10, 10, 10, 10, 5, 5], [0, 10, 10, 10, 10, 10]
+    assert by_minute(mine, base) == [0.75, 2.0]
+
+
+async def test_clients_converse_until_the_end_and_end_no_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Server, "NAME", MODEL)
+    counted = Counted(0.25)
+    counted.quarters = [0]
+    async with open_server() as local:
+        monkeypatch.setattr(Counted, "seconds", 0.2)
+        await load(f"{local.url}/v1", CONVERSATIONS["short"], 3, counted)
+        calls = local.engine.calls
+        assert counted.calls == len(calls) > CALLS
+        assert counted.failed == 0
+        assert len(local.runtime.table) > 0
+        first = [made for made in calls if not made.identity.parents]
+        assert len(calls) > len(first) >= 3
+
+
+@pytest.mark.engine
+def test_under_fcfs_as_many_calls_end_as_under_stock(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["clients", "--clients", "12", "--minutes", "0.5", "--policy", "fcfs,default", "--json"]
+    assert call([*line, "--conversation", "short"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    stock, fcfs, ours = (run["calls"] for run in json.loads(last)["runs"])
+    assert len(stock) == 2
+    assert fcfs == stock
+    assert sum(ours) >= 0.97 * sum(stock)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--conversation", "endless"], "'endless' is unknown; known: short, long"),
+        (["--policy", "cap:3"], "'cap:3' is no scheduler of ours"),
+        (["--clients", "0"], "--clients"),
+    ],
+)
+def test_bad_options(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check(capsys, call(["clients", *args]), words)
