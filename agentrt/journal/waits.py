@@ -17,7 +17,7 @@ _QUESTIONS = """SELECT w.question, w.program, p.type, w.tenant, s.asked, w.began
 
 class ParkedQuestion(NamedTuple):
     """A question of a parked program. ``asked`` is JSON: the ``question`` and its ``schema``. Times
-    are seconds since 1970.
+    are those of the journal's clock.
     """
 
     id: str

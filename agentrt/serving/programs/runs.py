@@ -24,6 +24,7 @@ from agentrt.serving.programs.left import LeftRun, durable_of
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError
+from agentrt.steady import Alarm
 
 _KEPT = 1000
 """Ended runs whose results can still be asked for."""
@@ -38,7 +39,7 @@ class ServedRun:
 
     run: Run
     tenant: str
-    late: asyncio.TimerHandle | None = None
+    late: Alarm | None = None
     is_late: bool = False
     watchers: set[asyncio.Queue[Event | Asked]] = field(default_factory=set)
     questions: dict[str, Asked] = field(default_factory=dict)
@@ -86,7 +87,8 @@ class ProgramRuns:
         tenants.ask(tenant)
         durable = None
         if any(program is native for native in self._server.native.values()):
-            durable = durable_of(body, by_event=event is not None)
+            now = self._runtime.steady.now()
+            durable = durable_of(body, now, by_event=event is not None)
         return self._begin(program, tenant, body, durable, event)
 
     def go_on(self, program: Program, left: LeftRun) -> ServedRun:
@@ -116,8 +118,8 @@ class ProgramRuns:
         if event is not None:
             run.task.add_done_callback(functools.partial(self._over_for, event, run))
         if body.deadline is not None:
-            loop = asyncio.get_running_loop()
-            one.late = loop.call_later(body.deadline, self._too_late, one)
+            too_late = functools.partial(self._too_late, one)
+            one.late = self._runtime.steady.call_later(body.deadline, too_late)
         return one
 
     def _over(self, tenant: str, run: Run, task: asyncio.Task[None]) -> None:
