@@ -7,7 +7,9 @@ shows the time of day when it is first started, and from then on counts the seco
 - While the machine is up, the time since its boot decides, with what it slept (`CLOCK_BOOTTIME`).
   That holds for a later process of the same boot, too: it takes the clock up by its last `Reading`.
 - After another boot, or on another machine, only the time of day can tell how long it was. If that
-  is behind, nothing has passed: the clock never goes backwards.
+  is behind, nothing has passed: the clock never goes backwards. A machine without a battery for its
+  clock begins like that, and is set a moment later: once the time of day is past where it was, it
+  decides after all.
 
 Where a person gives a date and a time, as in a cron's schedule, the time of day as it is set then
 decides, and no clock of this kind. `SteadyClock.time_of_day` says what to show to people.
@@ -94,6 +96,7 @@ class SteadyClock:
         self._machine = MachineClocks() if machine is None else machine
         self._last = last
         self._zero: float | None = None
+        self._is_behind = False
         self.shift = 0.0
 
     @classmethod
@@ -115,11 +118,19 @@ class SteadyClock:
         self.shift = last.shift
         if machine.boot and machine.boot == last.boot and since_boot >= last.since_boot:
             return last.now - last.since_boot
+        self._is_behind = time_of_day - last.shift < last.now
         return max(last.now, time_of_day - last.shift) - since_boot
 
     def look(self) -> bool:
         """Learn whether the time of day was set since the last look."""
-        shift = self._machine.time_of_day() - self.now()
+        now, time_of_day = self.now(), self._machine.time_of_day()
+        if self._is_behind:
+            assert self._last is not None
+            missing = time_of_day - self._last.shift - now
+            if missing > SET_S:
+                self._is_behind = False
+                self._zero, now = now + missing - self._machine.since_boot(), now + missing
+        shift = time_of_day - now
         if abs(shift - self.shift) < SET_S:
             return False
         self.shift = shift
