@@ -27,6 +27,9 @@ from typing import Any, NamedTuple
 
 LOOK_S = 10.0
 """Timers of an event loop stand still while the machine sleeps: they look again this often."""
+KEEP_S = 600.0
+"""Whoever owns a clock keeps its reading this often, at its end, and when the time of day was set:
+after another boot with a time of day that is behind, so much at the most was for nothing."""
 EARLY_S = 0.001
 """A timer of an event loop may be early by so much."""
 SET_S = 0.05
@@ -145,6 +148,11 @@ class SteadyClock:
         """The time of day, as it is set now, at which this clock shows ``at``; for people."""
         self.look()
         return at + self.shift
+
+    def at(self, time_of_day: float) -> float:
+        """What this clock shows at a time of day as it is set now."""
+        self.look()
+        return time_of_day - self.shift
 
     # -- waiting -----------------------------------------------------------------------
 

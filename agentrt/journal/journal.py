@@ -28,14 +28,14 @@ from agentrt.journal.sketch import digest_of
 from agentrt.journal.store import Store
 from agentrt.journal.times import clock_of, kept
 from agentrt.journal.writer import Writer
-from agentrt.steady import MachineClocks, SteadyClock
+from agentrt.steady import KEEP_S, MachineClocks, SteadyClock
 
 T = TypeVar("T")
 Content = Literal["none", "digest", "full"]
 _PRUNE_EVERY = 0.1
 """Ended programs are dropped once there are so many too many, of those that are kept."""
-_READ_S = 60.0
-"""The clock is kept with what is written after so many seconds, and at once when it was set."""
+_KEEP_S = 60.0
+"""The clock is kept so often where something is written anyway."""
 _ENDED = """SELECT e.program FROM agentrt_ends e WHERE e.node = '0' AND e.state IN ({states})
     AND NOT EXISTS (SELECT 1 FROM agentrt_starts s WHERE s.program = e.program AND s.node = '0'
         AND s.attempt > e.attempt)
@@ -110,30 +110,32 @@ class Journal:
 
     def written(self) -> Coroutine[Any, Any, None]:
         """Wait until all that was put is on the disk. Raises `JournalWriteError`."""
-        self._keep_clock()
+        self._keep_clock(_KEEP_S)
         return self._writer.written()
 
-    def _keep_clock(self, *, at_once: bool = False) -> bool:
-        """Keep what the clock shows with the next transaction, if it is time. Whether it is."""
+    def _keep_clock(self, after_s: float) -> bool:
+        """Keep what the clock shows with the next transaction, if the time of day was set, or it
+        was kept so long ago. Whether it is.
+        """
         clock, last = self.clock, self._kept
         clock.look()
-        if not at_once and clock.shift == last.shift and clock.now() < last.now + _READ_S:
+        if clock.shift == last.shift and clock.now() <= last.now + after_s:
             return False
         self._kept = clock.reading()
         self.put(*kept(self._kept))
         return True
 
     def _look(self) -> None:
-        """Keep what the clock shows, where nothing is written, once the time of day was set."""
+        """Keep what the clock shows where nothing else is written."""
         self._looking = self.clock.call_later(self.clock.look_s, self._look)
-        if self.clock.look() and self.fault() is None and self._keep_clock():
+        if self.fault() is None and self._keep_clock(KEEP_S):
             self._writer.send()
 
     async def close(self) -> None:
         """Write what is left. Idempotent."""
         self._looking.cancel()
         if self.fault() is None:
-            self._keep_clock(at_once=True)
+            self._keep_clock(0.0)
         await self._writer.close()
 
     async def __aenter__(self) -> Self:

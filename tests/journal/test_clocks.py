@@ -5,6 +5,7 @@ see.
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -117,16 +118,24 @@ async def test_that_the_clock_was_set_is_kept_though_nothing_else_is_written(
     await journal.close()
 
 
-async def test_a_clock_that_did_not_jump_costs_no_write(tmp_path: Path) -> None:
+async def test_a_clock_that_is_not_set_is_kept_every_ten_minutes(tmp_path: Path) -> None:
+    """It costs no more writes than that."""
     machine, path = Machine(), tmp_path / "j"
-    async with await Journal.open(lambda: SQLiteStore(path), machine=machine.clocks()):
-        machine.passes(9 * HOUR_S)
-        machine.is_set(0.001)
+
+    async def kept() -> Reading:
         await machine.looked()
         with closing(ReadingStore(path)) as store:
-            assert clock_of(store, machine.clocks()).reading().shift == 0.0
-            [[kept]] = store.query("SELECT value FROM agentrt_journal WHERE key = 'clock'")
-    assert f"{NOON}" in kept
+            [[text]] = store.query("SELECT value FROM agentrt_journal WHERE key = 'clock'")
+            return Reading(*json.loads(text))
+
+    async with await Journal.open(lambda: SQLiteStore(path), machine=machine.clocks()):
+        machine.passes(590.0)
+        machine.is_set(0.001)
+        assert await kept() == ("boot 1", 500.0, NOON, 0.0)
+        machine.passes(20.0)
+        async with asyncio.timeout(60):
+            while await kept() != ("boot 1", 1110.0, NOON + 610.0, 0.0):
+                pass
 
 
 async def test_a_journal_of_an_older_version_goes_on_by_the_time_of_day(tmp_path: Path) -> None:
