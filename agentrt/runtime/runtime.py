@@ -304,6 +304,7 @@ class Runtime:
         if run.record is not None:
             run.record.stopping = lambda: True
             run.record.order.close()
+            tracking.release_timers(run)
         try:
             if program.owns_tasks:
                 await tracking.cancel_tasks(run, spare=run.task)
