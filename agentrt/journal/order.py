@@ -215,8 +215,10 @@ class Order:
         else:
             self._due_quiet = 0
         if self._due_quiet >= TIMER_TURNS:
-            self._due.popleft().go_off()
-            self._moves += 1
+            self._due_quiet, timer = 0, self._due.popleft()
+            if not isinstance(timer, _Watch):
+                self._moves += 1
+            timer.go_off()
         if self._due:
             asyncio.get_running_loop().call_soon(self._due_turn)
 
