@@ -21,6 +21,7 @@ from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.questions.asked import ServerQuestions
 from agentrt.serving.tenants import Tenants
 from agentrt.serving.webhook_rules import WebhookRules
+from agentrt.steady import MachineClocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Server:
     which hosts may be called at the ends of runs, ``lifetimes`` how long threads and items stay.
     A recorded program that has waited ``park_s`` seconds for humans or a time alone leaves memory
     (0: it never does). If the server ``has_users``, authorization hooks separate the users of a
-    tenant.
+    tenant. It runs on a ``machine`` with these clocks.
     """
 
     runtime: Runtime
@@ -114,6 +115,7 @@ class Server:
     live: Counter[str] = field(default_factory=Counter)
     park_s: float = 60.0
     has_users: bool = False
+    machine: MachineClocks = field(default_factory=MachineClocks)
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 
