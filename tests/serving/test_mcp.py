@@ -14,7 +14,9 @@ import httpx
 import httpx2
 import pytest
 from langgraph.graph import END, START, StateGraph
+from langgraph.store.base import BaseStore
 from langgraph.types import interrupt
+from langgraph_sdk.runtime import ServerRuntime
 from mcp import MCPError
 from mcp.client import Client, ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
@@ -112,9 +114,12 @@ class Local:
 
 
 @asynccontextmanager
-async def serving(keys: KeyCheck | None = None, **limits: Any) -> AsyncIterator[Local]:
-    served: dict[str, Any] = {one.name: ServedProgram(one, "test") for one in PROGRAMS}
-    served["graph"] = ServedGraph(BUILDER, "test")
+async def serving(
+    keys: KeyCheck | None = None, served: Mapping[str, Any] | None = None, **limits: Any
+) -> AsyncIterator[Local]:
+    if served is None:
+        served = {one.name: ServedProgram(one, "test") for one in PROGRAMS}
+        served = {**served, "graph": ServedGraph(BUILDER, "test")}
     async with Runtime(ScriptedExecutor(lambda call: "one"), ask_human=None) as runtime:
         tenants = Tenants(runtime.now, Limits(**limits))
         bounds = Bounds(body_bytes=10_000)
@@ -229,6 +234,31 @@ async def test_a_graph_asks_too(local: Local, mode: str) -> None:
         result = await client.call_tool("graph", {"colour": "red"})
         assert result.structured_content == {"colour": "red and blue"}
         assert human.asked[0][0] == "Which other?"
+
+
+def remembering(runtime: ServerRuntime[Any]) -> Any:
+    """A graph that is made with the store, and keeps colours there."""
+    runtime.store.put(("made",), runtime.access_context, {})
+
+    def keep(state: State, *, store: BaseStore) -> State:
+        store.put(("colours",), state["colour"], {})
+        seen = [item.key for item in store.search(("colours",))]
+        made = [item.key for item in runtime.store.search(("made",))]
+        return {"colour": f"{', '.join(seen)}; made for {', '.join(made)}"}
+
+    return StateGraph(State).add_node("keep", keep).add_edge(START, "keep")
+
+
+async def test_a_function_that_makes_a_graph_has_a_store_when_it_is_listed_and_when_it_runs() -> (
+    None
+):
+    """Of its own in each run: one caller's items are not the next one's."""
+    served = {"memory": ServedGraph(remembering, "test")}
+    async with serving(served=served) as local, local.client() as client:
+        for colour in ("red", "blue"):
+            result = await client.call_tool("memory", {"colour": colour})
+            expected = f"{colour}; made for threads.create_run"
+            assert result.structured_content == {"colour": expected}
 
 
 @pytest.mark.parametrize("mode", MODES)

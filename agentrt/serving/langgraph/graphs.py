@@ -21,6 +21,7 @@ from langchain_core.outputs import ChatGenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 from langgraph.func import entrypoint
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import interrupt
 from pydantic import create_model
 
@@ -219,11 +220,13 @@ async def opened_graph(
     clock: SteadyClock | None = None,
 ) -> Graph:
     """What is served under ``name``, as a graph for any run; a program's questions expire by the
-    ``clock``, or by the runtime's. Raises `ProgramLoadError`.
+    ``clock``, or by the runtime's. A factory makes it as for showing its form.
+
+    Raises `ProgramLoadError`.
     """
     if isinstance(served, ServedProgram):
         return as_graph(served.program, runtime, clock or runtime.steady)
-    return await made(name, served, stack, Access())
+    return await made(name, served, stack, Access(purpose="assistants.read", store=InMemoryStore()))
 
 
 def varies(name: str, served: ServedGraph) -> bool:

@@ -10,10 +10,11 @@ from typing import Any, get_type_hints
 from uuid import uuid4
 
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
 
 from agentrt.errors import ToolArgumentsError
 from agentrt.integrations._compat.langgraph import QUESTIONS
-from agentrt.integrations.langgraph.graphs import Graph, graph_program
+from agentrt.integrations.langgraph.graphs import Access, Graph, graph_program
 from agentrt.integrations.langgraph.inputs import Fields, input_fields
 from agentrt.integrations.langgraph.threads import answer, thread_config
 from agentrt.interrupts.answers import AnswerForm
@@ -21,9 +22,9 @@ from agentrt.interrupts.questions import Question
 from agentrt.interrupts.schema import mistake_in
 from agentrt.program import Context, Program
 from agentrt.runtime import Runtime
-from agentrt.serving.langgraph.graphs import opened_graph, schemas_of
+from agentrt.serving.langgraph.graphs import made, opened_graph, schemas_of, varies
 from agentrt.serving.langgraph.responses import to_json
-from agentrt.serving.server import ServedProgram, Server
+from agentrt.serving.server import ServedGraph, ServedProgram, Server
 
 Begin = Callable[[Mapping[str, Any]], tuple[Program, Any]]
 _INPUT = "input"
@@ -50,7 +51,9 @@ async def offers_of(server: Server, stack: AsyncExitStack, *, graphs: bool) -> d
             offers[name] = _of_program(name, served.program)
         elif graphs:
             graph = await opened_graph(name, served, server.runtime, stack)
-            offers[name] = _of_graph(name, graph, server.runtime)
+            assert isinstance(served, ServedGraph)
+            factory = served if varies(name, served) else None
+            offers[name] = _of_graph(name, graph, factory, server.runtime)
     return offers
 
 
@@ -95,7 +98,7 @@ def _schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
 # -- graphs -------------------------------------------------------------------------------
 
 
-def _of_graph(name: str, graph: Graph, runtime: Runtime) -> Offer:
+def _of_graph(name: str, graph: Graph, factory: ServedGraph | None, runtime: Runtime) -> Offer:
     fields = input_fields(graph)
     schema = _schema_of_graph(name, graph, fields)
 
@@ -106,7 +109,7 @@ def _of_graph(name: str, graph: Graph, runtime: Runtime) -> Offer:
             what = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown)}"
             raise ToolArgumentsError(f"tool {name}: wrong arguments: it {what}", name=name)
         given = arguments[_INPUT] if fields is None else dict(arguments)
-        return _Thread(name, graph, runtime).program(), given
+        return _Thread(name, graph, factory, runtime).program(), given
 
     return Offer(name, f"The graph {name}.", schema, begin)
 
@@ -122,11 +125,16 @@ def _schema_of_graph(name: str, graph: Graph, fields: Fields | None) -> dict[str
 
 
 class _Thread:
-    """One run of a graph in a thread that ends with it. What it asks is asked at once."""
+    """One run of a graph in a thread and with a store that end with it. What it asks is asked at
+    once. A ``factory`` makes the graph anew for the run.
+    """
 
-    def __init__(self, name: str, graph: Graph, runtime: Runtime) -> None:
-        self._name = name
-        self._graph = graph.copy(update={"checkpointer": InMemorySaver()})
+    def __init__(
+        self, name: str, graph: Graph, factory: ServedGraph | None, runtime: Runtime
+    ) -> None:
+        self._name, self._factory = name, factory
+        self._store = InMemoryStore()
+        self._graph = self._with_thread(graph)
         self._config = thread_config(uuid4().hex)
         self._questions = runtime.questions
         self._runs = runtime.runs
@@ -135,9 +143,22 @@ class _Thread:
         """The program that runs it."""
         return graph_program(self._graph, self._name, self._config, drive=self._drive)
 
+    def _with_thread(self, graph: Graph) -> Graph:
+        return graph.copy(
+            update={"checkpointer": InMemorySaver(), "store": graph.store or self._store}
+        )
+
     async def _drive(self, ctx: Context, given: Any) -> Any:
+        async with AsyncExitStack() as stack:
+            graph = self._graph
+            if self._factory is not None:
+                access = Access(self._config, "threads.create_run", store=self._store)
+                graph = self._with_thread(await made(self._name, self._factory, stack, access))
+            return await self._run(ctx, graph, given)
+
+    async def _run(self, ctx: Context, graph: Graph, given: Any) -> Any:
         while True:
-            result = await self._graph.ainvoke(given, self._config, durability="exit")
+            result = await graph.ainvoke(given, self._config, durability="exit")
             open_ones = result.get(QUESTIONS, ()) if isinstance(result, dict) else ()
             if not open_ones:
                 return result if isinstance(result, dict) else to_json(result)
