@@ -67,6 +67,16 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "--strict-requests", "Refuse fields of requests that vLLM does not know; else it ignores them."
 )
 @_server.text(
+    "--reminders",
+    "[in-place|template]",
+    "Where a system or developer message in the middle of a chat goes, if the chat template does "
+    "not take it there: in-place makes it a user turn in <system-reminder> marks, so that the "
+    "prompt's beginning stays cached; template leaves it to the template and vLLM, which refuse "
+    "it or move it to the front.",
+    type=click.Choice(["in-place", "template"]),
+    default="in-place",
+)
+@_server.text(
     "--database",
     "sqlite:FILE|postgresql://…",
     "Where threads and runs of graphs are kept.",

@@ -114,6 +114,7 @@ class Serving:
                 seed=job.seed,
                 model_names=() if job.name is None else (job.name,),
                 journal=journal,
+                reminders=job.reminders,
             )
             await self._run(stack.enter_context(opened), tenants, apis, served)
 

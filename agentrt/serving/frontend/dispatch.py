@@ -43,10 +43,13 @@ _OF_RESPONSES = "/v1/responses/"
 
 
 class Front(Protocol):
-    """vLLM's front end of one model. ``names`` are the model's, and its adapters'."""
+    """vLLM's front end of one model. ``names`` are the model's, and its adapters'. With
+    ``reminders``, system messages in the middle of a chat stay at their place.
+    """
 
     app: FastAPI
     args: Any
+    reminders: bool
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -77,7 +80,7 @@ class FrontendApp:
         self._store = ResponseStore(server.runtime.now)
         for front in fronts:
             if (responses := front.app.state.openai_serving_responses) is not None:
-                self._store.attach(responses)
+                self._store.attach(responses, reminders=front.reminders)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # vLLM's own are not public

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrt.executors.frontend import FIELDS
@@ -21,6 +22,8 @@ pages, and its engines do not grow.
 """
 _CALLS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 _MESSAGES = "vllm.entrypoints.anthropic.api_router"
+_MERGES = "vllm.entrypoints.anthropic.serving"
+_TEMPLATES = ("vllm.renderers.hf", "vllm.renderers.mistral")
 
 
 def make_arg_parser(parser: Any) -> Any:
@@ -91,6 +94,54 @@ def _is_no_refusal(record: logging.LogRecord) -> bool:
 
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, Exception) or create_error_response(error).error.code >= 500
+
+
+def keep_system_messages(state: Any) -> None:
+    """Keep the Messages API from moving system messages to the front of a chat."""
+    messages = getattr(state, "anthropic_serving_messages", None)
+    if messages is not None:
+        messages._merge_inline_system = False
+
+
+def _is_no_merge(record: logging.LogRecord) -> bool:
+    """Whether a record is not vLLM's warning that it moves system messages to the front."""
+    return not str(record.msg).startswith("The chat template requires system-first")
+
+
+@contextlib.contextmanager
+def unmerged_quietly() -> Iterator[None]:
+    """Drop vLLM's warning that the Messages API moves system messages, which is then not true."""
+    logger = logging.getLogger(_MERGES)
+    logger.addFilter(_is_no_merge)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_merge)
+
+
+@contextlib.contextmanager
+def quiet_templates() -> Iterator[None]:
+    """Drop vLLM's warnings of templates that refuse messages, while they are probed."""
+    loggers = [logging.getLogger(name) for name in _TEMPLATES]
+    for logger in loggers:
+        logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
+
+
+def prompt_text(prompt: Mapping[str, Any], tokenizer: Callable[[], Any]) -> str:
+    """The text of a rendered prompt, which may be token ids already."""
+    text = prompt.get("prompt")
+    if isinstance(text, str):
+        return text
+    return str(tokenizer().decode(prompt["prompt_token_ids"]))
 
 
 def make_renderer(vllm_config: Any) -> tuple[Any, Any]:

@@ -30,12 +30,18 @@ from agentrt.executors.frontend import (
 )
 from agentrt.executors.info import display_name, is_model, not_served
 from agentrt.executors.vllm._compat.cut_off import read_cut_off
-from agentrt.executors.vllm._compat.frontend import make_app, make_renderer
+from agentrt.executors.vllm._compat.frontend import (
+    keep_system_messages,
+    make_app,
+    make_renderer,
+    unmerged_quietly,
+)
 from agentrt.executors.vllm.frontend.client import ProgramEngineClient, ProgramRequest
 from agentrt.executors.vllm.frontend.families import TOOL_FORM
 from agentrt.executors.vllm.frontend.flags import parse_flags
 from agentrt.executors.vllm.frontend.long_prompts import work_apart
 from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
+from agentrt.executors.vllm.frontend.reminders import keep_in_place
 from agentrt.executors.vllm.processes import apart
 from agentrt.request import CallSpec, RenderedCall
 
@@ -54,11 +60,20 @@ class VLLMFrontend(Frontend):
     """The front end of ``setup``'s model. Make it by `open`.
 
     ``app`` is vLLM's application, and ``args`` its parsed flags. ``name`` is what answers call
-    the model.
+    the model. With ``reminders``, system messages in the middle of a chat stay at their place.
     """
 
-    def __init__(self, setup: FrontSetup, args: Namespace, app: FastAPI, renderer: Any) -> None:
+    def __init__(
+        self,
+        setup: FrontSetup,
+        args: Namespace,
+        app: FastAPI,
+        renderer: Any,
+        *,
+        reminders: bool = True,
+    ) -> None:
         self.setup = setup
+        self.reminders = reminders
         self.args = args
         self.app = app
         self.name: str = args.served_model_name[0]
@@ -67,10 +82,16 @@ class VLLMFrontend(Frontend):
 
     @classmethod
     async def open(
-        cls, setup: FrontSetup, executor: Executor, names: Sequence[str] = ()
+        cls,
+        setup: FrontSetup,
+        executor: Executor,
+        names: Sequence[str] = (),
+        *,
+        reminders: bool = True,
     ) -> VLLMFrontend:
         """A front end whose calls run on ``executor``. ``names`` are what clients call the
-        model; by default its own. Raises `ConfigError` for flags that it cannot take.
+        model; by default its own. With ``reminders``, system messages in the middle of a chat
+        stay at their place. Raises `ConfigError` for flags that it cannot take.
         """
         try:
             args = front_args(setup, names)
@@ -81,15 +102,20 @@ class VLLMFrontend(Frontend):
                 from agentrt.executors.vllm.frontend.held import explain_tools
 
                 renderer = explain_tools(renderer)
+            if reminders:  # before tools are explained in the messages, and apart if they are long
+                renderer = keep_in_place(renderer)
             most = setup.vllm_config.model_config.max_model_len
             work_apart(renderer, most)
             client = ProgramEngineClient(setup, renderer, processor, executor)
-            app = await make_app(client, args, setup.tasks)
+            with unmerged_quietly() if reminders else contextlib.nullcontext():
+                app = await make_app(client, args, setup.tasks)
+            if reminders:
+                keep_system_messages(app.state)
             read_cut_off(app.state, client.model_config, renderer.get_tokenizer())
         except (TypeError, ValueError, KeyError, OSError) as error:
             text = f"vLLM's front end for model {setup.model!r} refuses its options: {error}"
             raise ConfigError(text) from error
-        return cls(setup, args, app, renderer)
+        return cls(setup, args, app, renderer, reminders=reminders)
 
     # -- chats -------------------------------------------------------------------------
 
