@@ -108,6 +108,13 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "Only say what of the files would be served, and what of a langgraph.json would not; no "
     "engine starts. Exit code 1 if something would not.",
 )
+@_server.seconds(
+    "--keep-alive",
+    "A stream without a byte for so long, such as one that waits for its turn, sends a comment or "
+    "ping, so that no proxy or client takes it for dead; 0: never.",
+    least=0,
+    default=10.0,
+)
 @_server.seconds("--drain-timeout", "How long a stop waits for what runs.", least=0, default=30.0)
 @_server.text("--seed", "N", "Makes sampled calls repeatable.", type=int, default=0)
 @_tenants.file(

@@ -49,6 +49,7 @@ class ServeJob:
     triggers: Sequence[Trigger] = ()
     journal: JournalPlan | None = None
     park_s: float = 60.0
+    keep_alive_s: float = 10.0
 
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
@@ -96,6 +97,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         triggers=triggers,
         journal=server_journal(options, served.values()),
         park_s=options["park_after"],
+        keep_alive_s=options["keep_alive"],
     )
 
 

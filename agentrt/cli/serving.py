@@ -191,6 +191,7 @@ class Serving:
             webhooks=job.webhooks,
             lifetimes=job.lifetimes,
             park_s=job.park_s,
+            keep_alive_s=job.keep_alive_s,
         )
 
     async def _serve(self, server: Server, app: ASGIApp, fronts: Sequence[Front]) -> None:

@@ -143,6 +143,7 @@ async def open_server(
     isolate: bool = False,
     strict: bool = False,
     reminders: bool = True,
+    keep_alive_s: float = 10.0,
     is_shared: bool = False,
     submit: bool = False,
     apis: Sequence[Any] = (programs,),
@@ -168,6 +169,7 @@ async def open_server(
             keys=keys,
             bounds=bounds or Bounds(),
             submit=submit,
+            keep_alive_s=keep_alive_s,
         )
         listener = Listener("127.0.0.1", 0)
         async with (

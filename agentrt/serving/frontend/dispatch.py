@@ -20,7 +20,7 @@ from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.bodies import LONG, given, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
 from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length
-from agentrt.serving.frontend.exchange import Exchange
+from agentrt.serving.frontend.exchange import Exchange, Key
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.server import Server
@@ -75,6 +75,7 @@ class FrontendApp:
         self._server = server
         self._known = [KnownFields(front.app) for front in fronts if strict]
         self._fronts = tuple(fronts)
+        self._tries: dict[Key, Exchange] = {}
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
         self._store = ResponseStore(server.runtime.now)
@@ -126,7 +127,7 @@ class FrontendApp:
                 check_length(fields, front.max_model_len)
                 if len(body) > LONG:
                     await pause()
-                exchange = Exchange(self._server, self._store, tenant, path, fields)
+                exchange = Exchange(self._server, self._store, self._tries, tenant, path, fields)
                 await exchange.run(front.app, *handed, send)
             else:
                 self._server.tenants.ask(tenant)

@@ -14,7 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.executors.frontend import calling
 from agentrt.serving.bodies import pause
-from agentrt.serving.error_responses import describe, in_form_of, log_fault, openai_error
+from agentrt.serving.error_responses import (
+    SupersededError,
+    describe,
+    in_form_of,
+    log_fault,
+    openai_error,
+)
 from agentrt.serving.frontend.bounds import calls_of
 from agentrt.serving.frontend.callers import RequestCaller
 from agentrt.serving.frontend.conversations import (
@@ -26,6 +32,7 @@ from agentrt.serving.frontend.conversations import (
     tools_of,
 )
 from agentrt.serving.frontend.responses import ResponseStore
+from agentrt.serving.keep_alive import STREAM, ping_of, send_now
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
 from agentrt.serving.programs.hints import read_hints
@@ -33,7 +40,9 @@ from agentrt.serving.programs.identity import CLAIMED, read_claim
 from agentrt.serving.server import Server
 
 _OK = 200
-_STREAM = b"text/event-stream"
+_KEY = b"idempotency-key"
+Key = tuple[str, str, bytes]
+"""Tenant, path, and what the client calls its request."""
 _ERROR = b"event: error"
 _BATCH = 16 * 1024
 """Bytes of a stream that are read together."""
@@ -43,10 +52,14 @@ _PIECE = 256
 
 @dataclass(slots=True)
 class Exchange:
-    """A request of ``tenant`` at ``path``, with its body's ``fields``."""
+    """A request of ``tenant`` at ``path``, with its body's ``fields``.
+
+    ``tries`` are the requests under way whose clients gave them a key, so that they can come again.
+    """
 
     server: Server
     store: ResponseStore
+    tries: dict[Key, Exchange]
     tenant: str
     path: str
     fields: Mapping[str, Any]
@@ -57,6 +70,10 @@ class Exchange:
     _start: Message = field(init=False)
     _body: bytearray = field(default_factory=bytearray)
     _size: int = 0
+    _key: Key | None = None
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
+    _early: asyncio.TimerHandle | None = None
+    _is_early: bool = False
     _is_stream: bool = False
     _is_left: bool = False
 
@@ -76,26 +93,27 @@ class Exchange:
         Before it begins, raises `BusyError` where the tenant is at a limit, and `ApiError` where
         its program is over.
         """
-        self._entry = self._enter(scope, await self._hashes())
-        caller = self._caller = RequestCaller(self.server.runtime, self._entry)
+        hashes = await self._hashes()
+        if key := scope["state"]["headers"].get(_KEY):
+            await self._supersede(key)
+        try:
+            self._entry = self._enter(scope, hashes)
+            caller = self._caller = RequestCaller(self.server.runtime, self._entry)
+        except BaseException:
+            self._end_try()
+            raise
 
         async def receive_watched() -> Message:
             message = await receive()
             caller.is_gone = message["type"] == "http.disconnect"
             return message
 
-        def send_watched(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start":
-                self._begin(message)
-            elif self._start["status"] == _OK and not self._is_left:
-                self._read(message)
-            if self._start["status"] != _OK:
-                return self._refuse(message, send)
-            return send(message)
-
+        if (keep_alive_s := self.server.keep_alive_s) and self.fields.get("stream") is True:
+            later = asyncio.get_running_loop().call_later
+            self._early = later(keep_alive_s, self._begin_early, send)
         try:
             with calling(caller):
-                await app(scope, receive_watched, send_watched)
+                await app(scope, receive_watched, self._sending(send))
         except Exception as error:
             if not self._is_stream:
                 raise
@@ -103,9 +121,46 @@ class Exchange:
             last = broken_off(self.path, caller.error or error)
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
+            if self._early is not None:
+                self._early.cancel()
             if not self._goes_on(app):
                 await caller.close()
                 self._leave()
+            self._end_try()
+
+    def _sending(self, send: Send) -> Send:
+        """Send the answer by ``send``, and read it as it passes."""
+
+        def send_watched(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                self._begin(message)
+                if self._is_early and message["status"] == _OK:
+                    return _nothing()
+            elif self._start["status"] == _OK and not self._is_left:
+                self._read(message)
+            if self._start["status"] != _OK:
+                return self._refuse(message, send)
+            return send(message)
+
+        return send_watched
+
+    async def _supersede(self, key: bytes) -> None:
+        """End an earlier try of the same request, whose client comes again with the same key.
+
+        The connection of that try may have been cut in a way that this server cannot see.
+        """
+        own = self.tenant, self.path, key
+        while (earlier := self.tries.get(own)) is not None:
+            earlier._caller.call_off(SupersededError())
+            await earlier._over.wait()
+        self.tries[own] = self
+        self._key = own
+
+    def _end_try(self) -> None:
+        """The try is over, and the client may come again."""
+        if self._key is not None:
+            del self.tries[self._key]
+            self._over.set()
 
     # -- the request -------------------------------------------------------------------
 
@@ -141,13 +196,26 @@ class Exchange:
 
     # -- the answer --------------------------------------------------------------------
 
+    def _begin_early(self, send: Send) -> None:
+        """Begin a stream that is still prepared after a while, such as behind long prompts: its
+        client is told that it lives. A refusal that comes later is an event of the stream.
+        """
+        headers = [(b"content-type", STREAM + b"; charset=utf-8")]
+        start: Message = {"type": "http.response.start", "status": _OK, "headers": headers}
+        self._begin(start)
+        self._is_early = send_now(send(start))
+        alive = {"type": "http.response.body", "body": ping_of(self.path), "more_body": True}
+        send_now(send(alive))
+
     def _begin(self, start: Message) -> None:
         """The answer's head, which gets the program. That of a refusal waits for its body."""
+        if self._early is not None:
+            self._early.cancel()
         self._start = start
         if start["status"] == _OK:
             headers = start["headers"] = list(start.get("headers", ()))
             kinds = [value for name, value in headers if name == b"content-type"]
-            self._is_stream = any(kind.startswith(_STREAM) for kind in kinds)
+            self._is_stream = any(kind.startswith(STREAM) for kind in kinds)
             program = self._entry.program.run.id.encode("ascii", "replace")
             headers.append((b"x-agentrt-program", program))
 
@@ -178,6 +246,11 @@ class Exchange:
             return
         status = self._start["status"]
         body = clearer(self.path, status, bytes(self._body))
+        if self._is_early:
+            await send(
+                {"type": "http.response.body", "body": last_event(self.path, from_json(body))}
+            )
+            return
         headers = [one for one in self._start["headers"] if one[0] != b"content-length"]
         headers += [(b"content-length", str(len(body)).encode()), *retry_headers(status)]
         await send({**self._start, "headers": headers})
@@ -258,11 +331,21 @@ def retry_headers(status: int) -> list[tuple[bytes, bytes]]:
     return [(b"retry-after", _RETRY_S)] if status == 503 else []
 
 
+async def _nothing() -> None:
+    """Stands for a message that has been sent already."""
+
+
 def broken_off(path: str, error: Exception) -> bytes:
     """The event that ends a stream which cannot go on."""
     status, body, _ = describe(error)
     log_fault(status, error)
-    body = in_form_of(path, body)
+    return last_event(path, in_form_of(path, body))
+
+
+def last_event(path: str, body: dict[str, Any]) -> bytes:
+    """The body of an error, in the form of the API that ``path`` belongs to, as an event that ends
+    a stream.
+    """
     if path == RESPONSES:
         told = body["error"]
         assert isinstance(told, dict)
