@@ -27,7 +27,8 @@ class RequestCaller(Caller):
 
     Calls that run beside each other are siblings; one that begins when others have ended comes
     after these. ``is_gone`` says that nobody waits for the answer any more,
-    and ``error`` is what a call of it came to, if any failed.
+    and ``error`` is what a call of it came to, if any failed. ``max_tokens`` is what the answer may
+    have, if that is less than its client asked for.
     """
 
     def __init__(self, runtime: Runtime, entry: Entry) -> None:
@@ -40,6 +41,7 @@ class RequestCaller(Caller):
         self._deadline: asyncio.TimerHandle | None = None
         self.is_gone = False
         self.error: AgentrtError | None = None
+        self.max_tokens: int | None = None
         if (deadline_at := entry.program.deadline_at) is not None:
             loop, left = asyncio.get_running_loop(), deadline_at - runtime.now()
             self._deadline = loop.call_later(max(0.0, left), self._too_late)
@@ -87,6 +89,9 @@ class RequestCaller(Caller):
             _LOG.error("a call failed", exc_info=error)
             self.error = InvariantError("the server failed")
         return self.error
+
+    def limited(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
 
     def _too_late(self) -> None:
         run = self._entry.program.run

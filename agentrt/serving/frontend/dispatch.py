@@ -19,7 +19,7 @@ from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.bodies import LONG, given, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
-from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length
+from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length, within_window
 from agentrt.serving.frontend.exchange import Exchange, Key
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
 from agentrt.serving.middleware import tenant_of
@@ -44,7 +44,8 @@ _OF_RESPONSES = "/v1/responses/"
 
 class Front(Protocol):
     """vLLM's front end of one model. ``names`` are the model's, and its adapters'. With
-    ``reminders``, system messages in the middle of a chat stay at their place.
+    ``reminders``, system messages in the middle of a chat stay at their place. ``budgets`` says
+    whether its engines can hold thinking to a number of tokens.
     """
 
     app: FastAPI
@@ -56,6 +57,9 @@ class Front(Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+
+    @property
+    def budgets(self) -> bool: ...
 
 
 def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
@@ -119,6 +123,7 @@ class FrontendApp:
         WORKS_FOR.set(tenant)
         token = ASKING.set(Asking(tenant, len(body), model))
         try:
+            fields = within_window(path, fields, front.max_model_len, budgets=front.budgets)
             handed = _handed_on(request, body, fields)
             if request.method != "POST":
                 await front.app(*handed, send)

@@ -218,6 +218,8 @@ class Exchange:
             self._is_stream = any(kind.startswith(STREAM) for kind in kinds)
             program = self._entry.program.run.id.encode("ascii", "replace")
             headers.append((b"x-agentrt-program", program))
+            if (limit := self._caller.max_tokens) is not None:
+                headers.append((b"x-agentrt-max-tokens", str(limit).encode("ascii")))
 
     def _read(self, message: Message) -> None:
         """Read a piece of the answer. At its end the calls are over."""

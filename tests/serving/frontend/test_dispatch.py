@@ -42,6 +42,7 @@ class Front:
     args: Any = None
     max_model_len: int = 4096
     reminders: bool = True
+    budgets: bool = True
 
     @classmethod
     def of(cls, *names: str) -> Front:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrt.executors.frontend import FIELDS
+from agentrt.executors.frontend import CALLER, FIELDS
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -23,6 +25,11 @@ pages, and its engines do not grow.
 _CALLS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 _MESSAGES = "vllm.entrypoints.anthropic.api_router"
 _MERGES = "vllm.entrypoints.anthropic.serving"
+_LIMIT = "get_max_tokens"
+_LIMITING = tuple(
+    f"vllm.entrypoints.openai.{name}.serving"
+    for name in ("chat_completion", "completion", "responses")
+)
 _TEMPLATES = ("vllm.renderers.hf", "vllm.renderers.mistral")
 
 
@@ -55,9 +62,33 @@ async def make_app(
         for route in calls:  # none where the model only pools
             route.app = _with_fields(route)
         app.router.routes[:] = [*calls, *(one for one in app.router.routes if one not in calls)]
+    _tell_limits()
     await init_app_state(client, app.state, args, tasks)
     logging.getLogger(_MESSAGES).addFilter(_is_no_refusal)
     return app
+
+
+def _tell_limits() -> None:
+    """Tell callers of limits that vLLM cuts down to what their prompts leave.
+
+    All APIs of vLLM's ask one function for it, before their answers begin.
+    """
+    for name in _LIMITING:
+        module = import_module(name)
+        limit = getattr(module, _LIMIT, None)
+        if limit is not None and not hasattr(limit, "__wrapped__"):
+            setattr(module, _LIMIT, _telling(limit))
+
+
+def _telling(limit: Callable[..., int]) -> Callable[..., int]:
+    @wraps(limit)
+    def told(max_model_len: int, max_tokens: int | None, *args: Any, **options: Any) -> int:
+        most = limit(max_model_len, max_tokens, *args, **options)
+        if max_tokens is not None and most < max_tokens and (who := CALLER.get()) is not None:
+            who.limited(most)
+        return most
+
+    return told
 
 
 def _with_fields(route: APIRoute) -> ASGIApp:

@@ -163,6 +163,9 @@ class VLLMFrontend(Frontend):
         if body.get("max_tokens") is not None:  # the name is deprecated, and vLLM warns of it
             limit = body.pop("max_tokens")
             body.setdefault("max_completion_tokens", limit)
+        limit = body.get("max_completion_tokens")
+        if isinstance(limit, int) and limit > self.max_model_len:  # as the server's clients have it
+            body["max_completion_tokens"] = self.max_model_len
         if stream:
             body.setdefault("stream_options", {"include_usage": True})
         try:
@@ -176,6 +179,12 @@ class VLLMFrontend(Frontend):
     def max_model_len(self) -> int:
         """Tokens that one call may have, prompt and output together."""
         return int(self.setup.vllm_config.model_config.max_model_len)
+
+    @property
+    def budgets(self) -> bool:
+        """Whether the engines can hold thinking to a number of tokens."""
+        config = getattr(self.setup.vllm_config, "reasoning_config", None)
+        return config is not None and bool(config.enabled)
 
     # -- models ------------------------------------------------------------------------
 
