@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrt.executors.frontend import calling
+from agentrt.executors.frontend import FIELDS, calling
 from agentrt.serving.bodies import pause
 from agentrt.serving.error_responses import (
     SupersededError,
@@ -103,6 +103,8 @@ class Exchange:
             self._end_try()
             raise
 
+        self._order_tools(scope)
+
         async def receive_watched() -> Message:
             message = await receive()
             caller.is_gone = message["type"] == "http.disconnect"
@@ -177,6 +179,14 @@ class Exchange:
         except BaseException:
             tenants.leave(self.tenant, self.calls)
             raise
+
+    def _order_tools(self, scope: Scope) -> None:
+        """Put tools that the program had before in their order, and new ones behind them."""
+        tools = self.fields.get("tools")
+        if isinstance(tools, list) and FIELDS in scope:
+            ordered = self._entry.program.in_order(tools)
+            if ordered is not tools:
+                scope[FIELDS] = {**self.fields, "tools": ordered}
 
     async def _hashes(self) -> list[bytes]:
         """The hashes of the request's chat; one that goes on from a response begins with its.

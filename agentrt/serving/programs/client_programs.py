@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as joined
+from typing import Any
 from uuid import uuid4
 
 from agentrt.graph import Frontier, Node, NodeKind
@@ -21,6 +22,8 @@ CHAT = "chat"
 """The type of a program whose client names none."""
 MOST_CALLS = 10_000
 """Calls of one program."""
+MOST_TOOLS = 4096
+"""Tools of one program whose order is kept."""
 _ESTABLISHED = 16
 """Requests after its first by which a program may be silent for as long as any, before it makes
 room for a new one: a name alone is invented for nothing.
@@ -35,7 +38,8 @@ class ClientProgram:
     ``ends`` are the nodes of calls, by their client's names. ``left`` are its entries in the
     tenant's conversations, with their hashes. ``gaps`` are the tools that run now: by the scope of
     the call that asked for them, a scope and a node for each. Only its client ends a session.
-    ``is_last`` says that it ends with its open requests. ``requests`` have begun so far.
+    ``is_last`` says that it ends with its open requests. ``requests`` have begun so far. ``tools``
+    are the names of the tools of all its requests, each with its place.
     """
 
     run: Run
@@ -46,11 +50,39 @@ class ClientProgram:
     ends: dict[str, tuple[int, ...]] = field(default_factory=dict)
     left: list[tuple[bytes, ChatEnd]] = field(default_factory=list)
     gaps: dict[Scope, list[tuple[Scope, Node]]] = field(default_factory=dict)
+    tools: dict[str, int] = field(default_factory=dict)
     is_session: bool = False
     is_last: bool = False
     open: int = 0
     requests: int = 0
     seen_at: float = 0.0
+
+    def in_order(self, tools: Sequence[Any]) -> Sequence[Any]:
+        """The ``tools`` of a request in the order of the program's earlier requests, and new ones
+        behind them: clients that sort their tools would put new ones before those that are in the
+        prefix cache. The same object where they are in this order already.
+        """
+        places, last = self.tools, -1
+        is_sorted = True
+        for tool in tools:
+            name = _tool_name(tool)
+            place = places.get(name)
+            if place is None:
+                if len(places) >= MOST_TOOLS:
+                    return tools
+                place = places[name] = len(places)
+            is_sorted = is_sorted and place >= last
+            last = place
+        return tools if is_sorted else sorted(tools, key=lambda tool: places[_tool_name(tool)])
+
+
+def _tool_name(tool: Any) -> str:
+    """What tells a tool of a request from its others, in any of the APIs."""
+    if not isinstance(tool, dict):
+        return ""
+    function = tool.get("function")
+    name = (function if isinstance(function, dict) else tool).get("name")
+    return f"{name or tool.get('server_label') or ''}\n{tool.get('type') or ''}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

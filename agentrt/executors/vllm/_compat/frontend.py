@@ -167,6 +167,21 @@ def _nothing(record: logging.LogRecord) -> bool:
     return False
 
 
+def template_of(renderer: Any, params: Any) -> str | None:
+    """The chat template that a renderer renders ``params`` with; None where code renders chats."""
+    from vllm.renderers.hf import HfRenderer, resolve_chat_template
+
+    if not isinstance(renderer, HfRenderer):
+        return None
+    template: str | None = resolve_chat_template(
+        renderer.get_tokenizer(),
+        params.chat_template,
+        params.chat_template_kwargs.get("tools"),
+        model_config=renderer.model_config,
+    )
+    return template
+
+
 def prompt_text(prompt: Mapping[str, Any], tokenizer: Callable[[], Any]) -> str:
     """The text of a rendered prompt, which may be token ids already."""
     text = prompt.get("prompt")

@@ -39,6 +39,7 @@ from agentrt.executors.vllm._compat.frontend import (
 from agentrt.executors.vllm.frontend.client import ProgramEngineClient, ProgramRequest
 from agentrt.executors.vllm.frontend.families import TOOL_FORM
 from agentrt.executors.vllm.frontend.flags import parse_flags
+from agentrt.executors.vllm.frontend.late_tools import show_tools_late
 from agentrt.executors.vllm.frontend.long_prompts import work_apart
 from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
 from agentrt.executors.vllm.frontend.reminders import keep_in_place
@@ -104,6 +105,7 @@ class VLLMFrontend(Frontend):
                 renderer = explain_tools(renderer)
             if reminders:  # before tools are explained in the messages, and apart if they are long
                 renderer = keep_in_place(renderer)
+            renderer = show_tools_late(renderer)
             most = setup.vllm_config.model_config.max_model_len
             work_apart(renderer, most)
             client = ProgramEngineClient(setup, renderer, processor, executor)
