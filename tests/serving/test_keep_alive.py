@@ -344,6 +344,7 @@ async def test_a_client_that_comes_again_never_has_two_calls(path: str, stream: 
             task.cancel()
             await asyncio.wait([task])
             await local.until(lambda: not local.engine.open)
+            await local.until(lambda: not local.programs())
         local.engine.go.set()
         answer = await local.client.post(path, json=body)
         assert answer.status_code == 200

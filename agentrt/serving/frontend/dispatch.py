@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocketClose
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend
@@ -24,6 +23,7 @@ from agentrt.serving.frontend.exchange import Exchange, Key
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.server import Server
+from agentrt.serving.sockets import no_socket
 
 _CLIENTS = (
     *("/v1/", "/v2/", "/inference/v1/generate", "/generative_scoring", "/version"),
@@ -89,7 +89,7 @@ class FrontendApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # vLLM's own are not public
-            await WebSocketClose()(scope, receive, send)
+            await no_socket(scope["path"])(scope, receive, send)
             return
         request = Request(scope, receive)
         if not is_public(scope["path"], operator=request.state.operator):

@@ -277,7 +277,8 @@ class Exchange:
         before = hashes[-1] if hashes else b""
         ends = [chain(reply, before)[-1] for reply in replies if reply] if hashes else []
         tools = tools_of(replies[0]) if replies else []
-        self.server.programs.leave(self._entry, ends, tools)
+        is_cut = self._caller.is_gone and not any(replies)
+        self.server.programs.leave(self._entry, ends, tools, is_cut=is_cut)
         self.server.tenants.leave(self.tenant, self.calls)
         if self.path == RESPONSES and self._answer.id:
             end = ends[0] if ends else None
