@@ -116,21 +116,20 @@ def within_window(
     the prompt leaves. A budget for thinking is cut, too, and left out where the engine has no
     ``budgets``: the model thinks for as long as it wants.
     """
-    names = _LIMITS.get(path, _CHAT_LIMITS)
-    changed: dict[str, Any] = {n: window for n in names if _is_beyond(body, n, window)}
-    thinking = body.get("thinking")
-    if path == MESSAGES and isinstance(thinking, dict) and thinking.get("type") == "enabled":
-        if not budgets:
-            changed["thinking"] = {"type": "adaptive"}
-        elif changed and _is_beyond(thinking, "budget_tokens", window - 1):
-            budget = max(_LEAST_BUDGET, window - 1)
-            changed["thinking"] = {**thinking, "budget_tokens": budget}
+    changed: dict[str, Any] = {}
+    for name in _LIMITS.get(path, _CHAT_LIMITS):
+        if name in body and body[name].__class__ is int and body[name] > window:
+            changed[name] = window
+    if path == MESSAGES and "thinking" in body:
+        thinking = body["thinking"]
+        if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+            budget = thinking.get("budget_tokens")
+            if not budgets:
+                changed["thinking"] = {"type": "adaptive"}
+            elif changed and type(budget) is int and budget >= window:
+                most = max(_LEAST_BUDGET, window - 1)
+                changed["thinking"] = {**thinking, "budget_tokens": most}
     return {**body, **changed} if changed else body
-
-
-def _is_beyond(given: Any, name: str, most: int) -> bool:
-    value = _get(given, name)
-    return type(value) is int and value > most
 
 
 def _check_messages(field: str, given: Any) -> None:

@@ -21,7 +21,6 @@ from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_
 from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length, within_window
 from agentrt.serving.frontend.exchange import Exchange, Key
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
-from agentrt.serving.middleware import tenant_of
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import no_socket
 
@@ -51,15 +50,13 @@ class Front(Protocol):
     app: FastAPI
     args: Any
     reminders: bool
+    budgets: bool
 
     @property
     def names(self) -> Sequence[str]: ...
 
     @property
     def max_model_len(self) -> int: ...
-
-    @property
-    def budgets(self) -> bool: ...
 
 
 def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
@@ -92,7 +89,7 @@ class FrontendApp:
             await no_socket(scope["path"])(scope, receive, send)
             return
         request = Request(scope, receive)
-        if not is_public(scope["path"], operator=request.state.operator):
+        if not is_public(scope["path"], operator=scope["state"]["operator"]):
             raise HTTPException(404, "Not Found")
         try:
             await self._serve(request, send)
@@ -105,7 +102,7 @@ class FrontendApp:
             await refusal(scope, receive, send)
 
     async def _serve(self, request: Request, send: Send) -> None:
-        path, tenant = request.scope["path"], tenant_of(request)
+        path, tenant = request.scope["path"], request.scope["state"]["tenant"]
         lists = path == _MODELS or path.startswith(f"{_MODELS}/")
         if lists and request.method == "GET":
             response = JSONResponse(await self._models(path.removeprefix(_MODELS).strip("/")))
@@ -123,13 +120,14 @@ class FrontendApp:
         WORKS_FOR.set(tenant)
         token = ASKING.set(Asking(tenant, len(body), model))
         try:
-            fields = within_window(path, fields, front.max_model_len, budgets=front.budgets)
+            window = front.max_model_len
+            fields = within_window(path, fields, window, budgets=front.budgets)
             handed = _handed_on(request, body, fields)
             if request.method != "POST":
                 await front.app(*handed, send)
             elif makes_calls(path):
                 check_bounds(path, fields, len(body))
-                check_length(fields, front.max_model_len)
+                check_length(fields, window)
                 if len(body) > LONG:
                     await pause()
                 exchange = Exchange(self._server, self._store, self._tries, tenant, path, fields)
@@ -203,7 +201,7 @@ async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str 
 def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tuple[Scope, Receive]:
     """The request as vLLM sees it: its id is the server's own."""
     headers = [one for one in request.scope["headers"] if one[0] != b"x-request-id"]
-    own = (b"x-request-id", request.state.request_id.encode("ascii"))
+    own = (b"x-request-id", request.scope["state"]["request_id"].encode("ascii"))
     scope = {**request.scope, "headers": [*headers, own]}
     for name in ("router", "endpoint"):  # of our own application, where it was asked first
         scope.pop(name, None)

@@ -44,8 +44,8 @@ _KEY = b"idempotency-key"
 Key = tuple[str, str, bytes]
 """Tenant, path, and what the client calls its request."""
 _ERROR = b"event: error"
-_BATCH = 16 * 1024
-"""Bytes of a stream that are read together."""
+_BATCH = 64
+"""Pieces of a stream that are read together."""
 _PIECE = 256
 """Messages. To hash so many of a kilobyte takes some 0.6 ms."""
 
@@ -69,9 +69,10 @@ class Exchange:
     _answer: AnswerReader = field(init=False)
     _start: Message = field(init=False)
     _body: bytearray = field(default_factory=bytearray)
+    _pieces: int = 0
     _size: int = 0
     _key: Key | None = None
-    _over: asyncio.Event = field(default_factory=asyncio.Event)
+    _over: asyncio.Event | None = None
     _early: asyncio.TimerHandle | None = None
     _is_early: bool = False
     _is_stream: bool = False
@@ -128,7 +129,8 @@ class Exchange:
             if not self._goes_on(app):
                 await caller.close()
                 self._leave()
-            self._end_try()
+            if self._key is not None:
+                self._end_try()
 
     def _sending(self, send: Send) -> Send:
         """Send the answer by ``send``, and read it as it passes."""
@@ -154,13 +156,14 @@ class Exchange:
         own = self.tenant, self.path, key
         while (earlier := self.tries.get(own)) is not None:
             earlier._caller.call_off(SupersededError())
+            assert earlier._over is not None
             await earlier._over.wait()
         self.tries[own] = self
-        self._key = own
+        self._key, self._over = own, asyncio.Event()
 
     def _end_try(self) -> None:
         """The try is over, and the client may come again."""
-        if self._key is not None:
+        if self._key is not None and self._over is not None:
             del self.tries[self._key]
             self._over.set()
 
@@ -224,8 +227,9 @@ class Exchange:
         self._start = start
         if start["status"] == _OK:
             headers = start["headers"] = list(start.get("headers", ()))
-            kinds = [value for name, value in headers if name == b"content-type"]
-            self._is_stream = any(kind.startswith(STREAM) for kind in kinds)
+            for name, value in headers:
+                if name == b"content-type":
+                    self._is_stream = value[: len(STREAM)] == STREAM
             program = self._entry.program.run.id.encode("ascii", "replace")
             headers.append((b"x-agentrt-program", program))
             if (limit := self._caller.max_tokens) is not None:
@@ -240,9 +244,11 @@ class Exchange:
             return
         self._body += body
         if self._is_stream:
-            if self._answer.end in body or len(self._body) > _BATCH:
+            self._pieces += 1
+            if self._answer.end in body or self._pieces > _BATCH:
                 self._answer.feed(bytes(self._body))
                 self._body.clear()
+                self._pieces = 0
             if self.path == MESSAGES and body.startswith(_ERROR) and self._caller.error:
                 # vLLM's converter does not know errors, and says so at length.
                 message["body"] = broken_off(self.path, self._caller.error)

@@ -60,14 +60,11 @@ class ClientProgram:
     requests: int = 0
     seen_at: float = 0.0
 
-    def join(self, entry: Entry) -> None:
-        """The calls of a request are over: later calls come after them."""
+    def join_branch(self, entry: Entry) -> None:
+        """The calls of a request are over: later calls of its agent come after them."""
+        branch = self.branches.setdefault(entry.agent, Frontier())
         for scope in entry.scopes:
-            self.frontier.join(scope.frontier)
-        if self.branches:
-            branch = self.branches.setdefault(entry.agent, Frontier())
-            for scope in entry.scopes:
-                branch.join(scope.frontier)
+            branch.join(scope.frontier)
 
     def in_order(self, tools: Sequence[Any]) -> Sequence[Any]:
         """The ``tools`` of a request in the order of the program's earlier requests, and new ones
@@ -223,7 +220,10 @@ class ClientPrograms:
         if program.run.ended_at is not None:
             return  # it was ended meanwhile, and its tenant may be forgotten
         own = self._tenants[program.tenant]
-        program.join(entry)
+        for scope in entry.scopes:
+            program.frontier.join(scope.frontier)
+        if program.branches:
+            program.join_branch(entry)
         if entry.call is not None:
             nodes = (scope.frontier.ids for scope in entry.scopes)
             program.ends[entry.call] = tuple(sorted(set(joined.from_iterable(nodes))))

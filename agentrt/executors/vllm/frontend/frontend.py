@@ -36,13 +36,12 @@ from agentrt.executors.vllm._compat.frontend import (
     make_renderer,
     unmerged_quietly,
 )
+from agentrt.executors.vllm.frontend.arranged import arrange_chats
 from agentrt.executors.vllm.frontend.client import ProgramEngineClient, ProgramRequest
 from agentrt.executors.vllm.frontend.families import TOOL_FORM
 from agentrt.executors.vllm.frontend.flags import parse_flags
-from agentrt.executors.vllm.frontend.late_tools import show_tools_late
 from agentrt.executors.vllm.frontend.long_prompts import work_apart
 from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
-from agentrt.executors.vllm.frontend.reminders import keep_in_place
 from agentrt.executors.vllm.processes import apart
 from agentrt.request import CallSpec, RenderedCall
 
@@ -62,6 +61,7 @@ class VLLMFrontend(Frontend):
 
     ``app`` is vLLM's application, and ``args`` its parsed flags. ``name`` is what answers call
     the model. With ``reminders``, system messages in the middle of a chat stay at their place.
+    ``budgets`` says whether the engines can hold thinking to a number of tokens.
     """
 
     def __init__(
@@ -75,6 +75,8 @@ class VLLMFrontend(Frontend):
     ) -> None:
         self.setup = setup
         self.reminders = reminders
+        reasoning = getattr(setup.vllm_config, "reasoning_config", None)
+        self.budgets = reasoning is not None and bool(reasoning.enabled)
         self.args = args
         self.app = app
         self.name: str = args.served_model_name[0]
@@ -103,9 +105,8 @@ class VLLMFrontend(Frontend):
                 from agentrt.executors.vllm.frontend.held import explain_tools
 
                 renderer = explain_tools(renderer)
-            if reminders:  # before tools are explained in the messages, and apart if they are long
-                renderer = keep_in_place(renderer)
-            renderer = show_tools_late(renderer)
+            # Before tools are explained in the messages, and apart if they are long.
+            renderer = arrange_chats(renderer, reminders=reminders)
             most = setup.vllm_config.model_config.max_model_len
             work_apart(renderer, most)
             client = ProgramEngineClient(setup, renderer, processor, executor)
@@ -181,12 +182,6 @@ class VLLMFrontend(Frontend):
     def max_model_len(self) -> int:
         """Tokens that one call may have, prompt and output together."""
         return int(self.setup.vllm_config.model_config.max_model_len)
-
-    @property
-    def budgets(self) -> bool:
-        """Whether the engines can hold thinking to a number of tokens."""
-        config = getattr(self.setup.vllm_config, "reasoning_config", None)
-        return config is not None and bool(config.enabled)
 
     # -- models ------------------------------------------------------------------------
 

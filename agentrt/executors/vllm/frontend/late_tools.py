@@ -25,35 +25,20 @@ _ONLY_HERE = ("defer_loading", "strict")
 Message = dict[str, Any]
 
 
-def show_tools_late(renderer: Any) -> Any:
-    """Make one of vLLM's renderers show deferred tools where they are loaded; the renderer itself
-    comes back. A template that knows references gets them as they are.
+def shown_late(renderer: Any, messages: Sequence[Any], params: Any) -> tuple[Sequence[Any], Any]:
+    """A chat with its deferred tools where they are loaded, and how it is rendered then. A template
+    that knows references gets them as they are.
     """
-    whole, awaited = renderer.render_messages, renderer.render_messages_async
-
-    def shown(messages: Sequence[Any], params: Any) -> tuple[Sequence[Any], Any]:
-        options = params.chat_template_kwargs
-        tools = options.get("tools") or ()
-        if not any(map(_is_deferred, tools)) and not any(map(_has_references, messages)):
-            return messages, params
-        if _REFERENCE in (template_of(renderer, params) or ""):
-            return messages, params
-        first = [tool for tool in tools if not _is_deferred(tool)]
-        deferred = {_name(tool): tool for tool in tools if _is_deferred(tool)}
-        options = {**options, "tools": first or None}
-        return in_results(messages, deferred), dataclasses.replace(
-            params, chat_template_kwargs=options
-        )
-
-    def render_messages(messages: Sequence[Any], params: Any) -> Any:
-        return whole(*shown(messages, params))
-
-    async def render_messages_async(messages: Sequence[Any], params: Any) -> Any:
-        return await awaited(*shown(messages, params))
-
-    renderer.render_messages = render_messages
-    renderer.render_messages_async = render_messages_async
-    return renderer
+    options = params.chat_template_kwargs
+    tools = options.get("tools") or ()
+    if not any(map(_is_deferred, tools)) and not any(map(_has_references, messages)):
+        return messages, params
+    if _REFERENCE in (template_of(renderer, params) or ""):
+        return messages, params
+    first = [tool for tool in tools if not _is_deferred(tool)]
+    deferred = {_name(tool): tool for tool in tools if _is_deferred(tool)}
+    without = {**options, "tools": first or None}
+    return in_results(messages, deferred), dataclasses.replace(params, chat_template_kwargs=without)
 
 
 def in_results(messages: Sequence[Any], deferred: Mapping[str, Any]) -> list[Any]:

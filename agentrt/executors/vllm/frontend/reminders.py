@@ -60,37 +60,26 @@ class Template:
         return "system" if self.system else None
 
 
-def keep_in_place(renderer: Any) -> Any:
-    """Make one of vLLM's renderers keep reminders at their place; the renderer itself comes back.
+class Reminders:
+    """Keeps reminders at their place, in the chats that ``render`` renders."""
 
-    All APIs render their chats by it, and so do the routes that count or show tokens.
-    """
-    whole, awaited = renderer.render_messages, renderer.render_messages_async
-    tokenizer = renderer.get_tokenizer
-    templates: dict[tuple[str | None, bool], Template] = {}
+    def __init__(self, render: Callable[..., Any], tokenizer: Callable[[], Any]) -> None:
+        self._render, self._tokenizer = render, tokenizer
+        self._templates: dict[tuple[str | None, bool], Template] = {}
 
-    def template(params: Any) -> Template:
-        key = params.chat_template, bool(params.chat_template_kwargs.get("tools"))
-        if key not in templates:
-            if len(templates) >= _MOST_TEMPLATES:
-                templates.clear()
-            templates[key] = probed(_rendered_by(whole, params, tokenizer))
-        return templates[key]
-
-    def kept(messages: Sequence[Any], params: Any) -> Sequence[Any]:
-        if not _has_reminders(messages):
+    def kept(self, messages: Sequence[Any], params: Any) -> Sequence[Any]:
+        """The messages of a chat as its template renders each at its place."""
+        if all(_role(message) not in _INSTRUCTING for message in messages[1:]):
             return messages
-        return in_place([_plain(message) for message in messages], template(params))
+        return in_place([_plain(message) for message in messages], self._template(params))
 
-    def render_messages(messages: Sequence[Any], params: Any) -> Any:
-        return whole(kept(messages, params), params)
-
-    async def render_messages_async(messages: Sequence[Any], params: Any) -> Any:
-        return await awaited(kept(messages, params), params)
-
-    renderer.render_messages = render_messages
-    renderer.render_messages_async = render_messages_async
-    return renderer
+    def _template(self, params: Any) -> Template:
+        key = params.chat_template, bool(params.chat_template_kwargs.get("tools"))
+        if key not in self._templates:
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._templates.clear()
+            self._templates[key] = probed(_rendered_by(self._render, params, self._tokenizer))
+        return self._templates[key]
 
 
 def _rendered_by(
@@ -173,10 +162,6 @@ def _turn(role: str, content: str) -> Message:
 
 
 # -- a chat's messages ---------------------------------------------------------------------
-
-
-def _has_reminders(messages: Sequence[Any]) -> bool:
-    return any(_role(message) in _INSTRUCTING for message in messages[1:])
 
 
 def in_place(messages: Sequence[Message], template: Template) -> list[Message]:

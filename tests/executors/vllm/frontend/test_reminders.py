@@ -16,8 +16,9 @@ from vllm.renderers import ChatParams
 
 from agentrt.executors.vllm._compat.frontend import make_renderer
 from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.executors.vllm.frontend.arranged import arrange_chats
 from agentrt.executors.vllm.frontend.held import explain_tools
-from agentrt.executors.vllm.frontend.reminders import CLOSES, OPENS, keep_in_place
+from agentrt.executors.vllm.frontend.reminders import CLOSES, OPENS
 from tests.doubles.scripted_engine import ScriptedEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -93,7 +94,7 @@ async def renderer() -> AsyncIterator[Any]:
     await engine.start(lambda message: None)
     [setup] = await engine.front_setups()
     made, _ = make_renderer(setup.vllm_config)
-    yield keep_in_place(made)
+    yield arrange_chats(made)
     made.shutdown()
 
 
@@ -225,7 +226,7 @@ async def test_the_form_of_tools_that_the_server_explains_keeps_reminders_too() 
     await engine.start(lambda message: None)
     [setup] = await engine.front_setups()
     made, _ = make_renderer(setup.vllm_config)
-    held = keep_in_place(explain_tools(made))
+    held = arrange_chats(explain_tools(made))
     before = ""
     for chat in session([turn("system", "You help.")], "system"):
         rendered = await prompt(held, ALTERNATES, chat, [TOOL])
