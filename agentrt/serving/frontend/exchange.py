@@ -44,6 +44,8 @@ _KEY = b"idempotency-key"
 Key = tuple[str, str, bytes]
 """Tenant, path, and what the client calls its request."""
 _ERROR = b"event: error"
+_BEFORE = {RESPONSES: 2}
+"""Events of a stream that come before its call has begun."""
 _BATCH = 64
 """Pieces of a stream that are read together."""
 _PIECE = 256
@@ -70,6 +72,7 @@ class Exchange:
     _start: Message = field(init=False)
     _body: bytearray = field(default_factory=bytearray)
     _pieces: int = 0
+    _reads: int = 0
     _size: int = 0
     _key: Key | None = None
     _over: asyncio.Event | None = None
@@ -245,6 +248,7 @@ class Exchange:
         self._body += body
         if self._is_stream:
             self._pieces += 1
+            self._reads += 1
             if self._answer.end in body or self._pieces > _BATCH:
                 self._answer.feed(bytes(self._body))
                 self._body.clear()
@@ -283,7 +287,7 @@ class Exchange:
         before = hashes[-1] if hashes else b""
         ends = [chain(reply, before)[-1] for reply in replies if reply] if hashes else []
         tools = tools_of(replies[0]) if replies else []
-        is_cut = self._caller.is_gone and not any(replies)
+        is_cut = self._caller.is_gone and self._reads <= _BEFORE.get(self.path, 0)
         self.server.programs.leave(self._entry, ends, tools, is_cut=is_cut)
         self.server.tenants.leave(self.tenant, self.calls)
         if self.path == RESPONSES and self._answer.id:

@@ -206,9 +206,9 @@ class ClientPrograms:
     ) -> None:
         """The request is over; ``replies`` are the hashes of its chat with each reply.
 
-        If it ``is_cut``, its client has gone before a reply: a program without a name that has had
-        no other request is over then, since its client would come again with the same chat, which
-        begins a new one.
+        If it ``is_cut``, its client has gone before any part of a reply. A program without a name
+        that has had no other request is over then: its client would come again with the same chat,
+        which begins a new one.
 
         ``tools`` are the names of those that the first reply calls: they run until the chat goes
         on. A client that names its calls names what lies between them, too. A program that has
