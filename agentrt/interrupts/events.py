@@ -7,9 +7,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agentrt.errors import ConfigError, InterruptExpiredError
+from agentrt.steady import SteadyClock
 
 log = logging.getLogger(__name__)
 _AHEAD = 1000
@@ -101,11 +103,17 @@ class Feed:
     topic: str
     subscription: Subscription | None = None
 
-    async def next(self, source: EventSource, tenant: str, timeout: float | None) -> Event:
-        """The next event, within so many seconds. Raises `InterruptExpiredError`."""
-        bound = asyncio.timeout(timeout)
+    async def next(
+        self, source: EventSource, tenant: str, timeout: float | None, clock: SteadyClock
+    ) -> Event:
+        """The next event, within so many seconds of the ``clock``. Raises
+        `InterruptExpiredError`.
+        """
+        bound, alarm = asyncio.timeout(None), None
         try:
             async with bound:
+                if timeout is not None:
+                    alarm = clock.call_later(timeout, partial(bound.reschedule, 0.0))
                 if self.subscription is None:
                     self.subscription = await source.subscribe(self.topic, tenant)
                 return await self.subscription.next()
@@ -114,6 +122,9 @@ class Feed:
                 raise
             message = f"no event came on {self.topic!r} within {timeout:g} s"
             raise InterruptExpiredError(message, name=self.topic) from error
+        finally:
+            if alarm is not None:
+                alarm.cancel()
 
     async def close(self) -> None:
         """No more events. Idempotent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from agentrt.errors import InterruptExpiredError, QuestionClosedError, UsageError
 from agentrt.interrupts.answers import AnswerForm
+from agentrt.steady import SteadyClock
 
 _KEPT = 1000
 """Closed questions that are remembered, so that a late answer learns why it is late."""
@@ -21,8 +21,8 @@ QuestionState = Literal["open", "answered", "expired", "withdrawn"]
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """A question of a program. ``at`` and ``deadline`` are seconds on the runtime's clock,
-    ``created_at`` is seconds since 1970.
+    """A question of a program. ``created_at`` and ``expires_at`` are times of the clock by which
+    its program waits.
     """
 
     text: str
@@ -30,9 +30,8 @@ class Question:
     program_type: str = ""
     tenant: str = "default"
     form: AnswerForm = field(default_factory=AnswerForm)
-    at: float = 0.0
     created_at: float = 0.0
-    deadline: float | None = None
+    expires_at: float | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: QuestionState = "open"
 
@@ -53,13 +52,13 @@ async def no_human(question: Question) -> Any:
 class Questions:
     """The questions of one runtime, by id: the open ones, and the last that were closed.
 
-    All methods belong to the runtime's event loop. ``clock`` gives seconds.
+    All methods belong to the runtime's event loop. Programs wait by the ``clock``.
     """
 
-    def __init__(self, clock: Callable[[], float], answerer: Answerer | None = None) -> None:
+    def __init__(self, clock: SteadyClock, answerer: Answerer | None = None) -> None:
         self.open: dict[str, Question] = {}
         self.closed: OrderedDict[str, Question] = OrderedDict()
-        self._clock = clock
+        self.clock = clock
         self._answerer = answerer
         self._answers: dict[str, asyncio.Future[Any]] = {}
         self._listeners: list[Listener] = []
@@ -79,15 +78,14 @@ class Questions:
 
         Raises `InterruptExpiredError` past ``timeout`` (seconds), and what the answerer raises.
         """
-        question.at, question.created_at = self._clock(), time.time()
-        question.deadline = None if timeout is None else question.at + timeout
+        question.created_at = self.clock.now()
+        question.expires_at = None if timeout is None else question.created_at + timeout
         answered = asyncio.get_running_loop().create_future()
         self.open[question.id], self._answers[question.id] = question, answered
         self._tell(question)
         asking = self._ask_somebody(question)
         try:
-            done, _ = await asyncio.wait({answered}, timeout=timeout)
-            if not done:
+            if not await self.clock.wait(answered, timeout):
                 self._close(question, "expired")
                 message = f"nobody answered within {timeout:g} s: {question.text!r}"
                 raise InterruptExpiredError(message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from agentrt.journal.past import PastNode
 from agentrt.journal.reading import REPLY, History, history
 from agentrt.journal.schema import DONE, FORKED, LOST, Change, EndRow, RecordedProgram
 from agentrt.journal.store import Store
+from agentrt.journal.times import clock_of, shift_of
 
 _FORK = re.compile(r"-fork-\d+$")
 _SETTABLE = ("call", "tool", "human", "event", "value")
@@ -47,15 +47,17 @@ def fork_in(
     while (name := f"{base}-fork-{number}") in known:
         number += 1
     row = old.program._replace(
-        id=name, number=FORKED, input=given, options=options, started=time.time()
+        id=name, number=FORKED, input=given, options=options, started=clock_of(store).now()
     )
-    store.write([row, *_past_of(old, name, at, answers)])
+    store.write([row, *_past_of(old, name, at, answers, shift_of(store))])
     return row
 
 
-def _past_of(old: History, name: str, at: str, answers: Mapping[str, str]) -> list[Change]:
-    """The rows of what had ended when ``at`` began, by the time of day. What was still under way
-    then is begun anew.
+def _past_of(
+    old: History, name: str, at: str, answers: Mapping[str, str], shift: float
+) -> list[Change]:
+    """The rows of what had ended when ``at`` began. What was still under way then is begun anew.
+    The journal that they are for is ``shift`` seconds behind the time of day.
     """
     begun, rows = old.nodes[at].start.started, list[Change]()
     kept = {
@@ -86,7 +88,10 @@ def _past_of(old: History, name: str, at: str, answers: Mapping[str, str]) -> li
         # Where an earlier question is not there any more, or has another answer, it is whole.
         if any((row, attempt) not in kept for row, attempt, _ in node.questions.of(start)):
             start = start._replace(asked=node.asked_text)
-        rows += [start._replace(program=name), end._replace(program=name).marked()]
+        rows += [
+            start._replace(program=name, started=start.started - shift),
+            end._replace(program=name, ended=end.ended - shift).marked(),
+        ]
     return rows
 
 

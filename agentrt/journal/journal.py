@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
@@ -14,7 +13,7 @@ from agentrt.errors import JournalError, UnrecordableError
 from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.difference import difference
 from agentrt.journal.past import Past, PastNode, gone_in, nodes_of
-from agentrt.journal.reading import read_rows
+from agentrt.journal.reading import raw_rows
 from agentrt.journal.record import ProgramRecord
 from agentrt.journal.schema import (
     CANCELLED,
@@ -27,12 +26,16 @@ from agentrt.journal.schema import (
 )
 from agentrt.journal.sketch import digest_of
 from agentrt.journal.store import Store
+from agentrt.journal.times import clock_of, kept
 from agentrt.journal.writer import Writer
+from agentrt.steady import KEEP_S, MachineClocks, SteadyClock
 
 T = TypeVar("T")
 Content = Literal["none", "digest", "full"]
 _PRUNE_EVERY = 0.1
 """Ended programs are dropped once there are so many too many, of those that are kept."""
+_KEEP_S = 60.0
+"""The clock is kept so often where something is written anyway."""
 _ENDED = """SELECT e.program FROM agentrt_ends e WHERE e.node = '0' AND e.state IN ({states})
     AND NOT EXISTS (SELECT 1 FROM agentrt_starts s WHERE s.program = e.program AND s.node = '0'
         AND s.attempt > e.attempt)
@@ -60,21 +63,32 @@ class JournalOptions:
 
 
 class Journal:
-    """Records programs in ``store``. Belongs to one event loop; `open` makes one."""
+    """Records programs in ``store``. Belongs to one event loop; `open` makes one. All times that
+    are recorded, and due times among them, are those of its ``clock``.
+    """
 
-    def __init__(self, store: Store, options: JournalOptions, uid: str) -> None:
+    def __init__(self, store: Store, options: JournalOptions, uid: str, clock: SteadyClock) -> None:
         self.name, self.uid = store.name, uid
         self.content, self.reruns = options.content, options.reruns
         self.skips = options.skips
         self._store, self._options = store, options
         self._writer = Writer(store)
         self.put = self._writer.put
-        self.written = self._writer.written
         self._surplus = 0
+        self.clock = clock
+        self._kept = clock.reading()
+        self._looking = clock.call_later(clock.look_s, self._look)
 
     @classmethod
-    async def open(cls, opened: Callable[[], Store], options: JournalOptions | None = None) -> Self:
-        """Open the store, and what is in it. Raises `JournalError` for what cannot be used."""
+    async def open(
+        cls,
+        opened: Callable[[], Store],
+        options: JournalOptions | None = None,
+        machine: MachineClocks | None = None,
+    ) -> Self:
+        """Open the store, and what is in it, on a ``machine`` with these clocks. Raises
+        `JournalError` for what cannot be used.
+        """
         store = await asyncio.to_thread(opened)
         try:
             found = store.query("SELECT value FROM agentrt_journal WHERE key = 'uid'")
@@ -82,7 +96,9 @@ class Journal:
             if not found:
                 row = "INSERT INTO agentrt_journal VALUES (?, ?)"
                 store.write([Statement(row, ("uid", uid))])
-            return cls(store, options or JournalOptions(), uid)
+            clock = clock_of(store, machine)
+            store.write(kept(clock.reading()))
+            return cls(store, options or JournalOptions(), uid, clock)
         except BaseException:
             store.close()
             raise
@@ -92,8 +108,34 @@ class Journal:
         """The number of the transaction that what is put now becomes a part of."""
         return self._writer.batch
 
+    def written(self) -> Coroutine[Any, Any, None]:
+        """Wait until all that was put is on the disk. Raises `JournalWriteError`."""
+        self._keep_clock(_KEEP_S)
+        return self._writer.written()
+
+    def _keep_clock(self, after_s: float) -> bool:
+        """Keep what the clock shows with the next transaction, if the time of day was set, or it
+        was kept so long ago. Whether it is.
+        """
+        clock, last = self.clock, self._kept
+        clock.look()
+        if clock.shift == last.shift and clock.now() <= last.now + after_s:
+            return False
+        self._kept = clock.reading()
+        self.put(*kept(self._kept))
+        return True
+
+    def _look(self) -> None:
+        """Keep what the clock shows where nothing else is written."""
+        self._looking = self.clock.call_later(self.clock.look_s, self._look)
+        if self.fault() is None and self._keep_clock(KEEP_S):
+            self._writer.send()
+
     async def close(self) -> None:
         """Write what is left. Idempotent."""
+        self._looking.cancel()
+        if self.fault() is None:
+            self._keep_clock(0.0)
         await self._writer.close()
 
     async def __aenter__(self) -> Self:
@@ -169,7 +211,7 @@ class Journal:
         """A program that was left open will not go on."""
         if (root := (await self._past(program_id)).root) is not None:
             end = EndRow(
-                program_id, ROOT, root.start.attempt, CANCELLED, 0, "", "", "", time.time()
+                program_id, ROOT, root.start.attempt, CANCELLED, 0, "", "", "", self.clock.now()
             )
             self.put(end.marked(), unparked(program_id))
             await self.written()
@@ -181,15 +223,15 @@ class Journal:
         """
         text, known = self._text(given), await self.programs("id = ?", (row.id,))
         if not known:
-            kept = text if self.content == "full" else ""
-            self.put(row._replace(content=self.content, input=kept, started=time.time()))
+            text_kept = text if self.content == "full" else ""
+            self.put(row._replace(content=self.content, input=text_kept, started=self.clock.now()))
             return ProgramRecord(row.id, self, Past({}))
         self._check(known[0], text)
         changed = "" if known[0].code == row.code else "; its file has changed since"
         return ProgramRecord(row.id, self, await self._past(row.id), changed)
 
     async def _past(self, program_id: str) -> Past:
-        starts, ends = await asyncio.to_thread(read_rows, self._store, program_id)
+        starts, ends = await asyncio.to_thread(raw_rows, self._store, program_id)
         lives = [row.started for row in starts if row.node == ROOT]
         return Past(nodes_of(self.name, starts, ends), gone_in(starts), lives)
 

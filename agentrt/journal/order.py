@@ -9,6 +9,11 @@ has called off what it had called off, and nothing moves any more. In a program 
 groups are a few turns of the loop apart in the first life, too: the code behind an answer has then
 seen that one, and not yet the next.
 
+The program's own timers wait for that, too: while it goes on, one that is due goes off only once
+nothing moves, so after all recorded answers that can come without it; and the next one once nothing
+moves again. Else a machine that is busy would let a time limit pass before an answer that had come
+in time.
+
 None of this is a condition of being right: where code does not come to a node any more, the others
 go on without it.
 """
@@ -16,13 +21,17 @@ go on without it.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 QUIET_TURNS = 8
 """Groups are so many turns apart: more than asyncio needs from an answer to the code behind it."""
+TIMER_TURNS = QUIET_TURNS + 2
+"""Timers go off so many turns after all else: later than an answer whose turn it is."""
 BUSY_TURNS = 200
 """A program in which something always moves, such as a task that only yields, is quiet then."""
 SLACK_S = 0.25
@@ -40,6 +49,15 @@ def place_of(group: int, index: int) -> int:
 def group_of(place: int) -> int:
     """The group of an end; older journals have each end by itself."""
     return place // _SIZE if place >= _SIZE else place
+
+
+class Due(Protocol):
+    """A timer of the program that is due."""
+
+    @property
+    def is_cancelled(self) -> bool: ...
+
+    def go_off(self) -> None: ...
 
 
 class Begun(NamedTuple):
@@ -69,7 +87,8 @@ class Order:
     """Lets answers through to one program. Belongs to one event loop.
 
     ``is_alone`` tells whether the program has one task alone, and ``waits`` whether all of them
-    wait for something; they are set by whoever knows tasks. ``now`` is the last group that came.
+    wait for something; they are set by whoever knows tasks, as is ``caught_up``, which is called
+    once all recorded answers have come. ``now`` is the last group that came.
     """
 
     def __init__(
@@ -101,9 +120,12 @@ class Order:
         self._quiet = True
         self._listening = False
         self._turns = self._quiet_turns = self._seen = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self.watch: asyncio.TimerHandle | None = None
         self._began: float | None = None
         self._impatient = False
+        self.caught_up: Callable[[], None] = _nothing
+        self._due: deque[Due] = deque()
+        self._due_turns = self._due_quiet = self._due_seen = 0
 
     # -- what the code does ------------------------------------------------------------
 
@@ -163,6 +185,42 @@ class Order:
     def close(self) -> None:
         """The program is over."""
         self._stop_watching()
+        self._due.clear()
+
+    # -- timers ------------------------------------------------------------------------
+
+    @property
+    def holds(self) -> bool:
+        """Whether recorded answers are still to come."""
+        return bool(self._left)
+
+    def timer_is_due(self, timer: Due) -> None:
+        """A timer goes off once nothing moves, and before those that are due after it."""
+        self._due.append(timer)
+        if len(self._due) == 1:
+            self._due_turns = self._due_quiet = 0
+            asyncio.get_running_loop().call_soon(self._due_turn)
+
+    def _due_turn(self) -> None:
+        """A turn of the event loop has passed while a timer is due."""
+        while self._due and self._due[0].is_cancelled:
+            self._due.popleft()
+        if not self._due:
+            return
+        self._due_turns += 1
+        if self._due_seen != self._moves:
+            self._due_seen, self._due_turns, self._due_quiet = self._moves, 0, 0
+        elif self._due_turns > BUSY_TURNS or self.waits():
+            self._due_quiet += 1
+        else:
+            self._due_quiet = 0
+        if self._due_quiet >= TIMER_TURNS:
+            self._due_quiet, timer = 0, self._due.popleft()
+            if not isinstance(timer, _Watch):
+                self._moves += 1
+            timer.go_off()
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._due_turn)
 
     # -- whose turn it is --------------------------------------------------------------
 
@@ -204,6 +262,8 @@ class Order:
             self._came(group)
             _let_through(turns)
         self._stop_watching()
+        caught_up, self.caught_up = self.caught_up, _nothing
+        caught_up()
         while self._new:
             if not self._is_quiet():
                 self._listen()
@@ -259,7 +319,7 @@ class Order:
 
     def _watch(self) -> None:
         """Wait for what is missing, but not for ever."""
-        if self._timer is not None:
+        if self.watch is not None:
             return
         loop = asyncio.get_running_loop()
         if self._began is None:
@@ -267,15 +327,22 @@ class Order:
         at = min(end.at for end in self._groups[self._left[-1]].values())
         left = 0.0 if self._impatient else self._began + 1.5 * at - loop.time()
         seconds = SLACK_S + min(max(0.0, left), LONGEST_S)
-        self._timer = loop.call_later(seconds, self._stalled, self._moves)
+        # A context of its own: it is no timer of the program. But those that are due go off before.
+        self.watch = loop.call_later(
+            seconds, self._watch_is_over, self._moves, context=contextvars.Context()
+        )
+
+    def _watch_is_over(self, moves: int) -> None:
+        self.timer_is_due(_Watch(self, moves, self.watch))
 
     def _stop_watching(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.watch is not None:
+            self.watch.cancel()
+            self.watch = None
 
-    def _stalled(self, moves: int) -> None:
-        self._timer = None
+    def stalled(self, moves: int) -> None:
+        """Nothing comes any more, if there were no moves beyond so many."""
+        self.watch = None
         group = self._left[-1] if self._left else None
         if group is None:
             return
@@ -288,6 +355,25 @@ class Order:
                 self._leave(node)
             self._moves += 1
         self._advance()
+
+
+class _Watch(NamedTuple):
+    """The end of a wait for what is missing, after which it is given up."""
+
+    order: Order
+    moves: int
+    timer: asyncio.TimerHandle | None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.order.watch is not self.timer
+
+    def go_off(self) -> None:
+        self.order.stalled(self.moves)
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""
 
 
 def _latest_first(before: tuple[int, tuple[str, str]]) -> int:

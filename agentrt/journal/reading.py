@@ -1,4 +1,7 @@
-"""Reads a journal, also while another process writes it: which programs it has, and their nodes."""
+"""Reads a journal, also while another process writes it: which programs it has, and their nodes.
+
+All times are times of day, in seconds since 1970, as the clock of whoever writes it is set now.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from agentrt.errors import JournalError, UsageError
 from agentrt.journal.past import PastNode, nodes_of
 from agentrt.journal.schema import OPEN, ROOT, EndRow, RecordedProgram, StartRow
 from agentrt.journal.store import SQLiteStore, Store
+from agentrt.journal.times import shift_of
 
 _STATE = f"COALESCE(e.state, '{OPEN}')"
 _LISTED = f"""SELECT p.id, p.type, p.tenant, p.content, p.options, p.started, {_STATE}, e.ended
@@ -99,7 +103,14 @@ def listed(
     wanted = {name: value for name, value in given.items() if value is not None}
     where = " AND ".join(["1 = 1", *(f"{name} = ?" for name in wanted)])
     query = f"{_LISTED} WHERE {where} ORDER BY p.started DESC LIMIT ?"
-    return [Listed(*row) for row in store.query(query, [*wanted.values(), limit])]
+    shift = shift_of(store)
+    rows = [Listed(*row) for row in store.query(query, [*wanted.values(), limit])]
+    return [
+        row._replace(
+            started=row.started + shift, ended=None if row.ended is None else row.ended + shift
+        )
+        for row in rows
+    ]
 
 
 def histories(store: Store, *, limit: int, **only: str | None) -> Iterator[History]:
@@ -124,7 +135,8 @@ def read_row(store: Store, program_id: str) -> RecordedProgram:
         ids = [row[0] for row in store.query("SELECT id FROM agentrt_programs ORDER BY started")]
         way = _near(program_id, ids) if ids else "it has none"
         raise JournalError(f"journal {store.name} has no program {program_id!r}; {way}")
-    return RecordedProgram(*found[0])
+    row = RecordedProgram(*found[0])
+    return row._replace(started=row.started + shift_of(store))
 
 
 def read_nodes(store: Store, program_id: str) -> dict[str, PastNode]:
@@ -134,6 +146,17 @@ def read_nodes(store: Store, program_id: str) -> dict[str, PastNode]:
 
 def read_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
     """All attempts at a program's nodes, itself with them. Raises `JournalError`."""
+    (starts, ends), shift = raw_rows(store, program_id), shift_of(store)
+    if not shift:
+        return starts, ends
+    return (
+        [row._replace(started=row.started + shift) for row in starts],
+        [row._replace(ended=row.ended + shift) for row in ends],
+    )
+
+
+def raw_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
+    """The same with the times of the journal's clock, as they are in the tables."""
     # All columns: older journals do not have the last of them.
     starts, ends = (
         store.query(f"SELECT * FROM {table} WHERE program = ?", (program_id,))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,6 +40,7 @@ from agentrt.journal.schema import (
 )
 from agentrt.journal.sketch import digest_of, shown
 from agentrt.request import Reply
+from agentrt.steady import SteadyClock
 
 if TYPE_CHECKING:
     from agentrt.tracking.place import Place
@@ -78,7 +78,10 @@ class Sink(Protocol):
 
     def put(self, row: Change) -> None: ...
 
-    async def written(self) -> None: ...
+    def written(self) -> Awaitable[None]: ...
+
+    @property
+    def clock(self) -> SteadyClock: ...
 
 
 class ProgramRecord:
@@ -101,6 +104,7 @@ class ProgramRecord:
         self.listens = self.parked = False
         self.skips = sink.skips
         self._sink = sink
+        self.now = sink.clock.now  # seconds of the journal's clock
         self.order = past.order
         self._rows = self._batch = 0
         self.group = past.order.last  # that of the answer which was recorded last
@@ -133,7 +137,7 @@ class ProgramRecord:
         number, at.nodes = at.nodes, at.nodes + 1
         place = f"{at.path}#{number}"
         if self.stopping():
-            start = StartRow(self.id, place, 0, kind, name, scope, "", "", "", time.time())
+            start = StartRow(self.id, place, 0, kind, name, scope, "", "", "", self.now())
             return NodeRecord(self, start, None, kept=False)
         self._flush()
         full, kept = self._sink.content == "full", self._sink.content != "none"
@@ -160,7 +164,7 @@ class ProgramRecord:
             digest if kept else "",
             text if full else "",
             at.during,
-            time.time(),
+            self.now(),
             self.order.now + 1,
         )
         node = NodeRecord(self, start, past)
@@ -189,7 +193,7 @@ class ProgramRecord:
         for row in (start, *self.past.forget_after(at.path, number, at.forks)):
             self._gone[row.node] = row.attempt + 1
             empty = "", "", "", "", ""
-            self.put(StartRow(self.id, row.node, row.attempt + 1, GONE, *empty, time.time()))
+            self.put(StartRow(self.id, row.node, row.attempt + 1, GONE, *empty, self.now()))
 
     def patched(self, at: Place, name: str, scope: str) -> bool:
         """Whether the code from here on is that after the change ``name``: not where a program
@@ -202,7 +206,7 @@ class ProgramRecord:
             self._patches[place] = known or is_new
             if is_new and not self.stopping():
                 start = StartRow(
-                    self.id, place, 1, "patch", name, scope, "", "", at.during, time.time()
+                    self.id, place, 1, "patch", name, scope, "", "", at.during, self.now()
                 )
                 self.put(start)
                 self._end(start, DONE, "true")
@@ -224,7 +228,7 @@ class ProgramRecord:
         something else comes of it.
         """
         self._start = StartRow(
-            self.id, ROOT, self._attempt, "program", name, name, "", "", "", time.time()
+            self.id, ROOT, self._attempt, "program", name, name, "", "", "", self.now()
         )
         if self.past.root is not None and self.past.root.state == DONE:
             self._unsaid = self._start
@@ -324,7 +328,7 @@ class ProgramRecord:
                 self._batch, self.group = batch, self.group + 1
             group = self.group
         self._rows += 1
-        place, now = place_of(group, self._rows), time.time()
+        place, now = place_of(group, self._rows), self.now()
         row = EndRow(
             self.id, start.node, start.attempt, state, place, outcome, account, parents, now
         )
@@ -436,9 +440,9 @@ def _plain(text: str) -> str:
 
 class NodeRecord:
     """One node of a program that runs: its ``start``, and its ``past`` if it has one. ``first`` is
-    when its first attempt began (time of day, seconds), ``label`` its name in the DAG. One that is
-    not ``kept`` is what a program does while it is stopped. ``turn_s`` passed before it began. A
-    call has a ``question``. One that is made ``again`` answers in its turn.
+    when its first attempt began (seconds of the journal's clock), ``label`` its name in the DAG.
+    One that is not ``kept`` is what a program does while it is stopped. ``turn_s`` passed before it
+    began. A call has a ``question``. One that is made ``again`` answers in its turn.
     """
 
     __slots__ = (
@@ -465,7 +469,7 @@ class NodeRecord:
     def begin(self) -> None:
         """An attempt begins; it is written with what comes next."""
         if self.kept:
-            before, now = self.start, time.time()
+            before, now = self.start, self.program.now()
             self.turn_s = now - before.started if self.turn_s is None else 0.0
             self.start = before._replace(attempt=before.attempt + 1, started=now)
             self.program.put(self.start)

@@ -31,7 +31,8 @@ FORKED = 0
 class RecordedProgram(NamedTuple):
     """A program. ``number`` counts those of its type. ``code`` is a fingerprint of its file,
     ``input`` and ``options`` (how it was started) are JSON. ``content`` says how much of it is
-    kept. ``started`` is the time of day, in seconds since 1970, as all times here.
+    kept. ``started`` is in seconds since 1970 by the journal's own clock, as all times in rows
+    (`agentrt.journal.times`).
     """
 
     id: str
@@ -167,14 +168,15 @@ ADDED = {"agentrt_starts": {"place": "BIGINT NOT NULL DEFAULT 0"}}
 """Columns that older journals do not have, which get them when they are opened to be written."""
 VIEW = """CREATE VIEW agentrt_nodes AS
     SELECT s.program, s.node, s.kind, s.name, s.scope, s.attempt,
-        COALESCE(e.state, 'open') AS state, s.started, e.ended, s.asked, e.outcome, e.account,
-        e.parents, s.digest
-    FROM agentrt_starts s LEFT JOIN agentrt_ends e
+        COALESCE(e.state, 'open') AS state, s.started + t.shift AS started,
+        e.ended + t.shift AS ended, s.asked, e.outcome, e.account, e.parents, s.digest
+    FROM (SELECT COALESCE(MAX(CAST(value AS DOUBLE PRECISION)), 0) AS shift FROM agentrt_journal
+        WHERE key = 'shift') t CROSS JOIN agentrt_starts s LEFT JOIN agentrt_ends e
         ON e.program = s.program AND e.node = s.node AND e.attempt = s.attempt
     WHERE s.kind <> 'gone' AND s.attempt = (SELECT MAX(o.attempt) FROM agentrt_starts o
         WHERE o.program = s.program AND o.node = s.node)"""
-"""Each node once: its last attempt. A question that goes on from an earlier one has only what it
-adds to that: `agentrt.journal.questions`."""
+"""Each node once: its last attempt, with times of day. A question that goes on from an earlier one
+has only what it adds to that: `agentrt.journal.questions`."""
 
 
 def _insert(table: str, fields: tuple[str, ...], more: str) -> str:

@@ -17,7 +17,7 @@ _QUESTIONS = """SELECT w.question, w.program, p.type, w.tenant, s.asked, w.began
 
 class ParkedQuestion(NamedTuple):
     """A question of a parked program. ``asked`` is JSON: the ``question`` and its ``schema``. Times
-    are seconds since 1970.
+    are those of the journal's clock.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Waits:
         """A program is parked, which is ``due`` as a whole then, if that is given."""
         rows = []
         for one in rests:
-            _, node, attempt, *_, began = one.start
+            node, attempt, began = one.start.node, one.start.attempt, one.start.started
             rows.append(WaitRow(program_id, node, attempt, tenant, one.question, began, one.due))
         if due is not None:
             rows.append(WaitRow(program_id, ROOT, 0, tenant, None, 0.0, due))

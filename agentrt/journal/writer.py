@@ -45,17 +45,18 @@ class Writer:
         self._waiting.append(done)
         if not self._busy:
             self._busy = True
-            self._loop.call_soon(self._send)
+            self._loop.call_soon(self.send)
         await done
 
     async def close(self) -> None:
         """Write what is left, end the thread, and close the store. Idempotent."""
-        self._send()
+        self.send()
         self._batches.put(None)
         await asyncio.to_thread(self._thread.join)
         self._store.close()
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Write what was put, though nobody waits for it."""
         rows, self._rows = self._rows, []
         waiting, self._waiting = self._waiting, []
         self.batch += 1
@@ -72,7 +73,7 @@ class Writer:
                 one.set_exception(error)
         self._busy = bool(self._waiting)
         if self._busy:
-            self._loop.call_soon(self._send)
+            self._loop.call_soon(self.send)
 
     # -- in the thread -----------------------------------------------------------------
 

@@ -71,6 +71,9 @@ async def begin(
     record.stopping = lambda: tracking.is_stopped(task)
     record.order.is_alone = partial(tracking.is_single, scope.family)
     record.order.waits = lambda: tracking.all_wait(run)
+    if record.order.holds:
+        record.order.caught_up = partial(tracking.release_timers, run)
+        tracking.hold_timers(run, record.order)
     record.begin(run.type)
     run.record, scope.place = record, Place()
     await record.written()

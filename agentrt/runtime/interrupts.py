@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -102,14 +101,14 @@ class InterruptEmitter:
             self._interrupted(NodeKind.EVENT, feed.topic, scope, after, interrupt),
             tracking.outside(),
         ):
-            return await feed.next(services.events, run.row.tenant, timeout)
+            return await feed.next(services.events, run.row.tenant, timeout, services.clock)
 
     async def sleep(self, seconds: float, after: Iterable[Reply]) -> None:
         """Do nothing for so long: to an engine, that is an event too."""
         interrupt = Interrupt("clock", deadline=self._registry.clock() + seconds, attempt=1)
         scope = self.own_scope("sleep")
         with self._interrupted(NodeKind.EVENT, "sleep", scope, after, interrupt):
-            await asyncio.sleep(seconds)
+            await self.services.clock.sleep(seconds)
 
     async def ask(
         self,

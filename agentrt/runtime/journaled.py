@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -178,7 +177,7 @@ class JournaledEmitter(NodeEmitter):
             return await work(limit)
         left = limit
         if limit is not None and node.past is not None:
-            left = max(0.0, node.first + limit - time.time())
+            left = max(0.0, node.first + limit - node.program.now())
         due = None if limit is None else node.first + limit
         question = node.key if node.start.kind == "human" else None
 

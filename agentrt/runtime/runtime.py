@@ -33,6 +33,7 @@ from agentrt.runtime.registry import Listener, RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
 from agentrt.runtime.services import Services
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
+from agentrt.steady import SteadyClock
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
 
@@ -55,8 +56,9 @@ class Runtime:
     `Context.human`; with None, questions wait in ``questions`` for whoever answers them there.
     ``enter`` is called before a program's code, in its context: the code finds the context
     variables that it sets. Programs are recorded in ``journal``, and go on from it; whoever opened
-    it closes it. With ``reminders``, system and developer messages in the middle of a chat stay at
-    their place, also where the model's chat template would refuse or move them.
+    it closes it. Programs sleep and wait by the clock ``steady``, which is the journal's. With
+    ``reminders``, system and developer messages in the middle of a chat stay at their place, also
+    where the model's chat template would refuse or move them.
     """
 
     def __init__(
@@ -89,10 +91,18 @@ class Runtime:
         self.has_engine = False
         self._frontend: asyncio.Task[Frontend] | None = None
         self.toolbox = Toolbox(tools)
-        self.questions = Questions(self.registry.clock, ask_human)
+        # A due time that outlives its process is one of its journal's clock.
+        self.steady = SteadyClock.of_loop() if journal is None else journal.clock
+        self.questions = Questions(self.steady, ask_human)
         self.events = NoEvents() if events is None else events
         self._services = Services(
-            executor, self.frontend, self.toolbox, self.questions, self.events, seed
+            executor,
+            self.frontend,
+            self.toolbox,
+            self.questions,
+            self.events,
+            self.steady,
+            seed,
         )
 
     @property
@@ -298,6 +308,7 @@ class Runtime:
         if run.record is not None:
             run.record.stopping = lambda: True
             run.record.order.close()
+            tracking.release_timers(run)
         try:
             if program.owns_tasks:
                 await tracking.cancel_tasks(run, spare=run.task)

@@ -14,6 +14,7 @@ from agentrt.interrupts.attempts import Attempts
 from agentrt.interrupts.events import EventSource, Feed
 from agentrt.interrupts.questions import Questions
 from agentrt.interrupts.toolbox import Toolbox
+from agentrt.steady import SteadyClock
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -31,13 +32,16 @@ class ClientCall:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Services:
-    """The engine, its front end, tools, humans, events. ``seed`` makes drawn seeds repeatable."""
+    """The engine, its front end, tools, humans, events. ``seed`` makes drawn seeds repeatable.
+    Programs sleep and wait by the ``clock``.
+    """
 
     executor: Executor
     frontend: Callable[[], Awaitable[Frontend]]
     toolbox: Toolbox
     questions: Questions
     events: EventSource
+    clock: SteadyClock
     seed: int = 0
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
     client_calls: set[ClientCall] = dataclasses.field(default_factory=set)

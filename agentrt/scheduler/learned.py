@@ -14,7 +14,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
+from itertools import combinations, islice
 from typing import NamedTuple, TypeVar
 
 RESOLUTION_S = 0.05
@@ -287,16 +287,16 @@ class Usual:
 
 
 class Median:
-    """The weighted median of the latest `RECENT` samples: a few outliers do not move it."""
+    """The median of the latest `RECENT` samples: a few outliers do not move it."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        self._samples: deque[float] = deque(maxlen=RECENT)
         self._value = 0.0
         self._new = 0
 
-    def add(self, value: float, weight: float = 1.0) -> None:
+    def add(self, value: float) -> None:
         """Take in one more sample."""
-        self._samples.append((value, weight))
+        self._samples.append(value)
         self._new += 1
 
     @property
@@ -304,12 +304,7 @@ class Median:
         """The median; 0 before the first sample. Sorts again after every eighth of its samples."""
         if self._new and self._new >= len(self._samples) // 8:
             self._new = 0
-            left = sum(weight for _, weight in self._samples) / 2.0
-            for value, weight in sorted(self._samples):
-                left -= weight
-                if left <= 0.0:
-                    self._value = value
-                    break
+            self._value = sorted(self._samples)[(len(self._samples) - 1) // 2]
         return self._value
 
 
@@ -317,30 +312,87 @@ class StepCost:
     """What the engine's steps cost: seconds of a step without prompts, and per prompt token beyond.
 
     Both are medians, so that a step in which the process stood still (a compilation, a suspended
-    machine) changes neither.
+    machine) changes neither. A busy engine may have prompts in every step. If none of the latest
+    `RECENT` steps was without, what steps cost is the line through them: the median slope between
+    two of them (Theil and Sen), and the median of what is left of a step beside its prompt tokens.
     """
 
     def __init__(self) -> None:
-        self._decode_s, self._token_s = Median(), Median()
+        self._without = Median()
+        self._prefills: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        """The latest steps with prompts: their seconds and prompt tokens."""
+        self._since = RECENT
+        """Steps with prompts since the last step without."""
+        self._new = 0
+        self._beside = -1.0
+        """What a step without prompts cost when ``_token_s`` was computed; negative for a line."""
+        self._token_s = self._decode_s = 0.0
 
     @property
     def token_s(self) -> float:
         """Seconds that a prompt token adds to a step; 0 before any was measured."""
-        return self._token_s.value
+        self._look()
+        return self._token_s
 
     @property
     def decode_s(self) -> float:
         """Seconds of a step that computes no prompt; 0 before any was measured."""
-        return self._decode_s.value
+        self._look()
+        return self._decode_s
 
     def step(self, seconds: float, tokens: int, calls: int) -> None:
         """A step computed so many ``tokens``: one of each call, and more of those in prefill."""
         prefill = tokens - calls
         if prefill <= 0:
-            self._decode_s.add(seconds)
+            self._without.add(seconds)
+            self._since = 0
         else:
-            extra_s = max(seconds - self._decode_s.value, 0.0)
-            self._token_s.add(extra_s / prefill, weight=prefill)
+            self._prefills.append((seconds, prefill))
+            self._since += 1
+            self._new += 1
+
+    def _look(self) -> None:
+        """Compute both again after every eighth of the steps, or if it is another case."""
+        without_s = self._without.value if self._since < RECENT else -1.0
+        if without_s > 0.0:
+            self._decode_s = without_s
+        if not self._prefills or (
+            without_s == self._beside and self._new < max(len(self._prefills) // 8, 1)
+        ):
+            return
+        self._new, self._beside = 0, without_s
+        if without_s > 0.0:
+            self._token_s = self._beyond(without_s)
+            return
+        slope_s = self._slope()
+        if slope_s > 0.0:
+            rests = sorted(seconds - slope_s * prefill for seconds, prefill in self._prefills)
+            self._token_s, self._decode_s = slope_s, max(rests[len(rests) // 2], 0.0)
+        else:
+            self._decode_s = self._without.value
+            self._token_s = self._beyond(self._decode_s)
+
+    def _beyond(self, without_s: float) -> float:
+        """The median by token of what prompts added to a step that costs ``without_s`` itself."""
+        costs = sorted(
+            (max(seconds - without_s, 0.0) / prefill, prefill)
+            for seconds, prefill in self._prefills
+        )
+        left = sum(prefill for _, prefill in costs) / 2.0
+        for cost_s, prefill in costs:
+            left -= prefill
+            if left <= 0.0:
+                return cost_s
+        return 0.0
+
+    def _slope(self) -> float:
+        """The median slope between two steps; 0 where all had the same number of tokens."""
+        slopes = sorted(
+            (later_s - earlier_s) / (later - earlier)
+            for (earlier_s, earlier), (later_s, later) in combinations(self._prefills, 2)
+            if later != earlier
+        )
+        return slopes[len(slopes) // 2] if slopes else 0.0
 
 
 class Learned:

@@ -31,12 +31,11 @@ class ProgramRow:
     admission ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context
     that it comes back for, of which all programs of its type share the first ``shared_tokens``, and
     for its calls; ``growth`` of these blocks are for calls that it has not made yet. A ``member``
-    may use the cache; without calls, all of its claim is ``held``, and with calls its growth is
-    ``growing``. While the engine is idle it
-    waits for the tool of program ``idle_for`` until ``idle_until`` at the most (None before it had
-    to). It
-    had attained ``attained_before_s`` when it last came in, perhaps ``by_age`` alone. Its last call
-    ended at ``turned_at``.
+    may use the cache; without calls, all of its claim is ``held`` and its growth is
+    ``growing_absent``, and with calls its growth is ``growing``. While the engine is idle it waits
+    for the tool of program ``idle_for`` until ``idle_until`` at the most (None before it had to).
+    It had attained ``attained_before_s`` when it last came in, perhaps ``by_age`` alone. Its last
+    call ended at ``turned_at``.
     """
 
     program_id: str
@@ -69,6 +68,7 @@ class ProgramRow:
     growth: int = 0
     held: int = 0
     growing: int = 0
+    growing_absent: int = 0
     member: bool = False
     idle_until: float | None = None
     idle_for: str = ""
@@ -86,7 +86,7 @@ class ProgramRow:
         """Forget what one engine's settings made of it; it has no call there."""
         self.cached = None
         self.context_tokens = self.shared_tokens = 0
-        self.claim = self.growth = self.held = self.growing = 0
+        self.claim = self.growth = self.held = self.growing = self.growing_absent = 0
         self.idle_until, self.idle_for = None, ""
         self.member = self.was_member = self.by_age = False
         self.turned_at = None

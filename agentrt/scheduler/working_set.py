@@ -50,8 +50,8 @@ class WorkingSet(Admission):
         """Members without calls that are held, by when they are held no longer."""
         self._absent: dict[ProgramRow, None] = {}
         """All members without calls, the one that has been without for the longest first."""
-        self._growth = 0
-        """Blocks that members with calls claim for calls that they have not made yet."""
+        self._growth = self._absent_growth = 0
+        """Blocks that members with calls, and those without, claim for calls not made yet."""
         self._look_again = math.inf
         """When contexts of absent members may have become worth less than a free slot."""
         self._due: dict[ProgramRow, None] = {}
@@ -213,7 +213,8 @@ class WorkingSet(Admission):
         Room that members claim for calls that they have not made yet costs what computing so many
         blocks takes.
 
-        Members leave, the longest absent first, only if the program then fits.
+        Members leave, the longest absent first, only if the program then fits. Past `_CONSIDERED`
+        whose contexts are worth more, no others are looked at.
         """
         calls = [call for call in row.queued.values() if call.state is OUTSIDE]
         slots = min(self.capacity.slots - running, len(calls))
@@ -225,9 +226,11 @@ class WorkingSet(Admission):
         block_s = self._compute_s(1)
         worth = slots / ((running + slots) * needs)  # of a block of room, for each second
         short = self.claimed + needs - self.capacity.blocks
+        growth = self._growth + self._absent_growth + row.growth
         leaving: list[ProgramRow] = []
-        for member in islice(self._absent, _CONSIDERED):
-            if short <= 0:
+        stay = 0
+        for member in self._absent:
+            if short <= 0 or stay == _CONSIDERED:
                 break
             assert member.cached is not None
             chance, seconds = returns(self.learned, member.cached, now)
@@ -235,9 +238,12 @@ class WorkingSet(Admission):
             if chance * block_s <= worth * use_s:
                 leaving.append(member)
                 short -= member.claim
-            elif member.cached.since < now:
+                growth -= member.growth
+                continue
+            stay += 1
+            if member.cached.since < now:
                 self._look_again = min(self._look_again, 2.0 * now - member.cached.since)
-        if short > 0 and (short > self._growth + row.growth or block_s > worth * work_s):
+        if short > 0 and (short > growth or block_s > worth * work_s):
             return False
         for member in leaving:
             self._expel(member)
@@ -370,9 +376,11 @@ class WorkingSet(Admission):
         held = row.claim if row.member and not row.queued else 0
         self.held += held - row.held
         row.held = held
-        growing = row.growth if row.member and row.queued else 0
+        growth = row.growth if row.member else 0
+        growing, absent = (growth, 0) if row.queued else (0, growth)
         self._growth += growing - row.growing
-        row.growing = growing
+        self._absent_growth += absent - row.growing_absent
+        row.growing, row.growing_absent = growing, absent
 
     def _join(self, row: ProgramRow) -> None:
         if row.member:

@@ -21,6 +21,7 @@ from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.questions.asked import ServerQuestions
 from agentrt.serving.tenants import Tenants
 from agentrt.serving.webhook_rules import WebhookRules
+from agentrt.steady import MachineClocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Server:
     A recorded program that has waited ``park_s`` seconds for humans or a time alone leaves memory
     (0: it never does). A stream that has been silent for ``keep_alive_s`` seconds says that it
     lives (0: it never does). If the server ``has_users``, authorization hooks separate the users of
-    a tenant.
+    a tenant. It runs on a ``machine`` with these clocks.
     """
 
     runtime: Runtime
@@ -116,6 +117,7 @@ class Server:
     park_s: float = 60.0
     keep_alive_s: float = 10.0
     has_users: bool = False
+    machine: MachineClocks = field(default_factory=MachineClocks)
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 

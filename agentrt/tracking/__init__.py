@@ -1,8 +1,8 @@
 """Which calls had to end before this one, found out from plain asyncio code.
 
 `scope` has what is known of one task's past, `current` which scope code is in, `place`
-where that is for a record, `tasks` the task
-factory and `emission_parents`, `frameworks` whose tasks are no branches of a program, and
+where that is for a record, `tasks` the task factory and `emission_parents`, `timers` what holds a
+program's timers back while it goes on, `frameworks` whose tasks are no branches of a program, and
 `_compat` what is read inside asyncio.
 """
 
@@ -23,8 +23,10 @@ from agentrt.tracking.tasks import (
     to_its_end,
     uninstall,
 )
+from agentrt.tracking.timers import DueTimer, hold_timers, release_timers
 
 __all__ = [
+    "DueTimer",
     "TrackedTask",
     "all_wait",
     "cancel_tasks",
@@ -32,6 +34,7 @@ __all__ = [
     "emission_parents",
     "enter",
     "enter_node",
+    "hold_timers",
     "install",
     "is_alone",
     "is_alone_in",
@@ -39,6 +42,7 @@ __all__ = [
     "is_stopped",
     "only_rests",
     "outside",
+    "release_timers",
     "start_task",
     "to_its_end",
     "uninstall",

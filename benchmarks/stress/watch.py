@@ -221,7 +221,8 @@ class Watch:
         if ran and self.scheduler.pause_state.value == _PAUSED_ALL:
             raise Violation("paused", f"{ran} tokens are computed while all calls are paused")
         for request in preempted:
-            if calls[request.request_id].gave_way_to:
+            call = calls.get(request.request_id)  # None: aborted meanwhile, in a reset of the cache
+            if call is not None and call.gave_way_to:
                 raise Violation("paused", "preempted for another call", request.request_id)
         for name in begun:
             if before.queued.get(name) in (CallState.WAITING, CallState.OUTSIDE):

@@ -23,6 +23,7 @@ from agentrt.request import CallReport
 from agentrt.request.spans import REASONS, Cause
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.run import Run
+from agentrt.steady import MachineClocks
 from tests.doubles.scripted import ScriptedExecutor
 from tests.journal.made import BEGAN, Made, spent
 
@@ -72,13 +73,11 @@ def test_a_tool_that_waits_for_its_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_how_long_a_tool_waits_is_recorded(
-    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_how_long_a_tool_waits_is_recorded(fails: bool, tmp_path: Path) -> None:
     """The second program's has to wait for the first one's, for 5 s of a clock made up."""
     clock, may_end = SimpleNamespace(now=BEGAN), asyncio.Event()
+    machine = MachineClocks(lambda: clock.now, lambda: clock.now)
     began: list[str] = []
-    monkeypatch.setattr("agentrt.journal.record.time", SimpleNamespace(time=lambda: clock.now))
 
     @tool(concurrency=1)
     async def look(name: str) -> None:
@@ -93,7 +92,7 @@ async def test_how_long_a_tool_waits_is_recorded(
             await ctx.tool(look, name=name)
 
     async with (
-        await Journal.open(lambda: SQLiteStore(tmp_path / "j")) as journal,
+        await Journal.open(lambda: SQLiteStore(tmp_path / "j"), machine=machine) as journal,
         Runtime(ScriptedExecutor(), journal=journal) as runtime,
     ):
         runs = [runtime.start(looks, name, durable=Durable()) for name in ("a", "b")]

@@ -14,10 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from agentrt import Context, Runtime
 from agentrt.cli.journals import describe_engine
@@ -34,6 +31,7 @@ from agentrt.request import Call, CallReport
 from agentrt.runtime.durable import Durable
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.table import ProgramTotals
+from agentrt.steady import MachineClocks
 from tests.doubles.scripted import ScriptedExecutor
 
 TIMES = StepTimeModel(6e-3, 25e-6, 1e-4, 4e-8)
@@ -175,15 +173,13 @@ async def record(
     world: World,
     path: Path,
     arrivals: Arrivals,
-    patch: pytest.MonkeyPatch,
     content: Content = "full",
 ) -> list[str]:
     """Run the programs on the world's engine, recorded at ``path``. Their ids, as they end."""
-    patch.setattr("agentrt.journal.record.time", SimpleNamespace(time=lambda: world.now))
     ends: list[str] = []
-    options = JournalOptions(content)
+    options, machine = JournalOptions(content), MachineClocks(lambda: world.now, lambda: world.now)
     async with (
-        await Journal.open(lambda: SQLiteStore(path), options) as journal,
+        await Journal.open(lambda: SQLiteStore(path), options, machine) as journal,
         Runtime(world, journal=journal) as runtime,
         asyncio.TaskGroup() as tasks,
     ):
@@ -210,7 +206,6 @@ _RECORDED: dict[tuple[SchedulerConfig, Content, int], tuple[bytes, list[str]]] =
 async def record_burst(
     scheduling: SchedulerConfig,
     path: Path,
-    patch: pytest.MonkeyPatch,
     content: Content = "full",
     seed: int = 0,
 ) -> list[str]:
@@ -224,7 +219,7 @@ async def record_burst(
         await asyncio.to_thread(path.write_bytes, written)
         return ends
     world = World(scheduling, MACHINE.virtual_options(), TIMES)
-    ends = await record(world, path, burst(world, seed), patch, content)
+    ends = await record(world, path, burst(world, seed), content)
     _RECORDED[key] = await asyncio.to_thread(path.read_bytes), ends
     return ends
 

@@ -161,7 +161,7 @@ async def test_cancelling_leaves_no_task_and_closes_the_dag(runtime: Runtime) ->
     async def background(ctx: Context) -> None:
         await ctx.human("still there?")
 
-    runtime.questions = Questions(runtime.now, _ask_forever)
+    runtime.questions = Questions(runtime.steady, _ask_forever)
     runtime._services = dataclasses.replace(runtime._services, questions=runtime.questions)
     tasks = asyncio.all_tasks()
     run = runtime.start(stuck)

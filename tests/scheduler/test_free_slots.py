@@ -109,6 +109,41 @@ def test_members_with_calls_are_not_evicted_for_a_free_slot() -> None:
     assert engine.inside() == {"runs0", "runs1"}
 
 
+def test_as_many_contexts_leave_as_it_takes() -> None:
+    """A hundred small ones, most of which leave for one newcomer."""
+    engine = Clients()
+    engine.teach_silence()
+    for number in range(95):
+        engine.converse(f"silent{number}", 2, 0.015)
+    engine.wants("runs", 2)
+    engine.step(0.0)
+    assert engine.working.claimed > 95
+    engine.wants("new", 80)
+    engine.let_in(1)
+    assert {"runs", "new"} <= engine.inside()
+    assert 15 < len(engine.inside()) < 25
+
+
+def test_room_for_calls_that_absent_members_may_make_keeps_no_slot_empty() -> None:
+    """They came in before it was known how contexts of their type grow, and claim more than the
+    cache has since then. Their contexts are a tenth of it."""
+    engine = Clients()
+    for number in range(12):
+        engine.converse(f"silent{number}", 2, 0.0)
+    usual = engine.learned.usual(KIND)
+    for _ in range(200):
+        usual.grown.add(16)
+        usual.turn_s.add(0.1)
+    for number in range(12):
+        engine.end(engine.wants(f"silent{number}", 2), output=0)
+    assert engine.working.claimed > 100
+    engine.wants("runs", 2)
+    engine.step(0.0)
+    engine.wants("new", 2)
+    engine.let_in(1)
+    assert {"runs", "new"} <= engine.inside()
+
+
 # -- who returns -----------------------------------------------------------------------
 
 

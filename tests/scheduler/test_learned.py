@@ -167,6 +167,39 @@ def test_a_step_in_which_the_process_stood_still_changes_no_estimate(usual: int)
     assert costs.decode_s == pytest.approx(0.02)
 
 
+def test_an_engine_with_prompts_in_every_step_knows_what_a_token_costs() -> None:
+    """From how steps with more prompt tokens differ from those with fewer."""
+    costs = StepCost()
+    for tokens in [50, 200, 120, 400, 80] * 4:
+        costs.step(0.03 + 2e-5 * tokens, tokens + 8, 8)
+    costs.step(60.0, 108, 8)
+    assert costs.token_s == pytest.approx(2e-5)
+    assert costs.decode_s == pytest.approx(0.03)
+
+
+def test_a_larger_batch_makes_no_prompt_token_dearer() -> None:
+    """Steps without prompts were seen when little ran; a step of the full batch takes longer."""
+    costs = StepCost()
+    for _ in range(9):
+        costs.step(0.02, 1, 1)
+    for tokens in [50, 200, 120, 400, 80] * 20:
+        costs.step(0.05 + 2e-5 * tokens, tokens + 64, 64)
+    assert costs.token_s == pytest.approx(2e-5)
+    assert costs.decode_s == pytest.approx(0.05)
+    for _ in range(70):
+        costs.step(0.04, 64, 64)
+    assert costs.decode_s == pytest.approx(0.04)
+
+
+def test_prompts_of_one_length_cost_what_is_known_of_steps_without() -> None:
+    costs = StepCost()
+    costs.step(0.02, 4, 4)
+    for _ in range(100):
+        costs.step(0.07, 504, 4)
+    assert costs.token_s == pytest.approx(1e-4)
+    assert costs.decode_s == pytest.approx(0.02)
+
+
 def test_outputs_are_learned_by_type_and_by_all() -> None:
     learned = Learned()
     assert learned.output(KIND) == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
-from agentrt.executors.vllm._compat.pool import blocks_needed, free_blocks
+from agentrt.executors.vllm._compat.pool import blocks_needed, free_blocks, running_needs
 from agentrt.executors.vllm._compat.requests import Request, compiles_grammar, tokens_left
 from agentrt.executors.vllm._compat.scheduling import (
     RequestQueue,
@@ -122,9 +122,17 @@ class ProgramScheduler(Bookkeeping):
         def can_start(call: QueuedCall) -> bool:
             return adapter_fits(self, call.item)
 
-        slots = free_slots(self)
-        victims = self.queues.victims(running, slots, free, needed, self._spared, can_start)
-        for call, better in victims:
+        def victims(free_blocks: int) -> list[tuple[QueuedCall, QueuedCall]]:
+            slots = free_slots(self)
+            return self.queues.victims(running, slots, free_blocks, needed, self._spared, can_start)
+
+        if not (chosen := victims(free)):
+            return
+        # What running calls take first, of this step and of the blocks, nobody can begin with.
+        tokens, blocks = running_needs(self)
+        if tokens - len(chosen) >= self.max_num_scheduled_tokens:
+            return
+        for call, better in victims(free - blocks) if blocks else chosen:
             call.gave_way_to = better.program.program_id
             self._preempt(call, better, now)
 

@@ -26,11 +26,13 @@ from agentrt.files import file_named, lock_beside
 from agentrt.serving.langgraph import filters, tables
 from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_line, limited
 from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
+from agentrt.steady import KEEP_S, MachineClocks, Reading, SteadyClock
 
 READS, _WRITES = 4, 8
 """Connections that read; that write to PostgreSQL. SQLite has one writer."""
 _FORMS = "give sqlite:FILE or postgresql://USER@HOST/NAME"
 _DEADLINE = "agentrt_deadline"
+_CLOCK = "clock"
 _STEPS = 10_000
 """So many steps of SQLite's virtual machine pass until it is asked whether it may go on."""
 _BUSY_S = 30.0
@@ -151,7 +153,8 @@ _LOCK_TRIES = 20
 
 class Database:
     """Access to the tables. SQLite has one connection that writes, and several that read;
-    PostgreSQL has a ``lock``.
+    PostgreSQL has a ``lock``. What is due some time from now is due by the ``clock``, whose last
+    reading is among the tables.
     """
 
     def __init__(
@@ -159,10 +162,13 @@ class Database:
         address: Address,
         reads: AsyncEngine,
         writes: AsyncEngine,
+        clock: SteadyClock,
         lock: AdvisoryLock | None = None,
     ) -> None:
         self.address = address
         self.lock = lock
+        self.clock = clock
+        self._kept = clock.reading()
         self._reads = reads
         self._writes = writes
 
@@ -217,10 +223,20 @@ class Database:
             for statement in statements:
                 await connection.execute(statement)
 
+    async def keep_clock(self, after_s: float = KEEP_S) -> None:
+        """Keep what the clock shows, if the time of day was set, or it was kept so long ago."""
+        reading, last = self.clock.reading(), self._kept
+        if reading.shift != last.shift or reading.now > last.now + after_s:
+            await self.write(_keep(reading))
+            self._kept = reading
+
 
 @asynccontextmanager
-async def open_database(address: Address) -> AsyncIterator[Database]:
-    """Open the database, and create the tables that are missing.
+async def open_database(
+    address: Address, machine: MachineClocks | None = None
+) -> AsyncIterator[Database]:
+    """Open the database, on a ``machine`` with these clocks, and create the tables that are
+    missing.
 
     Raises `ConfigError` if it cannot be opened, or is in use by another server.
     """
@@ -237,9 +253,13 @@ async def open_database(address: Address) -> AsyncIterator[Database]:
                 stack.push_async_callback(lock.release)
                 await lock.take()
             await _make_tables(writes, address)
+            clock = await _clock_of(writes, machine)
         except (SQLAlchemyError, OSError, sqlite3.Error, ImportError) as error:
             raise ConfigError(f"--database {address}: {first_line(error)}") from error
-        yield Database(address, reads, writes, lock)
+        database = Database(address, reads, writes, clock, lock)
+        yield database
+        with contextlib.suppress(SQLAlchemyError, OSError):  # it is as if it had been killed
+            await database.keep_clock(0.0)
 
 
 async def _make_tables(engine: AsyncEngine, address: Address) -> None:
@@ -258,6 +278,25 @@ async def _make_tables(engine: AsyncEngine, address: Address) -> None:
             )
         # Where nothing may be written, that is said now, and not by the first run.
         await connection.execute(sa.update(about).where(is_version).values(value=about.c.value))
+
+
+# -- the clock -----------------------------------------------------------------------------
+
+
+async def _clock_of(engine: AsyncEngine, machine: MachineClocks | None) -> SteadyClock:
+    """The clock of the database, taken up where its last server left it."""
+    async with engine.begin() as connection:
+        query = sa.select(about.c.value).where(about.c.key == _CLOCK)
+        kept = (await connection.execute(query)).scalar()
+        clock = SteadyClock(machine, None if kept is None else Reading(*json.loads(kept)))
+        if kept is None:
+            await connection.execute(sa.insert(about).values(key=_CLOCK, value=""))
+        await connection.execute(_keep(clock.reading()))
+    return clock
+
+
+def _keep(reading: Reading) -> sa.Executable:
+    return sa.update(about).where(about.c.key == _CLOCK).values(value=json.dumps(reading))
 
 
 # -- locks ----------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ and the run that answers it starts the function again from its top, as LangGraph
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from contextvars import ContextVar
@@ -37,24 +36,25 @@ from agentrt.runtime.journaled import JournaledEmitter
 from agentrt.runtime.run import Run
 from agentrt.runtime.services import Services
 from agentrt.serving.langgraph._compat import message_streams
-from agentrt.serving.langgraph.interrupts import EXPIRED
+from agentrt.serving.langgraph.interrupts import EXPIRED, deadline_for
 from agentrt.serving.langgraph.responses import not_found
 from agentrt.serving.langgraph.storage import Storage
 from agentrt.serving.langgraph.store import TenantStore
 from agentrt.serving.server import Served, ServedGraph, ServedProgram, Server
+from agentrt.steady import SteadyClock
 
 _PROGRAM: ContextVar[Context] = ContextVar("agentrt_native_program")
 _INPUT = "input"
 
 
-def as_graph(program: Program, runtime: Runtime) -> Graph:
-    """``program`` as a graph of LangGraph's functional API."""
+def as_graph(program: Program, runtime: Runtime, clock: SteadyClock) -> Graph:
+    """``program`` as a graph of LangGraph's functional API. Its questions expire by ``clock``."""
 
     async def run(given: dict[str, Any]) -> Any:
         outer = _PROGRAM.get()
         program_run = runtime.runs[outer.program_id]
         services = runtime.emitter(program_run).services
-        emitter = _GraphEmitter(program_run, services, TokenStream(get_config()))
+        emitter = _GraphEmitter(program_run, services, TokenStream(get_config()), clock)
         context = Context(outer.program_id, outer.program_type, emitter)
         return await program(context, given[_INPUT])
 
@@ -75,9 +75,11 @@ def native_input(given: Any) -> dict[str, Any]:
 class _GraphEmitter(JournaledEmitter):
     """Asks humans through LangGraph's interrupts, and streams the ``tokens`` of calls."""
 
-    def __init__(self, run: Run, services: Services, tokens: TokenStream) -> None:
+    def __init__(
+        self, run: Run, services: Services, tokens: TokenStream, clock: SteadyClock
+    ) -> None:
         super().__init__(run, services)
-        self._tokens = tokens
+        self._tokens, self._clock = tokens, clock
 
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
         if not self._tokens.wanted or request.get("n", 1) != 1:
@@ -100,7 +102,7 @@ class _GraphEmitter(JournaledEmitter):
         if form.schema is not None:
             asked["schema"] = form.schema
         if timeout is not None:
-            asked["expires_at"] = time.time() + timeout
+            asked |= deadline_for(timeout, self._clock)
         answer = interrupt(asked if len(asked) > 1 else text)
         if answer == EXPIRED:
             raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {text!r}")
@@ -202,15 +204,25 @@ async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]
             if isinstance(served, ServedGraph) and varies(name, served):
                 factories[name] = served
             else:
-                fixed[name] = await opened_graph(name, served, server.runtime, stack)
+                fixed[name] = await opened_graph(
+                    name, served, server.runtime, stack, storage.database.clock
+                )
         native = frozenset(n for n, one in server.served.items() if isinstance(one, ServedProgram))
         yield Graphs(fixed, factories, native, storage)
 
 
-async def opened_graph(name: str, served: Served, runtime: Runtime, stack: AsyncExitStack) -> Graph:
-    """What is served under ``name``, as a graph for any run. Raises `ProgramLoadError`."""
+async def opened_graph(
+    name: str,
+    served: Served,
+    runtime: Runtime,
+    stack: AsyncExitStack,
+    clock: SteadyClock | None = None,
+) -> Graph:
+    """What is served under ``name``, as a graph for any run; a program's questions expire by the
+    ``clock``, or by the runtime's. Raises `ProgramLoadError`.
+    """
     if isinstance(served, ServedProgram):
-        return as_graph(served.program, runtime)
+        return as_graph(served.program, runtime, clock or runtime.steady)
     return await made(name, served, stack, Access())
 
 

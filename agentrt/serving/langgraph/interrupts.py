@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import math
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from agentrt.steady import SteadyClock
 
 INTERRUPT_ID = re.compile("[0-9a-f]{32}")
 """By such keys LangGraph knows a map from interrupts to answers."""
@@ -50,22 +51,36 @@ def _closes(kwargs: Mapping[str, Any], interrupt_id: str) -> bool:
 # -- when questions are over their time ----------------------------------------------------
 
 
+def deadline_for(seconds: float, clock: SteadyClock) -> dict[str, float]:
+    """What a program's question says to its client that expires in so many seconds: when that is,
+    by the time of day as it is set now; and how far that is ahead of the ``clock``, if it is.
+    """
+    until = {"expires_at": clock.time_of_day(clock.now() + seconds)}
+    return {**until, "clock_shift": clock.shift} if clock.shift else until
+
+
 def deadline_of(interrupt: Mapping[str, Any]) -> float | None:
-    """Until when a program waits for the answer (seconds since 1970), if not for ever."""
+    """Until when a program waits for the answer (seconds of the database's clock), if not for
+    ever.
+    """
     value = interrupt["value"]
-    until = value.get("expires_at") if isinstance(value, dict) else None
-    return until if isinstance(until, int | float) else None
+    said = value if isinstance(value, dict) else {}
+    until, shift = said.get("expires_at"), said.get("clock_shift", 0.0)
+    if isinstance(until, int | float) and isinstance(shift, int | float):
+        return until - shift
+    return None
 
 
 class Deadlines:
-    """The nearest deadline that is known. Each question that is stored is noted."""
+    """The nearest deadline that is known, by a ``clock``. Each question that is stored is noted."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: SteadyClock | None = None) -> None:
+        self._clock = SteadyClock.of_loop() if clock is None else clock
         self._nearest = math.inf
         self._nearer = asyncio.Event()
 
     def note(self, until: float | None) -> None:
-        """A question may be answered until then (seconds since 1970)."""
+        """A question may be answered until then."""
         if until is not None and until < self._nearest:
             self._nearest = until
             self._nearer.set()
@@ -76,11 +91,12 @@ class Deadlines:
         self._nearer.clear()
 
     async def wait(self, most_s: float) -> None:
-        """Wait for the nearest deadline, until a nearer one is noted, or for ``most_s`` seconds:
-        the clock that deadlines are told by may be set meanwhile.
+        """Wait for the nearest deadline, until a nearer one is noted, or for ``most_s`` seconds at
+        the most.
         """
-        left = min(self._nearest - time.time(), most_s)
+        clock, until = self._clock, self._clock.now() + most_s
         self._nearer.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, left)):
-                await self._nearer.wait()
+        while (left := min(self._nearest, until) - clock.now()) > 0 and not self._nearer.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, clock.look_s)):
+                    await self._nearer.wait()

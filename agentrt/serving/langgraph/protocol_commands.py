@@ -144,10 +144,28 @@ class ProtocolCommands:
     # -- runs --------------------------------------------------------------------------
 
     async def _start(self, caller: Caller, thread: UUID, params: Object) -> _Done:
-        """``run.start``: a run in the thread, which is made if it is not there."""
+        """``run.start``: a run in the thread, which is made if it is not there.
+
+        Input to a thread that was interrupted is the answer: `RemoteGraph` sends the value of
+        ``Command(resume=…)`` so, and leaves it to the server to tell an answer from a new run.
+        """
         body = ProtocolRunBody.model_validate(in_snake_case(params))
+        if await self._is_answer(caller, thread, body):
+            resume = Command(resume=body.input)
+            body = body.model_copy(update={"input": None, "command": resume})
         row, _ = await self._starts.start(caller, thread, body)
         return _started(row)
+
+    async def _is_answer(self, caller: Caller, thread: UUID, body: ProtocolRunBody) -> bool:
+        if body.input is None or body.command or body.checkpoint or body.checkpoint_id:
+            return False
+        try:
+            row = await self._state.thread(caller, thread, "read")
+        except HTTPException as error:
+            if error.status_code != 404:
+                raise
+            return False
+        return bool(row._mapping["status"] == "interrupted")
 
     async def _respond(self, caller: Caller, thread: UUID, params: Object) -> _Done:
         """``input.respond``: the run that goes on with answers, as the thread's last run was."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -104,7 +103,8 @@ class ThreadQuestions:
         timed = _INTERRUPTS.like('%"expires_at"%')
         for asked in await self._found([~threads.c.temporary, threads.c.status.in_(_RESTS), timed]):
             if asked.state == "open":
-                deadlines.note(asked.expires_at)
+                until = asked.expires_at
+                deadlines.note(None if until is None else self._database.clock.at(until))
             elif asked.state == "expired":
                 with suppress(HTTPException, BusyError, QuestionClosedError):
                     await self._resume(asked, EXPIRED, None)
@@ -162,7 +162,8 @@ class ThreadQuestions:
         text = value if isinstance(value, str) else given.get("question")
         until = deadline_of(interrupt) if self._state.graphs.is_native(graph) else None
         state = "open" if is_open(interrupt["id"], row.interrupts, active) else "answered"
-        if state == "open" and until is not None and time.time() >= until:
+        clock = self._database.clock
+        if state == "open" and until is not None and clock.now() >= until:
             state = "expired"
         return Asked(
             f"{UUID(row.thread_id).hex}-{interrupt['id']}",
@@ -174,7 +175,7 @@ class ThreadQuestions:
             value=value,
             state=state,
             created_at=row.state_updated_at,
-            expires_at=until,
+            expires_at=None if until is None else clock.time_of_day(until),
         )
 
     async def _caller(self, viewer: Viewer, tenant: str) -> Caller:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -23,6 +22,7 @@ from agentrt.serving.langgraph.stream_responses import OnLeave
 from agentrt.serving.langgraph.streams import Action, EventLog, LiveRun
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.tenants import BusyError
+from agentrt.steady import EARLY_S
 
 MAX_RUNS = 10_000
 """How many runs may wait or run in one server; more are refused with 429."""
@@ -40,6 +40,7 @@ class RunQueue:
 
     def __init__(self, state: TenantState) -> None:
         self._state = state
+        self._clock = state.storage.database.clock
         self._waiting: dict[str, LiveRun] = {}
         self._running: dict[str, LiveRun] = {}  # by thread
         self._live: dict[str, LiveRun] = {}
@@ -69,13 +70,10 @@ class RunQueue:
         """Queue a pending run that is in the database."""
         resumable = bool(record.kwargs.get("stream_resumable"))
         log = EventLog(record.run_id, self._state.storage.database, resumable=resumable)
-        loop = asyncio.get_running_loop()
-        # Not longer than was asked for, if the clock was set back since.
-        delay = min(record.start_at - time.time(), record.start_at - record.created_at)
-        live = LiveRun(record, log, _context(), due=loop.time() + max(0.0, delay))
+        live = LiveRun(record, log, _context())
         self._live[record.run_id] = self._waiting[record.run_id] = live
-        if delay > 0:
-            loop.call_at(live.due, self._dispatch)
+        if (delay := record.start_at - self._clock.now()) > 0:
+            self._clock.call_later(delay, self._dispatch)
         self._dispatch()
         return live
 
@@ -155,12 +153,12 @@ class RunQueue:
 
     def _dispatch(self) -> None:
         """Start what may run now: in each thread, the first run that is due."""
-        now = asyncio.get_running_loop().time()
+        now = self._clock.now() + EARLY_S
         for run_id, live in list(self._waiting.items()):
             if not self._open or len(self._running) >= MAX_RUNNING:
                 return
             thread = live.record.thread_id
-            if thread not in self._running and live.due <= now:
+            if thread not in self._running and live.record.start_at <= now:
                 del self._waiting[run_id]
                 self._running[thread] = live
                 self._start(live)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from agentrt.serving.langgraph.runs import NewRun, record_of, run_json
 from agentrt.serving.langgraph.stream_responses import event_stream, headers_of, result_response
 from agentrt.serving.langgraph.streams import LiveRun
 from agentrt.serving.langgraph.tenant_state import TenantState
+from agentrt.steady import SteadyClock
 
 _RUNS = "/threads/{thread_id}/runs"
 _MAX_BATCH = 100
@@ -43,6 +43,7 @@ class StartRoutes(Routes):
 
     def __init__(self, state: TenantState, queue: RunQueue) -> None:
         self._state = state
+        self._clock = state.storage.database.clock
         self._queue = queue
 
     @route("POST", "/runs")
@@ -88,7 +89,7 @@ class StartRoutes(Routes):
         started = []
         for body, assistant in zip(bodies, assistants, strict=True):
             with self._reserve(caller.tenant):
-                new, only = await _new_run(caller, body.thread_id, body, assistant)
+                new, only = await _new_run(caller, body.thread_id, body, assistant, self._clock)
                 row, _ = await self._enter(new, only)
                 started.append(run_json(row))
         return JSON(started)
@@ -113,7 +114,7 @@ class StartRoutes(Routes):
         assistant = await self.assistant(caller, thread, body)
         with self._reserve(caller.tenant):
             self._state.server.tenants.ask(caller.tenant)
-            new, only = await _new_run(caller, thread, body, assistant)
+            new, only = await _new_run(caller, thread, body, assistant, self._clock)
             return await self._enter(replace(new, answers=answers, claim=claim), only)
 
     async def assistant(
@@ -162,9 +163,13 @@ class StartRoutes(Routes):
 
 
 async def _new_run(
-    caller: Caller, thread: UUID | None, body: RunBody, assistant: Mapping[str, Any]
+    caller: Caller,
+    thread: UUID | None,
+    body: RunBody,
+    assistant: Mapping[str, Any],
+    clock: SteadyClock,
 ) -> tuple[NewRun, Filter | None]:
-    """The run as hooks allow it, and the filter on its thread."""
+    """The run as hooks allow it, and the filter on its thread. It starts by the ``clock``."""
     run_id = uuid4()
     kwargs = _kwargs(body, assistant)
     value: dict[str, Any] = {
@@ -191,7 +196,7 @@ async def _new_run(
         "graph_id": assistant["graph_id"],
         "multitask_strategy": body.multitask_strategy,
         "metadata": {**body.config.metadata, **metadata},
-        "start_at": time.time() + body.after_seconds,
+        "start_at": clock.now() + body.after_seconds if body.after_seconds else 0.0,
     }
     new = NewRun(
         thread,

@@ -32,6 +32,7 @@ from agentrt.serving.langgraph._compat import (
 )
 from agentrt.serving.langgraph.database import TIMEOUTS, Address, Database, open_database
 from agentrt.serving.lifetimes import Lifetimes
+from agentrt.steady import MachineClocks
 
 T = TypeVar("T")
 _BUSY_S = 30.0
@@ -152,14 +153,18 @@ class Storage:
 
 
 @asynccontextmanager
-async def open_storage(given: str, lifetimes: Lifetimes | None = None) -> AsyncIterator[Storage]:
-    """Open what ``--database`` names. Raises `ConfigError` if that fails."""
+async def open_storage(
+    given: str, lifetimes: Lifetimes | None = None, machine: MachineClocks | None = None
+) -> AsyncIterator[Storage]:
+    """Open what ``--database`` names, on a ``machine`` with these clocks. Raises `ConfigError` if
+    that fails.
+    """
     lifetimes = lifetimes or Lifetimes()
     # To refresh is to write: only who asks for it.
     ttl = TTLConfig(refresh_on_read=lifetimes.refresh_items, default_ttl=lifetimes.items)
     address = Address.parse(given)
     async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(open_database(address))
+        database = await stack.enter_async_context(open_database(address, machine))
         try:
             check_store_version(POSTGRES if address.file is None else SQLITE)
             open_langgraphs = _in_postgres if address.file is None else _in_sqlite

@@ -143,8 +143,8 @@ async def replay(database: Database, run_id: str, after: int) -> AsyncIterator[S
 
 @dataclass(slots=True, eq=False)
 class LiveRun:
-    """A run that has not ended, ``due`` by the event loop's clock, which nobody sets. Its code
-    runs in ``context``. ``action`` is why it is to stop, once it is.
+    """A run that has not ended. Its code runs in ``context``. ``action`` is why it is to stop, once
+    it is.
 
     It has a ``task`` once it has left the queue, which is ``stoppable`` until its end is stored.
     One that is done without a ``result`` has not ended: the next server resumes it. While its end
@@ -155,7 +155,6 @@ class LiveRun:
     record: RunRecord
     log: EventLog
     context: Context = field(default_factory=Context)
-    due: float = 0.0
     done: asyncio.Event = field(default_factory=asyncio.Event)
     action: Action | None = None
     task: asyncio.Task[None] | None = None

@@ -1,8 +1,8 @@
 """The tables of the LangGraph API, and queries by what their JSON columns contain.
 
-They lie beside the tables of LangGraph's own checkpointer and store. Times are seconds since
-1970. What clients search in is JSON; what is only returned is its text, which may hold what a
-database's own JSON refuses.
+They lie beside the tables of LangGraph's own checkpointer and store. Times are times of day, in
+seconds since 1970. What clients search in is JSON; what is only returned is its text, which may
+hold what a database's own JSON refuses.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ runs = sa.Table(
     _text("origin", null=True),
     _text("result", null=True),
     sa.Column("cancel_reason", sa.Text, nullable=True),
-    _time("start_at"),
+    _time("start_at"),  # by the database's clock; 0.0 for at once
     _time("created_at"),
     _time("updated_at"),
     sa.Index("agentrt_runs_of_thread", "thread_id", "number"),

@@ -89,11 +89,13 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
     Until the block ends, chat models without an engine of their own use the server's.
     """
     async with AsyncExitStack() as stack:
-        storage = await stack.enter_async_context(open_storage(server.database, server.lifetimes))
+        storage = await stack.enter_async_context(
+            open_storage(server.database, server.lifetimes, server.machine)
+        )
         stack.enter_context(lend(RuntimeClient.borrow(server.runtime)))
         graphs = await stack.enter_async_context(open_graphs(server, storage))
         database, quotas = storage.database, Quotas(server)
-        asks, deadlines = server.questions.changed, Deadlines()
+        asks, deadlines = server.questions.changed, Deadlines(database.clock)
         if database.lock is not None:
             keeping = server.background.doing(
                 "lock of the database", database.lock.keep, KEEP_LOCK_S
@@ -127,9 +129,10 @@ async def sweeping(
         await expire()
         await state.deadlines.wait(_SWEEP_S)
 
-    doing = state.server.background.doing
+    doing, database = state.server.background.doing, state.storage.database
     async with (
         doing("sweep of threads", clear_away, _SWEEP_S),
+        doing("clock of the database", database.keep_clock, database.clock.look_s),
         doing("expiry of questions", expire_in_time),
     ):
         yield

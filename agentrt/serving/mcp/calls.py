@@ -145,7 +145,7 @@ class Calls:
                 call.beats = 0
                 await progress(call.ended, None, _about(event.node))
             elif isinstance(event, Asked) and asks:
-                if event.id not in call.one.questions:
+                if event.id not in call.one.open:
                     self._ask_no_more(call, event)
                 elif request.session.can_send_request:
                     self._ask(request, call, event)
@@ -208,7 +208,7 @@ class Calls:
     async def _elicit(self, request: Request, call: ServedCall, question: Asked) -> None:
         """Ask until the answer fits. A client that cannot be asked leaves it to others."""
         params = _params_of(question)
-        while question.id in call.one.questions and not call.is_declined:
+        while question.id in call.one.open and not call.is_declined:
             try:
                 result = await request.session.elicit_form(
                     params.message, params.requested_schema, request.request_id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -31,9 +30,11 @@ class LeftRun:
     durable: Durable
 
 
-def durable_of(body: RunRequest, *, by_event: bool = False) -> Durable:
-    """How a run is recorded: its deadline is then a time of day."""
-    until = None if body.deadline is None else time.time() + body.deadline
+def durable_of(body: RunRequest, now: float, *, by_event: bool = False) -> Durable:
+    """How a run is recorded: its deadline is then a time of the journal's clock, which is at
+    ``now``.
+    """
+    until = None if body.deadline is None else now + body.deadline
     waits = body.wait or body.stream
     options = {"waits": waits, "until": until} | ({"event": True} if by_event else {})
     return Durable(options=options, skips=waits)
@@ -63,7 +64,7 @@ def left_run(journal: Journal, row: RecordedProgram) -> LeftRun:
     """A run that goes on as it was started. Raises `UnkeptError`."""
     options = json.loads(row.options)
     until = options.get("until")
-    seconds = None if until is None else max(0.001, until - time.time())
+    seconds = None if until is None else max(0.001, until - journal.clock.now())
     body = RunRequest.model_construct(
         input=journal.input_of(row), session=row.session, deadline=seconds, wait=False
     )

@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import math
-import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from agentrt import tracking
@@ -24,6 +24,7 @@ from agentrt.serving.programs.left import LeftRun, left_run
 from agentrt.serving.programs.runs import ProgramRuns, ServedRun
 from agentrt.serving.questions.asked import Asked, Viewer, Wanted
 from agentrt.serving.server import Server
+from agentrt.steady import SteadyClock
 
 _AT_ONCE = 1000
 """So many are brought back in one sweep: those that run then are in memory."""
@@ -47,11 +48,11 @@ class Parking:
     def __init__(self, server: Server, runs: ProgramRuns, journal: Journal) -> None:
         self._server, self._runtime = server, server.runtime
         self._runs, self._journal = runs, journal
-        self._waits = Waits(journal)
+        self._waits, self._clock = Waits(journal), journal.clock
         self._programs = {program.name: program for program in server.native.values()}
         self._one_at_a_time = asyncio.Lock()
         # Questions of programs that are brought back, until their code asks them again.
-        self._reopening: dict[str, tuple[Asked, asyncio.Future[None]]] = {}
+        self._reopening: dict[str, tuple[ParkedQuestion, asyncio.Future[None]]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._next, self._parks = 0.0, False
 
@@ -70,7 +71,7 @@ class Parking:
         """Park who has waited for long, and bring back whose time has come."""
         draining = self._server.draining
         self._park_all(_AT_A_STOP_S if draining else self._server.park_s)
-        if draining or (time.time() < self._next and not self._parks):
+        if draining or (self._clock.now() < self._next and not self._parks):
             return
         self._next, self._parks = 0.0, False  # so it stays if the journal cannot be read
         self._next = await self._bring_back()
@@ -80,7 +81,7 @@ class Parking:
         found, left, due = [(0.0, "")], _AT_ONCE, math.inf
         while found := await self._waits.first_due(self._programs, _AT_ONCE, found[-1]):
             for due, program_id in found:
-                if due > time.time() or not left:
+                if due > self._clock.now() or not left:
                     return due
                 # One that has come back already, and could not begin, is let be.
                 if not self._runs.has(program_id) and program_id not in self._leaving:
@@ -105,7 +106,7 @@ class Parking:
             return False
         if run.options.get("waits", True) or record.listens or record.stopping():
             return False
-        soonest, is_open = time.time() + after_s, self._runtime.questions.open
+        soonest, is_open = self._clock.now() + after_s, self._runtime.questions.open
         return all(
             (rest.due is None or rest.due > soonest)
             and (rest.question is None or rest.question in is_open)
@@ -150,7 +151,7 @@ class Parking:
         assert one.run.task is not None
         for each in asked:
             opened = asyncio.get_running_loop().create_future()
-            self._reopening[each.id] = _asked(each, 0.0), opened
+            self._reopening[each.id] = each, opened
 
         def ended(task: asyncio.Task[None]) -> None:
             for each in asked:
@@ -171,7 +172,7 @@ class Parking:
             _log.warning("run %s does not go on: its input: %s", row.id, error)
         else:
             until = left.durable.options.get("until")
-            if until is None or until > time.time():
+            if until is None or until > self._clock.now():
                 return left
         await self._ended(row.id)
         return None
@@ -187,7 +188,7 @@ class Parking:
         row = None if self._runs.has(run_id) else await self._parked(run_id)
         if row is None or (row.tenant, row.type) != (tenant, name):
             return None
-        questions = await self._waits.questions(time.time(), _MOST_QUESTIONS, program=run_id)
+        questions = await self._waits.questions(self._clock.now(), _MOST_QUESTIONS, program=run_id)
         timed = None in await self._waits.of(run_id)
         return {
             "id": row.id,
@@ -195,7 +196,7 @@ class Parking:
             "program": row.type,
             "state": str(ProgramState.RUNNING if timed else ProgramState.WAITING_FOR_HUMAN),
             "parked": True,
-            "questions": [_asked(one, time.time()).to_json() for one in questions],
+            "questions": [_asked(one, self._clock).to_json() for one in questions],
             "result": None,
             "error": None,
         }
@@ -212,26 +213,27 @@ class Parking:
     async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
         if wanted.thread is not None:
             return []
-        now, closed = time.time(), self._runtime.questions.closed
+        now, closed = self._clock.now(), self._runtime.questions.closed
         found = await self._waits.questions(now, wanted.limit, viewer.tenant, wanted.program)
         coming = [
-            asked
-            for asked, _ in self._reopening.values()
-            if viewer.sees(asked.tenant)
-            and wanted.program in (None, asked.program)
-            and (asked.expires_at is None or asked.expires_at > now)
+            _asked(one, self._clock)
+            for one, _ in self._reopening.values()
+            if viewer.sees(one.tenant)
+            and wanted.program in (None, one.program)
+            and (one.due is None or one.due > now)
         ]
-        return coming + [_asked(one, now) for one in found if one.id not in closed]
+        return coming + [_asked(one, self._clock) for one in found if one.id not in closed]
 
     async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
         found = await self._waits.question(question_id)
         # Its program may have come back while the journal was read.
         if (back := self._reopening.get(question_id)) is not None:
-            asked = back[0]
+            # Its program says whether it is too late: it may have the answer by then.
+            asked = replace(_asked(back[0], self._clock), state="open")
         elif found is None or question_id in self._runtime.questions.closed:
             return await self._server.questions.of_programs.find(viewer, question_id)
         else:
-            asked = _asked(found, time.time())
+            asked = _asked(found, self._clock)
         return asked if viewer.sees(asked.tenant) else None
 
     async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
@@ -277,7 +279,7 @@ class Parking:
             back[1].set_result(None)
 
 
-def _asked(one: ParkedQuestion, now: float) -> Asked:
+def _asked(one: ParkedQuestion, clock: SteadyClock) -> Asked:
     asked = json.loads(one.asked)
     return Asked(
         one.id,
@@ -286,7 +288,7 @@ def _asked(one: ParkedQuestion, now: float) -> Asked:
         one.tenant,
         AnswerForm(asked["schema"]),
         program=one.program,
-        state="expired" if one.due is not None and one.due <= now else "open",
-        created_at=one.began,
-        expires_at=one.due,
+        state="expired" if one.due is not None and one.due <= clock.now() else "open",
+        created_at=clock.time_of_day(one.began),
+        expires_at=None if one.due is None else clock.time_of_day(one.due),
     )

@@ -24,6 +24,7 @@ from agentrt.serving.programs.left import LeftRun, durable_of
 from agentrt.serving.questions.asked import Asked
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError
+from agentrt.steady import Alarm
 
 _KEPT = 1000
 """Ended runs whose results can still be asked for."""
@@ -34,14 +35,22 @@ _AHEAD = 1024
 
 @dataclass(slots=True, eq=False)
 class ServedRun:
-    """A run that a client started. ``questions`` are its open ones, by their ids."""
+    """A run that a client started. ``seen`` says how people see a question of its; ``open`` has
+    those that are open, by their ids.
+    """
 
     run: Run
     tenant: str
-    late: asyncio.TimerHandle | None = None
+    seen: Callable[[Question], Asked]
+    late: Alarm | None = None
     is_late: bool = False
     watchers: set[asyncio.Queue[Event | Asked]] = field(default_factory=set)
-    questions: dict[str, Asked] = field(default_factory=dict)
+    open: dict[str, Question] = field(default_factory=dict)
+
+    @property
+    def questions(self) -> dict[str, Asked]:
+        """The open questions as people see them now."""
+        return {key: self.seen(question) for key, question in self.open.items()}
 
     def watch(self) -> asyncio.Queue[Event | Asked]:
         """The run's events from now on, and its questions as they open and are closed."""
@@ -86,7 +95,8 @@ class ProgramRuns:
         tenants.ask(tenant)
         durable = None
         if any(program is native for native in self._server.native.values()):
-            durable = durable_of(body, by_event=event is not None)
+            now = self._runtime.steady.now()
+            durable = durable_of(body, now, by_event=event is not None)
         return self._begin(program, tenant, body, durable, event)
 
     def go_on(self, program: Program, left: LeftRun) -> ServedRun:
@@ -107,7 +117,8 @@ class ProgramRuns:
         run = self._runtime.start(
             program, body.input, tenant=tenant, session=body.session, durable=durable
         )
-        one = self._runs[run.id] = ServedRun(run, tenant)
+        seen = self._server.questions.of_programs.seen
+        one = self._runs[run.id] = ServedRun(run, tenant, seen)
         assert run.task is not None
         self._server.live[tenant] += 1
         # Nobody may be waiting for it: a server that stops does.
@@ -116,8 +127,8 @@ class ProgramRuns:
         if event is not None:
             run.task.add_done_callback(functools.partial(self._over_for, event, run))
         if body.deadline is not None:
-            loop = asyncio.get_running_loop()
-            one.late = loop.call_later(body.deadline, self._too_late, one)
+            too_late = functools.partial(self._too_late, one)
+            one.late = self._runtime.steady.call_later(body.deadline, too_late)
         return one
 
     def _over(self, tenant: str, run: Run, task: asyncio.Task[None]) -> None:
@@ -204,8 +215,7 @@ class ProgramRuns:
         one = self._runs.get(question.program_id)
         if one is None:
             return
-        asked = self._server.questions.of_programs.seen(question)
-        one.questions.pop(asked.id, None)
-        if asked.state == "open":
-            one.questions[asked.id] = asked
-        one.publish(asked)
+        one.open.pop(question.id, None)
+        if question.state == "open":
+            one.open[question.id] = question
+        one.publish(one.seen(question))

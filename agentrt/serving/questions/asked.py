@@ -121,7 +121,7 @@ class ProgramQuestions:
 
     def seen(self, question: Question) -> Asked:
         """A question of the runtime as people see it."""
-        since_1970 = question.created_at - question.at
+        time_of_day, until = self._runtime.steady.time_of_day, question.expires_at
         return Asked(
             question.id,
             question.text,
@@ -130,8 +130,8 @@ class ProgramQuestions:
             question.form,
             program=question.program_id,
             state=question.state,
-            created_at=question.created_at,
-            expires_at=None if question.deadline is None else since_1970 + question.deadline,
+            created_at=time_of_day(question.created_at),
+            expires_at=None if until is None else time_of_day(until),
         )
 
 

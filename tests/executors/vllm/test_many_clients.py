@@ -38,6 +38,8 @@ TINY = Load(32, 30, 4, slots=16, blocks=400, step_s=0.004, token_s=2e-5, seconds
 SMALL = Load(8, 200, 24, slots=16, blocks=400, step_s=0.05, token_s=8e-4, seconds=120.0)
 LARGE = Load(64, 200, 20, slots=64, blocks=3600, step_s=0.024, token_s=2.6e-5, seconds=12.0)
 PEOPLE = SMALL._replace(pause_s=5.0)
+BUSY = LARGE._replace(prompt=100, output=30, blocks=2000, seconds=20.0)
+"""No step is without a prompt, so that what a prompt token costs is not seen from two steps."""
 
 
 def batch(load: Load, **settings: Any) -> tuple[float, int]:
@@ -80,7 +82,9 @@ def batch(load: Load, **settings: Any) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize(
-    "load", [TINY, SMALL, LARGE, PEOPLE], ids=["tiny", "small", "large", "people"]
+    "load",
+    [TINY, SMALL, LARGE, PEOPLE, BUSY],
+    ids=["tiny", "small", "large", "people", "busy"],
 )
 def test_short_conversations_fill_the_batch_as_without_admission(load: Load) -> None:
     defaults, ended = batch(load)

@@ -64,6 +64,43 @@ def prompt(seed: int, tokens: int) -> list[int]:
     return random.Random(seed).choices(range(1000, 30_000), k=tokens)
 
 
+# -- a step has room for what begins -------------------------------------------------
+
+
+class InVain(Watched):
+    """Notes in which steps calls were preempted for others and none began."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        preempted = len(self.kept)
+        output = super().schedule(*args, **kwargs)
+        began = output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids
+        if len(self.kept) > preempted and not began:
+            self.vain.append(len(self.kept))
+        return output
+
+    vain: list[int]
+
+
+@pytest.mark.parametrize("blocks", [2000, 75], ids=["room", "little room"])
+def test_nothing_is_preempted_while_prompts_in_parts_take_whole_steps(blocks: int) -> None:
+    """A long prompt takes all tokens of four steps, and most of the blocks in the end."""
+    settings = {"policy": "mlfq", "quanta": [0.1, 0.2, 0.4], "min_residency_steps": 0}
+    made = engine(settings, cls=InVain, slots=3, blocks=blocks)
+    scheduler: Any = made.scheduler
+    scheduler.vain = []
+    for name in "ab":
+        made.add(name, prompt(1, 40), 60, program(name))
+    for _ in range(20):
+        made.step()
+    made.add("long", prompt(2, 4 * STEP_TOKENS - 20), 8, program("long"))
+    made.step()
+    for name in "cdef":
+        made.add(name, prompt(3, 100), 8, program(name))
+    made.run(2000)
+    assert scheduler.vain == []
+    assert scheduler.kept, "calls were preempted when there was room in a step"
+
+
 # -- progress --------------------------------------------------------------------------
 
 
@@ -108,7 +145,7 @@ def test_what_a_call_loses_to_preemptions_is_bounded(
             made.step()
     made.run(20_000)
     assert all(kept >= 1 for kept in scheduler.kept)
-    assert scheduler.kept or policy in ("adaptive", "round-robin") or admission != "off"
+    assert scheduler.kept or policy in ("adaptive", "plas", "round-robin") or admission != "off"
 
 
 def test_a_resumed_call_is_served_as_long_as_it_took_to_compute_again() -> None:

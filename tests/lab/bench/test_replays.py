@@ -25,9 +25,9 @@ from tests.lab.workloads.test_journals import Written
 pytestmark = pytest.mark.engine
 
 
-async def recorded(path: Path, patch: pytest.MonkeyPatch) -> Recording:
+async def recorded(path: Path) -> Recording:
     """A burst, without the time between its calls."""
-    await record_burst(ATLAS, path, patch)
+    await record_burst(ATLAS, path)
     recording = read_recording(path)
     programs = []
     for one in recording.programs:
@@ -52,7 +52,7 @@ async def test_all_do_the_recorded_work_with_what_the_engine_says(
     """Prompts and outputs are as long as recorded. A prompt is what its program has asked and been
     answered here, and beside that the recorded text.
     """
-    recording, engine = await recorded(tmp_path / "j", monkeypatch), WholeEngine()
+    recording, engine = await recorded(tmp_path / "j"), WholeEngine()
     monkeypatch.setattr(replays, "engine_for", lambda one, base: engine)
     monkeypatch.setattr(replays, "open_frontend", engine.front)
     replay = real_replay(tmp_path / "j", recording, engine, ["fcfs"])

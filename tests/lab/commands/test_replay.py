@@ -36,8 +36,8 @@ pytestmark = pytest.mark.engine
 REAL = ("--depth", "real")
 
 
-async def recorded(path: Path, patch: pytest.MonkeyPatch, content: Content = "full") -> Path:
-    await record_burst(ATLAS, path, patch, content)
+async def recorded(path: Path, content: Content = "full") -> Path:
+    await record_burst(ATLAS, path, content)
     return path
 
 
@@ -54,9 +54,9 @@ def runs(capfd: pytest.CaptureFixture[str], *args: object) -> dict[str, dict[str
 
 
 async def test_the_recording_stands_beside_what_each_policy_would_have_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    journal, times = await recorded(tmp_path / "j", monkeypatch), tmp_path / "times.json"
+    journal, times = await recorded(tmp_path / "j"), tmp_path / "times.json"
     TIMES.save(times)
     args = (journal, "--step-model", times, "--policy", "fcfs", "atlas", "adaptive+cost+memory")
     found = runs(capfd, *args)
@@ -76,18 +76,18 @@ async def test_the_recording_stands_beside_what_each_policy_would_have_done(
 
 
 async def test_steps_take_about_as_long_as_the_accounts_of_calls_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = runs(capfd, await recorded(tmp_path / "j", monkeypatch))
+    found = runs(capfd, await recorded(tmp_path / "j"))
     makespan = found["atlas"]["measures"]["makespan_s"]["ratio"]
     assert makespan == pytest.approx(1.0, abs=0.05)
     assert found["atlas"]["measures"]["mean_s"]["ratio"] == pytest.approx(1.0, abs=0.1)
 
 
 async def test_on_more_engines_behind_a_router(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    journal = await recorded(tmp_path / "j", monkeypatch)
+    journal = await recorded(tmp_path / "j")
     out, _ = replayed(capfd, journal, "--replicas", 2, "--router", "cost", "--json")
     told = json.loads(out)
     assert (told["settings"]["replicas"], told["settings"]["router"]) == (2, "cost")
@@ -95,9 +95,9 @@ async def test_on_more_engines_behind_a_router(
 
 
 async def test_without_texts_prompts_are_alike_within_programs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    journal = await recorded(tmp_path / "j", monkeypatch, "none")
+    journal = await recorded(tmp_path / "j", "none")
     out, err = replayed(capfd, journal, "--json")
     assert f"{journals.NO_TEXT}: 16" in err
     assert [one["programs"] for one in json.loads(out)["runs"]] == [16, 16, 16, 16]
@@ -106,10 +106,10 @@ async def test_without_texts_prompts_are_alike_within_programs(
 
 
 async def test_a_journal_that_does_not_say_on_what_it_ran(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its engine is that of the options; it can be a trace of a simulation, too."""
-    journal = await recorded(tmp_path / "j", monkeypatch)
+    journal = await recorded(tmp_path / "j")
     with closing(sqlite3.connect(journal)) as writer, writer:
         writer.execute("DELETE FROM agentrt_journal WHERE key LIKE 'engine%'")
     out, err = replayed(capfd, journal, "--batch", 2, "--kv-blocks", 300, "--policy", "plas")
@@ -196,12 +196,12 @@ def test_ctrl_c_keeps_what_is_done(
 
 
 async def test_a_journal_that_two_engines_have_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What is true of both is taken; the size in which they differ is to be given, and neither's
     policy is the recorded one.
     """
-    path = await recorded(tmp_path / "j", monkeypatch)
+    path = await recorded(tmp_path / "j")
     other = World(FCFS, replace(MACHINE, batch=2).virtual_options(), TIMES)
     async with (
         await Journal.open(lambda: SQLiteStore(path), JournalOptions()) as journal,
@@ -218,13 +218,13 @@ async def test_a_journal_that_two_engines_have_written(
 
 
 async def test_what_cannot_be_replayed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     journal, quiet, empty, text = (tmp_path / name for name in ("j", "quiet", "empty", "text"))
     SQLiteStore(empty).close()
     text.write_text("{}")
-    await recorded(journal, monkeypatch)
-    await recorded(quiet, monkeypatch, "digest")
+    await recorded(journal)
+    await recorded(quiet, "digest")
     write_two(written := Written(tmp_path / "bare"))
     bare = written.write()
     for args, said in (

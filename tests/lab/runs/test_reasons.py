@@ -34,11 +34,9 @@ CONFIGS = [
 ]
 
 
-async def programs(
-    path: Path, config: SchedulerConfig, seed: int, patch: pytest.MonkeyPatch
-) -> list[Recorded]:
+async def programs(path: Path, config: SchedulerConfig, seed: int) -> list[Recorded]:
     """What the journal has of a burst of programs."""
-    ends = await record_burst(config, path, patch, seed=seed)
+    ends = await record_burst(config, path, seed=seed)
     store = SQLiteStore(path)
     found = [read_program(store, name) for name in ends]
     store.close()
@@ -47,11 +45,11 @@ async def programs(
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.policy)
 async def test_each_second_of_a_program_has_its_reason(
-    config: SchedulerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: SchedulerConfig, tmp_path: Path
 ) -> None:
     seed = CONFIGS.index(config)
     seconds: dict[str, float] = defaultdict(float)
-    recorded = await programs(tmp_path / "j", config, seed, monkeypatch)
+    recorded = await programs(tmp_path / "j", config, seed)
     names = {one.program.id for one in recorded}
     for one in recorded:
         check_wall(one, seconds)

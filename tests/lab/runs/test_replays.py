@@ -35,10 +35,8 @@ DECIDED = (
 )
 
 
-async def recorded(
-    config: SchedulerConfig, path: Path, patch: pytest.MonkeyPatch, content: Content = "full"
-) -> Recording:
-    ends = await record_burst(config, path, patch, content)
+async def recorded(config: SchedulerConfig, path: Path, content: Content = "full") -> Recording:
+    ends = await record_burst(config, path, content)
     recording = read_recording(path)
     assert [one.program_id for one in recording.outcomes] == ends
     return recording
@@ -82,12 +80,12 @@ def decisions(reports: dict[str, dict[int, CallReport]]) -> dict[str, Sequence[t
 
 @pytest.mark.parametrize("config", [FCFS, ATLAS, ADAPTIVE], ids=lambda config: config.policy)
 async def test_under_the_recorded_policy_all_is_as_recorded(
-    config: SchedulerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: SchedulerConfig, tmp_path: Path
 ) -> None:
     """Each call in the same steps, with as much in the cache, as often preempted; and so each
     program with the same latency.
     """
-    recording = await recorded(config, tmp_path / "j", monkeypatch)
+    recording = await recorded(config, tmp_path / "j")
     engine = Watched(config, MACHINE.virtual_options())
     drive(engine, recording.programs)
     assert decisions(engine.reports) == decisions(accounts(recording))
@@ -100,14 +98,12 @@ async def test_under_the_recorded_policy_all_is_as_recorded(
     assert same_order(recording.outcomes, again.outcomes) == 1.0
 
 
-async def test_under_another_policy_all_is_as_that_one_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_under_another_policy_all_is_as_that_one_has_it(tmp_path: Path) -> None:
     """What a recording under fcfs becomes under ATLAS and adaptive is what they themselves do."""
-    first = await recorded(FCFS, tmp_path / "fcfs", monkeypatch)
+    first = await recorded(FCFS, tmp_path / "fcfs")
     _, *found = replayed(tmp_path / "fcfs", "atlas", "adaptive+cost+memory")
     for config, again in zip((ATLAS, ADAPTIVE), found, strict=True):
-        own = await recorded(config, tmp_path / config.policy, monkeypatch)
+        own = await recorded(config, tmp_path / config.policy)
         assert ends(again.outcomes) == pytest.approx(ends(own.outcomes), abs=1e-6)
         assert same_order(own.outcomes, again.outcomes) == 1.0
         assert same_order(first.outcomes, again.outcomes) < 1.0

@@ -21,6 +21,7 @@ from agentrt.serving.origins import Origins
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Api, KeyCheck, ServedGraph, ServedProgram, Server
 from agentrt.serving.webhook_rules import WebhookRules
+from agentrt.steady import MachineClocks
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import TURN_S
 from tests.serving.watchdog import opened_app
@@ -66,6 +67,7 @@ def serving(
     executor: ScriptedExecutor | None = None,
     origins: Sequence[str] = (),
     webhooks: WebhookRules | None = None,
+    machine: MachineClocks | None = None,
 ) -> Iterator[Serving]:
     """Serve graphs and programs until the block's end, with ``more`` APIs beside their own."""
     where = str(database) if ":" in str(database) else f"sqlite:{database}"
@@ -86,6 +88,7 @@ def serving(
                 keys=keys,
                 origins=Origins(origins=origins),
                 webhooks=webhooks or WebhookRules(),
+                machine=machine or MachineClocks(),
             )
             async with opened_app(it.server, [questions, own, *more]) as app:
                 config = uvicorn.Config(app, log_level="warning", lifespan="off", ws=SocketProtocol)

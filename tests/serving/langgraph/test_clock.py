@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,23 +14,107 @@ import httpx
 import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base import id as ids
+from langgraph_sdk.client import LangGraphClient
 
-from agentrt.serving.langgraph import run_queue
+from agentrt import Context, program
 from agentrt.serving.langgraph.interrupts import Deadlines
 from agentrt.serving.langgraph.storage import open_storage
-from tests.serving.langgraph.test_runs import IN
+from tests.doubles.machine import Machine
+from tests.serving.langgraph.graphs import steps_graph
+from tests.serving.langgraph.serve import serving
+from tests.serving.langgraph.test_questions import clients
+from tests.serving.langgraph.test_runs import IN, a_thread
 
 HOUR_S = 3600.0
+LIMIT_S = 600.0
 
 
-async def test_a_run_does_not_wait_for_the_clock_to_catch_up(
-    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was created an hour "before" it is queued."""
-    early = SimpleNamespace(time=lambda: time.time() - HOUR_S)
-    monkeypatch.setattr(run_queue, "time", early)
-    answer = await http.post("/runs/wait", json={"assistant_id": "steps", "input": IN}, timeout=60)
-    assert answer.status_code == 200
+def passes(seconds: float) -> Callable[[Machine], None]:
+    return lambda machine: machine.passes(seconds)
+
+
+def is_set(seconds: float) -> Callable[[Machine], None]:
+    return lambda machine: machine.is_set(seconds)
+
+
+def boots(off_s: float, set_by: float = 0.0) -> Callable[[Machine], None]:
+    def booted(machine: Machine) -> None:
+        machine.boots(off_s)
+        machine.is_set(set_by)
+
+    return booted
+
+
+@program
+async def asks(ctx: Context) -> str:
+    return str(await ctx.human("now?", timeout=LIMIT_S, default="nobody"))
+
+
+Life = list[Callable[[Machine], None]]
+STORIES: dict[str, tuple[list[Life], float]] = {
+    "set forward": ([[passes(100), is_set(HOUR_S), passes(100)]], 200),
+    "set back": ([[passes(100), is_set(-HOUR_S), passes(100)]], 200),
+    "set forward while no server runs": ([[], [is_set(HOUR_S), passes(100)]], 100),
+    "set back while no server runs": ([[passes(100)], [is_set(-HOUR_S), passes(100)]], 200),
+    "set forward, another boot": ([[is_set(HOUR_S), passes(100)], [boots(100)]], 200),
+    "another boot, set back": ([[passes(100)], [boots(100), is_set(-HOUR_S), passes(100)]], 300),
+    "another boot with a clock that is behind": ([[passes(100)], [boots(50, -HOUR_S)]], 100),
+}
+"""What happens in the lives of a server, and how much of a wait is over by that. What is first in
+another life happens before it begins.
+"""
+
+
+@pytest.mark.parametrize("kind", ["run", "question"])
+@pytest.mark.parametrize("story", STORIES)
+async def test_a_wait_is_as_long_as_it_was_to_be(story: str, kind: str, tmp_path: Path) -> None:
+    """That of a run which is to start later, and that of a program's question in a thread: a second
+    before its end it waits, and then it is over.
+    """
+    things, machine, begun = {"asks": asks, "steps": steps_graph()}, Machine(), ""
+    lives, over_s = STORIES[story]
+
+    async def waits(client: LangGraphClient, http: httpx.AsyncClient) -> None:
+        await machine.looked()
+        if kind == "run":
+            assert (await client.runs.get(thread, begun))["status"] == "pending"
+        else:
+            [question] = (await http.get("/v1/questions", params={"thread": thread})).json()["data"]
+            assert question["state"] == "open"
+            left = question["expires_at"] - machine.time_of_day
+            assert 0.5 < left <= LIMIT_S
+
+    for number, life in enumerate(lives):
+        happens = list(life)
+        if number:
+            happens.pop(0)(machine)
+        with serving(things, tmp_path / "agentrt.db", machine=machine.clocks()) as it:
+            async with clients(it, "") as (client, http):
+                if not begun:
+                    thread = await a_thread(client)
+                    given = {"after_seconds": 600} if kind == "run" else {}
+                    graph = "steps" if kind == "run" else "asks"
+                    run = await client.runs.create(thread, graph, input=IN, **given)  # type: ignore[call-overload]  # a name is not known there
+                    begun = run["run_id"]
+                    if kind == "question":
+                        await client.runs.join(thread, begun)
+                await waits(client, http)
+                for happen in happens:
+                    happen(machine)
+                    await waits(client, http)
+                if number < len(lives) - 1:
+                    continue
+                machine.passes(LIMIT_S - over_s - 1.0)
+                await waits(client, http)
+                machine.passes(1.0)
+                await over(client, thread, runs=1 if kind == "run" else 2)
+
+
+async def over(client: LangGraphClient, thread: str, runs: int) -> None:
+    """The thread has so many runs, and all of them have ended well."""
+    async with asyncio.timeout(60):
+        while [run["status"] for run in await client.runs.list(thread)] != ["success"] * runs:
+            await asyncio.sleep(0.001)
 
 
 async def test_a_wait_for_deadlines_is_not_longer_than_was_said() -> None:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
 
+import httpx
+import pytest
 import pytest_asyncio
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
@@ -17,6 +19,7 @@ from langgraph_sdk import get_client, get_sync_client
 
 from tests.serving.langgraph.graphs import Steps
 from tests.serving.langgraph.serve import Serving
+from tests.serving.langgraph.test_protocol import TURN_S
 from tests.serving.langgraph.test_runs import DONE, IN
 
 
@@ -79,3 +82,39 @@ async def test_it_is_a_node_of_another_graph(remote: Any) -> None:
     whole = builder.compile(checkpointer=InMemorySaver())
     asked = await whole.ainvoke({"steps": ["in"]}, in_thread())
     assert asked["__interrupt__"][0].value == {"question": "which way?"}
+
+
+@pytest.mark.parametrize("answer", ["right", {"way": "right"}, ["a", "b"], 5, False])
+async def test_its_newest_streams_answer_a_question_with_any_value(
+    remote: Any, answer: Any
+) -> None:
+    graph, config = remote("ask"), in_thread()
+
+    async def until_it_asks(steps: int) -> None:
+        async with await graph.astream_events(IN, config, version="v3") as run:
+            last = [values async for values in run.values][-1]
+            assert await run.interrupted()
+        assert len(last["steps"]) == steps
+
+    async with asyncio.timeout(TURN_S):
+        await until_it_asks(2)
+        async with await graph.astream_events(Command(resume=answer), config, version="v3") as run:
+            done = await run.output()
+        assert done["steps"] == ["in", "first", f"answered {answer}", "last"]
+        await until_it_asks(6)  # the thread has no question: input begins a run
+
+
+async def test_input_at_a_checkpoint_is_no_answer(it: Serving, remote: Any) -> None:
+    graph, config = remote("ask"), in_thread()
+    await graph.ainvoke(IN, config)
+    [*_, first] = [one async for one in graph.aget_state_history(config)]
+    place = first.config["configurable"]
+    async with httpx.AsyncClient(base_url=it.url) as http:
+        params = {"assistant_id": "ask", "input": IN, "checkpoint_id": place["checkpoint_id"]}
+        command = {"id": 1, "method": "run.start", "params": params}
+        answer = await http.post(f"/threads/{place['thread_id']}/commands", json=command)
+        run = answer.json()["result"]["run_id"]
+        await http.get(f"/threads/{place['thread_id']}/runs/{run}/join")
+    state = await graph.aget_state(config)
+    assert state.values["steps"] == ["in", "first"]
+    assert state.next == ("ask",)

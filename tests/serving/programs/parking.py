@@ -22,6 +22,7 @@ from agentrt.serving.programs.api import api as programs
 from agentrt.serving.programs.parked import Parking
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Api, ServedProgram, Server
+from agentrt.steady import MachineClocks
 from tests.doubles.scripted import ScriptedExecutor
 from tests.journal.killing import QuickStore
 
@@ -127,12 +128,13 @@ async def served(
     events: EventSource | None = None,
     apis: Sequence[Api] = (),
     options: JournalOptions = JournalOptions(),  # noqa: B008  # it is frozen
+    machine: MachineClocks | None = None,
 ) -> AsyncIterator[Local]:
     """A server with this journal, until the block ends: what is not parked then is as killed."""
     opened = (lambda: QuickStore(journal)) if isinstance(journal, Path) else journal
     engine, clock = ScriptedExecutor(says), Clock()
     async with (
-        await Journal.open(opened, options) as kept,
+        await Journal.open(opened, options, machine) as kept,
         Runtime(engine, ask_human=None, journal=kept, clock=clock, events=events) as runtime,
     ):
         native = {one.name: ServedProgram(one, "here.py") for one in natives}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -94,3 +95,26 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
     cached = scheduler.kv_cache_manager.get_computed_blocks(request)[0].blocks
     shared = sum(1 for group in cached for block in group if block.ref_cnt > 0)
     return whole - shared
+
+
+def running_needs(scheduler: Scheduler) -> tuple[int, int]:
+    """What running requests will take: tokens of the next step, and free blocks in all.
+
+    The blocks are those of the tokens that each has now: most of them, of prompts that are computed
+    in parts. A waiting request can begin if it leaves tokens to it.
+    """
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    most = scheduler.scheduler_config.long_prefill_token_threshold or sys.maxsize
+    tokens = blocks = 0
+    for request in scheduler.running:
+        new = (
+            request.num_tokens_with_spec
+            + request.num_output_placeholders
+            - request.num_computed_tokens
+        )
+        tokens += min(new, most)
+        if new > 1:
+            for manager in managers:
+                held = len(manager.req_to_blocks.get(request.request_id, ()))
+                blocks += max(-(-request.num_tokens // manager.block_size) - held, 0)
+    return tokens, blocks
