@@ -67,6 +67,16 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "--strict-requests", "Refuse fields of requests that vLLM does not know; else it ignores them."
 )
 @_server.text(
+    "--reminders",
+    "[in-place|template]",
+    "Where a system or developer message in the middle of a chat goes, if the chat template does "
+    "not take it there: in-place makes it a user turn in <system-reminder> marks, so that the "
+    "prompt's beginning stays cached; template leaves it to the template and vLLM, which refuse "
+    "it or move it to the front.",
+    type=click.Choice(["in-place", "template"]),
+    default="in-place",
+)
+@_server.text(
     "--database",
     "sqlite:FILE|postgresql://…",
     "Where threads and runs of graphs are kept.",
@@ -97,6 +107,13 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "--check",
     "Only say what of the files would be served, and what of a langgraph.json would not; no "
     "engine starts. Exit code 1 if something would not.",
+)
+@_server.seconds(
+    "--keep-alive",
+    "A stream without a byte for so long, such as one that waits for its turn, sends a comment or "
+    "ping, so that no proxy or client takes it for dead; 0: never.",
+    least=0,
+    default=10.0,
 )
 @_server.seconds("--drain-timeout", "How long a stop waits for what runs.", least=0, default=30.0)
 @_server.text("--seed", "N", "Makes sampled calls repeatable.", type=int, default=0)

@@ -37,6 +37,7 @@ class ServeJob:
     database: str = "sqlite:agentrt.db"
     isolate: bool = False
     strict: bool = False
+    reminders: bool = True
     submit: bool = False
     limits: Limits = field(default_factory=Limits)
     bounds: Bounds = field(default_factory=Bounds)
@@ -48,6 +49,7 @@ class ServeJob:
     triggers: Sequence[Trigger] = ()
     journal: JournalPlan | None = None
     park_s: float = 60.0
+    keep_alive_s: float = 10.0
 
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
@@ -78,6 +80,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         database=options["database"],
         isolate=options["isolate_cache"],
         strict=options["strict_requests"],
+        reminders=options["reminders"] == "in-place",
         submit=options["submit"],
         limits=Limits(calls=options["max_calls"], programs=options["max_programs"]),
         bounds=Bounds(body_bytes=options["max_body"], idle_s=idle, silent_idle_s=idle / 8),
@@ -94,6 +97,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         triggers=triggers,
         journal=server_journal(options, served.values()),
         park_s=options["park_after"],
+        keep_alive_s=options["keep_alive"],
     )
 
 

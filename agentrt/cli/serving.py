@@ -114,6 +114,7 @@ class Serving:
                 seed=job.seed,
                 model_names=() if job.name is None else (job.name,),
                 journal=journal,
+                reminders=job.reminders,
             )
             await self._run(stack.enter_context(opened), tenants, apis, served)
 
@@ -190,6 +191,7 @@ class Serving:
             webhooks=job.webhooks,
             lifetimes=job.lifetimes,
             park_s=job.park_s,
+            keep_alive_s=job.keep_alive_s,
         )
 
     async def _serve(self, server: Server, app: ASGIApp, fronts: Sequence[Front]) -> None:

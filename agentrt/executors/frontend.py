@@ -44,6 +44,10 @@ class Caller(Protocol):
         """The error that stands for that of a call; None if it says enough, or is no failure."""
         return error if isinstance(error, AgentrtError) else None
 
+    def limited(self, max_tokens: int) -> None:
+        """Hear that the answer may have only so many tokens, fewer than its request asks for."""
+        return
+
 
 FIELDS = "agentrt.fields"
 """The key of an ASGI scope that has the JSON of its body, parsed: an object."""

@@ -56,7 +56,9 @@ class Runtime:
     `Context.human`; with None, questions wait in ``questions`` for whoever answers them there.
     ``enter`` is called before a program's code, in its context: the code finds the context
     variables that it sets. Programs are recorded in ``journal``, and go on from it; whoever opened
-    it closes it. Programs sleep and wait by the clock ``steady``, which is the journal's.
+    it closes it. Programs sleep and wait by the clock ``steady``, which is the journal's. With
+    ``reminders``, system and developer messages in the middle of a chat stay at their place, also
+    where the model's chat template would refuse or move them.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Runtime:
         model_names: Sequence[str] = (),
         enter: Callable[[Run], None] = lambda run: None,
         journal: Journal | None = None,
+        reminders: bool = True,
     ) -> None:
         self.executor = executor
+        self._reminders = reminders
         self.journal = journal
         self.registry = RunRegistry(clock) if registry is None else registry
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -181,7 +185,7 @@ class Runtime:
     async def _open_frontend(self) -> Frontend:
         if not self.has_engine:
             await self._start_engine()
-        return await open_frontend(self.executor, self._names)
+        return await open_frontend(self.executor, self._names, reminders=self._reminders)
 
     @property
     def opened_frontend(self) -> Frontend | None:

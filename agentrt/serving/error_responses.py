@@ -101,6 +101,18 @@ class CalledOffError(AgentrtError):
         super().__init__(f"the call was called off: its program {program_id} was ended")
 
 
+class SupersededError(AgentrtError):
+    """A call whose client has sent the same request again."""
+
+    status = 409
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the call was called off: its client sent the request again with the same "
+            "Idempotency-Key, and the later one is answered"
+        )
+
+
 _STATUSES: Sequence[tuple[type[AgentrtError], int, str]] = (
     (NotServedError, 404, "model_not_found"),
     (PromptTooLongError, 400, "context_length_exceeded"),
@@ -109,6 +121,7 @@ _STATUSES: Sequence[tuple[type[AgentrtError], int, str]] = (
     (CallTimeoutError, 408, "deadline_exceeded"),
     (EngineDiedError, 503, "engine_died"),
     (CalledOffError, 409, "cancelled"),
+    (SupersededError, 409, "superseded"),
 )
 """How errors are answered: the first that fits."""
 

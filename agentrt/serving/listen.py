@@ -20,6 +20,10 @@ from agentrt.serving._compat import EmbeddedServer, SocketProtocol, TimeoutProto
 from agentrt.serving.server import Bounds, Server
 
 _KEEP_ALIVE_S = 30
+_PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""Seconds until a silent connection is probed, seconds between probes, and how many of them may be
+lost: an answer that comes in one piece has no other sign of life, and its client may be gone.
+"""
 _SPARE_FILES = 256
 """File descriptors for other things: the engine, the database, the programs themselves."""
 
@@ -158,6 +162,10 @@ def _bind(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # its connections have it too
+        for name, value in _PROBES.items():
+            if hasattr(socket, name):
+                bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         bound.bind(address)
         bound.listen(0)  # a second server fails now, and not only once its engine is up
     except OSError as error:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.serving.bodies import MANY_OBJECTS, TooLargeError, is_long, read_body
 from agentrt.serving.error_responses import error_response
+from agentrt.serving.keep_alive import STREAM, KeepAlive
 from agentrt.serving.long_requests import LongRequests
 from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
@@ -80,29 +81,23 @@ class Middleware:
         request_id = _request_id(headers)
         state = scope.setdefault("state", {})
         state["request_id"], state["headers"] = request_id, headers
-        is_begun = False
-
-        def send_with_id(message: Message) -> Awaitable[None]:
-            nonlocal is_begun
-            if message["type"] == "http.response.start":
-                is_begun = True
-                own = (b"x-request-id", request_id.encode("ascii"))
-                message["headers"] = [*message.get("headers", ()), own]
-            return send(message)
-
         path = scope["path"]
+        sending = _Sending(send, path, request_id, self._server.keep_alive_s)
         try:
-            await self._answer(scope, receive, send_with_id, headers)
+            await self._answer(scope, receive, sending, headers)
         except asyncio.CancelledError:  # the server's stop has cut it off
-            if is_begun or not self._server.draining:
+            if sending.is_begun or not self._server.draining:
                 raise
-            await _stopping(path, "this took too long")(scope, receive, send_with_id)
+            await _stopping(path, "this took too long")(scope, receive, sending)
         except SendTimeoutError:  # its client has stopped reading a stream
             return
         except Exception:  # a bug of ours: the log gets its traceback, the client nothing of it
-            if not is_begun:
-                await server_failed(path)(scope, receive, send_with_id)
+            if not sending.is_begun:
+                await server_failed(path)(scope, receive, sending)
             raise
+        finally:
+            if sending.alive is not None:
+                sending.alive.stop()
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
@@ -176,6 +171,30 @@ class Middleware:
             return named if TENANT_NAME.fullmatch(named) else DEFAULT_TENANT
         tenant = self._server.keys.tenant_of(_key(headers))
         return DEFAULT_TENANT if tenant is None and is_open else tenant
+
+
+class _Sending:
+    """Sends an answer, which gets the request's id, and is kept ``alive`` if it is a stream."""
+
+    __slots__ = ("_interval_s", "_path", "_request_id", "_send", "alive", "is_begun")
+
+    def __init__(self, send: Send, path: str, request_id: str, interval_s: float) -> None:
+        self._send, self._path = send, path
+        self._request_id, self._interval_s = request_id, interval_s
+        self.alive: KeepAlive | None = None
+        self.is_begun = False
+
+    def __call__(self, message: Message) -> Awaitable[None]:
+        if self.alive is not None:
+            self.alive.last, self.alive.idle = message, 0
+        elif message["type"] == "http.response.start":
+            self.is_begun = True
+            own = (b"x-request-id", self._request_id.encode("ascii"))
+            message["headers"] = headers = [*message.get("headers", ()), own]
+            for name, value in headers if self._interval_s else ():
+                if name == b"content-type" and value[: len(STREAM)] == STREAM:
+                    self.alive = KeepAlive(self._send, self._path, self._interval_s)
+        return self._send(message)
 
 
 def _is_open(path: str) -> bool:

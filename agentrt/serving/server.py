@@ -92,8 +92,9 @@ class Server:
     tenants, whatever started them. With ``submit``, clients may send programs. ``webhooks`` says
     which hosts may be called at the ends of runs, ``lifetimes`` how long threads and items stay.
     A recorded program that has waited ``park_s`` seconds for humans or a time alone leaves memory
-    (0: it never does). If the server ``has_users``, authorization hooks separate the users of a
-    tenant. It runs on a ``machine`` with these clocks.
+    (0: it never does). A stream that has been silent for ``keep_alive_s`` seconds says that it
+    lives (0: it never does). If the server ``has_users``, authorization hooks separate the users of
+    a tenant. It runs on a ``machine`` with these clocks.
     """
 
     runtime: Runtime
@@ -114,6 +115,7 @@ class Server:
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
     live: Counter[str] = field(default_factory=Counter)
     park_s: float = 60.0
+    keep_alive_s: float = 10.0
     has_users: bool = False
     machine: MachineClocks = field(default_factory=MachineClocks)
     programs: ClientPrograms = field(init=False)

@@ -10,6 +10,8 @@ from http import HTTPStatus
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentrt.serving.error_responses import error_response
+
 SUBPROTOCOL = "agentrt"
 """What is chosen of the subprotocols that a page offers: a key is never sent back."""
 _KEY = b"agentrt.bearer."
@@ -35,6 +37,15 @@ class Sockets:
             return
         state["answer"] = self._answer
         await self._app(scope, receive, send)
+
+
+def no_socket(path: str) -> Response:
+    """The answer to a WebSocket's handshake where none is served. A 403 would say that the client
+    may not have it, and clients try again; by a 426 they know that HTTP is spoken here.
+    """
+    text = f"no WebSocket is served at {path}: call it by HTTP"
+    headers = {"upgrade": "HTTP/1.1"}
+    return error_response(path, 426, text, code="upgrade_required", headers=headers)
 
 
 def close_code(status: int) -> int:

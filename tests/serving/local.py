@@ -36,7 +36,7 @@ SAYS = "one two three"
 WAIT_S = 60.0
 """What a test waits for is there sooner, or never."""
 
-_SHARED: dict[tuple[str | None, tuple[str, ...]], Any] = {}
+_SHARED: dict[tuple[str | None, tuple[str, ...], bool], Any] = {}
 
 
 def called(*calls: tuple[str, Any]) -> str:
@@ -46,20 +46,21 @@ def called(*calls: tuple[str, Any]) -> str:
 
 
 async def engine_and_fronts(
-    flags: tuple[str, ...] = (), model: str | None = None
+    flags: tuple[str, ...] = (), model: str | None = None, *, reminders: bool = True
 ) -> tuple[ScriptedEngine, Any]:
     """A started engine, and vLLM's front end on it: made once, since that takes seconds.
 
     A front end makes the calls of whoever asks it, and so serves the servers of all tests.
     """
-    if (model, flags) not in _SHARED:
+    key = model, flags, reminders
+    if key not in _SHARED:
         folder = model or str(embedded_model(lambda message: None))
         engine = ScriptedEngine(lambda call: SAYS, folder, flags)
         await engine.start(lambda message: None)
-        front: Any = await open_frontend(engine, (MODEL,))
+        front: Any = await open_frontend(engine, (MODEL,), reminders=reminders)
         front.close = _stays_open
-        _SHARED[model, flags] = replace(engine, front=front), front
-    engine, front = _SHARED[model, flags]
+        _SHARED[key] = replace(engine, front=front), front
+    engine, front = _SHARED[key]
     return engine, fronts_of(front)
 
 
@@ -141,6 +142,8 @@ async def open_server(
     bounds: Bounds | None = None,
     isolate: bool = False,
     strict: bool = False,
+    reminders: bool = True,
+    keep_alive_s: float = 10.0,
     is_shared: bool = False,
     submit: bool = False,
     apis: Sequence[Any] = (programs,),
@@ -148,7 +151,7 @@ async def open_server(
 ) -> AsyncIterator[LocalServer]:
     """A server on a free port, until the block ends: on a scripted engine, or a ``real`` one."""
     if real is None:
-        shared, fronts = await engine_and_fronts(flags, model)
+        shared, fronts = await engine_and_fronts(flags, model, reminders=reminders)
         fields = {one.name: getattr(shared, one.name) for one in dataclasses.fields(shared)}
         own: dict[str, Any] = {"script": script or shared.script, "slots": slots}
         engine: Any = kind(**{**fields, **own, "calls": [], "aborted_calls": [], "ended": []})
@@ -166,6 +169,7 @@ async def open_server(
             keys=keys,
             bounds=bounds or Bounds(),
             submit=submit,
+            keep_alive_s=keep_alive_s,
         )
         listener = Listener("127.0.0.1", 0)
         async with (

@@ -115,7 +115,11 @@ class Local:
 
 @asynccontextmanager
 async def serving(
-    keys: KeyCheck | None = None, served: Mapping[str, Any] | None = None, **limits: Any
+    keys: KeyCheck | None = None,
+    served: Mapping[str, Any] | None = None,
+    *,
+    keep_alive_s: float = 10.0,
+    **limits: Any,
 ) -> AsyncIterator[Local]:
     if served is None:
         served = {one.name: ServedProgram(one, "test") for one in PROGRAMS}
@@ -124,6 +128,7 @@ async def serving(
         tenants = Tenants(runtime.now, Limits(**limits))
         bounds = Bounds(body_bytes=10_000)
         server = Server(runtime, ("m",), served, tenants=tenants, keys=keys, bounds=bounds)
+        server.keep_alive_s = keep_alive_s
         listener = Listener("127.0.0.1", 0)
         async with (
             opened_app(server, [questions, served_mcp.api]) as app,
@@ -194,6 +199,37 @@ async def test_a_call_is_a_run_with_its_nodes_and_its_progress(local: Local, mod
         result = await client.call_tool("count", {})
         assert result.structured_content == {"one": 1}
         assert text_of(result) == '{"one": 1}'
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_that_waits_says_that_it_goes_on(mode: str) -> None:
+    """While a node waits, and while the program itself does something else."""
+    told: list[tuple[float, str | None]] = []
+    gone_on = {"hang": "running", "choose": "Which colour?: running"}
+
+    for name, words in gone_on.items():
+        enough = asyncio.Event()
+
+        async def progressed(
+            progress: float, total: float | None, message: str | None, on: asyncio.Event = enough
+        ) -> None:
+            told.append((progress, message))
+            if len(told) >= 3:
+                on.set()
+
+        told.clear()
+        async with serving(keep_alive_s=0.01) as local, local.client(mode) as client:
+            calling = client.call_tool(name, {}, progress_callback=progressed)
+            call = asyncio.create_task(calling)
+            await enough.wait()
+            call.cancel()
+            await asyncio.wait([call])
+            for run in tuple(local.runtime.runs.values()):
+                run.cancel()
+            await local.until(lambda runtime=local.runtime: not runtime.runs)
+        numbers = [progress for progress, _ in told]
+        assert numbers == sorted(set(numbers))
+        assert {message for _, message in told} == {words}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from pydantic_core import from_json
 
 from agentrt.serving.error_responses import ApiError
-from agentrt.serving.frontend.conversations import COMPLETIONS, MESSAGES
+from agentrt.serving.frontend.conversations import COMPLETIONS, MESSAGES, RESPONSES
 from agentrt.serving.programs.hints import FIELDS
 
 MOST_CHOICES = 128
@@ -98,6 +98,38 @@ def check_length(body: Mapping[str, Any], most: int) -> None:
     if body.get("truncate_prompt_tokens") is None:
         text = f"the maximum context length is {most} tokens, and the prompt has {len(prompt)}"
         raise ApiError(400, text, param="prompt", code="context_length_exceeded")
+
+
+_LIMITS = {MESSAGES: ("max_tokens",), RESPONSES: ("max_output_tokens",)}
+_CHAT_LIMITS = ("max_tokens", "max_completion_tokens")
+_LEAST_BUDGET = 1024
+"""What Anthropic's API takes at least for a budget of thinking (tokens)."""
+
+
+def within_window(
+    path: str, body: Mapping[str, Any], window: int, *, budgets: bool = True
+) -> Mapping[str, Any]:
+    """The body with limits of the answer that are not beyond the model's ``window`` (tokens), where
+    vLLM would refuse the request.
+
+    Agents ask for as much as their vendor's models give. vLLM cuts the limit down further, to what
+    the prompt leaves. A budget for thinking is cut, too, and left out where the engine has no
+    ``budgets``: the model thinks for as long as it wants.
+    """
+    changed: dict[str, Any] = {}
+    for name in _LIMITS.get(path, _CHAT_LIMITS):
+        if name in body and body[name].__class__ is int and body[name] > window:
+            changed[name] = window
+    if path == MESSAGES and "thinking" in body:
+        thinking = body["thinking"]
+        if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+            budget = thinking.get("budget_tokens")
+            if not budgets:
+                changed["thinking"] = {"type": "adaptive"}
+            elif changed and type(budget) is int and budget >= window:
+                most = max(_LEAST_BUDGET, window - 1)
+                changed["thinking"] = {**thinking, "budget_tokens": most}
+    return {**body, **changed} if changed else body
 
 
 def _check_messages(field: str, given: Any) -> None:

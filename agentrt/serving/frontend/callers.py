@@ -27,7 +27,8 @@ class RequestCaller(Caller):
 
     Calls that run beside each other are siblings; one that begins when others have ended comes
     after these. ``is_gone`` says that nobody waits for the answer any more,
-    and ``error`` is what a call of it came to, if any failed.
+    and ``error`` is what a call of it came to, if any failed. ``max_tokens`` is what the answer may
+    have, if that is less than its client asked for.
     """
 
     def __init__(self, runtime: Runtime, entry: Entry) -> None:
@@ -35,11 +36,12 @@ class RequestCaller(Caller):
         self._emitter = runtime.emitter(entry.program.run)
         self._open: dict[ClientCall, AsyncGenerator[Chunk, None]] = {}
         self._over = asyncio.Event()
-        self._is_late = False
+        self._off: AgentrtError | None = None
         self._called_off: set[ClientCall] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self.is_gone = False
         self.error: AgentrtError | None = None
+        self.max_tokens: int | None = None
         if (deadline_at := entry.program.deadline_at) is not None:
             loop, left = asyncio.get_running_loop(), deadline_at - runtime.now()
             self._deadline = loop.call_later(max(0.0, left), self._too_late)
@@ -56,6 +58,8 @@ class RequestCaller(Caller):
         run = self._entry.program.run
         if run.ended_at is not None:
             raise CalledOffError(run.id)
+        if self._off is not None:
+            raise self._off
         scope = scope or self._entry.scope()
 
         def ended() -> None:
@@ -75,13 +79,10 @@ class RequestCaller(Caller):
         """
         run = self._entry.program.run
         if isinstance(error, asyncio.CancelledError):
-            if self.is_gone or not (self._is_late or run.ended_at is not None):
+            if self.is_gone or (self._off is None and run.ended_at is None):
                 return None
             _uncancel()  # nobody else called it off
-            self.error = CalledOffError(run.id)
-            if self._is_late:
-                text = f"program {run.id} is over its deadline; its calls were aborted"
-                self.error = CallTimeoutError(text)
+            self.error = self._off or CalledOffError(run.id)
         elif isinstance(error, AgentrtError):
             self.error = error
         else:  # vLLM would tell the client what it says
@@ -89,14 +90,24 @@ class RequestCaller(Caller):
             self.error = InvariantError("the server failed")
         return self.error
 
+    def limited(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+
     def _too_late(self) -> None:
-        """Cancel whoever waits for a chunk; who reads on later, then."""
-        self._is_late = True
+        run = self._entry.program.run
+        text = f"program {run.id} is over its deadline; its calls were aborted"
+        self.call_off(CallTimeoutError(text))
+
+    def call_off(self, error: AgentrtError) -> None:
+        """Cancel whoever waits for a chunk, and those who read on later, with ``error``."""
+        self._off = self._off or error
+        if self._deadline is not None:
+            self._deadline.cancel()
         for call in self._open.keys() - self._called_off:
             if call.task is not None:
                 self._called_off.add(call)
                 call.task.cancel()
-        self._deadline = asyncio.get_running_loop().call_later(_LATER_S, self._too_late)
+        self._deadline = asyncio.get_running_loop().call_later(_LATER_S, self.call_off, error)
 
     async def close(self) -> None:
         """Abort the calls that nobody reads to their end, and wait until they are over."""

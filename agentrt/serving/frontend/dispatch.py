@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocketClose
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend
@@ -19,11 +18,11 @@ from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.bodies import LONG, given, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
-from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length
-from agentrt.serving.frontend.exchange import Exchange
+from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length, within_window
+from agentrt.serving.frontend.exchange import Exchange, Key
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
-from agentrt.serving.middleware import tenant_of
 from agentrt.serving.server import Server
+from agentrt.serving.sockets import no_socket
 
 _CLIENTS = (
     *("/v1/", "/v2/", "/inference/v1/generate", "/generative_scoring", "/version"),
@@ -43,10 +42,15 @@ _OF_RESPONSES = "/v1/responses/"
 
 
 class Front(Protocol):
-    """vLLM's front end of one model. ``names`` are the model's, and its adapters'."""
+    """vLLM's front end of one model. ``names`` are the model's, and its adapters'. With
+    ``reminders``, system messages in the middle of a chat stay at their place. ``budgets`` says
+    whether its engines can hold thinking to a number of tokens.
+    """
 
     app: FastAPI
     args: Any
+    reminders: bool
+    budgets: bool
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -72,19 +76,20 @@ class FrontendApp:
         self._server = server
         self._known = [KnownFields(front.app) for front in fronts if strict]
         self._fronts = tuple(fronts)
+        self._tries: dict[Key, Exchange] = {}
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
         self._store = ResponseStore(server.runtime.now)
         for front in fronts:
             if (responses := front.app.state.openai_serving_responses) is not None:
-                self._store.attach(responses)
+                self._store.attach(responses, reminders=front.reminders)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # vLLM's own are not public
-            await WebSocketClose()(scope, receive, send)
+            await no_socket(scope["path"])(scope, receive, send)
             return
         request = Request(scope, receive)
-        if not is_public(scope["path"], operator=request.state.operator):
+        if not is_public(scope["path"], operator=scope["state"]["operator"]):
             raise HTTPException(404, "Not Found")
         try:
             await self._serve(request, send)
@@ -97,7 +102,7 @@ class FrontendApp:
             await refusal(scope, receive, send)
 
     async def _serve(self, request: Request, send: Send) -> None:
-        path, tenant = request.scope["path"], tenant_of(request)
+        path, tenant = request.scope["path"], request.scope["state"]["tenant"]
         lists = path == _MODELS or path.startswith(f"{_MODELS}/")
         if lists and request.method == "GET":
             response = JSONResponse(await self._models(path.removeprefix(_MODELS).strip("/")))
@@ -115,15 +120,17 @@ class FrontendApp:
         WORKS_FOR.set(tenant)
         token = ASKING.set(Asking(tenant, len(body), model))
         try:
+            window = front.max_model_len
+            fields = within_window(path, fields, window, budgets=front.budgets)
             handed = _handed_on(request, body, fields)
             if request.method != "POST":
                 await front.app(*handed, send)
             elif makes_calls(path):
                 check_bounds(path, fields, len(body))
-                check_length(fields, front.max_model_len)
+                check_length(fields, window)
                 if len(body) > LONG:
                     await pause()
-                exchange = Exchange(self._server, self._store, tenant, path, fields)
+                exchange = Exchange(self._server, self._store, self._tries, tenant, path, fields)
                 await exchange.run(front.app, *handed, send)
             else:
                 self._server.tenants.ask(tenant)
@@ -194,7 +201,7 @@ async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str 
 def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tuple[Scope, Receive]:
     """The request as vLLM sees it: its id is the server's own."""
     headers = [one for one in request.scope["headers"] if one[0] != b"x-request-id"]
-    own = (b"x-request-id", request.state.request_id.encode("ascii"))
+    own = (b"x-request-id", request.scope["state"]["request_id"].encode("ascii"))
     scope = {**request.scope, "headers": [*headers, own]}
     for name in ("router", "endpoint"):  # of our own application, where it was asked first
         scope.pop(name, None)

@@ -12,9 +12,15 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrt.executors.frontend import calling
+from agentrt.executors.frontend import FIELDS, calling
 from agentrt.serving.bodies import pause
-from agentrt.serving.error_responses import describe, in_form_of, log_fault, openai_error
+from agentrt.serving.error_responses import (
+    SupersededError,
+    describe,
+    in_form_of,
+    log_fault,
+    openai_error,
+)
 from agentrt.serving.frontend.bounds import calls_of
 from agentrt.serving.frontend.callers import RequestCaller
 from agentrt.serving.frontend.conversations import (
@@ -26,6 +32,7 @@ from agentrt.serving.frontend.conversations import (
     tools_of,
 )
 from agentrt.serving.frontend.responses import ResponseStore
+from agentrt.serving.keep_alive import STREAM, ping_of, send_now
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
 from agentrt.serving.programs.hints import read_hints
@@ -33,20 +40,28 @@ from agentrt.serving.programs.identity import CLAIMED, read_claim
 from agentrt.serving.server import Server
 
 _OK = 200
-_STREAM = b"text/event-stream"
+_KEY = b"idempotency-key"
+Key = tuple[str, str, bytes]
+"""Tenant, path, and what the client calls its request."""
 _ERROR = b"event: error"
-_BATCH = 16 * 1024
-"""Bytes of a stream that are read together."""
+_BEFORE = {RESPONSES: 2}
+"""Events of a stream that come before its call has begun."""
+_BATCH = 64
+"""Pieces of a stream that are read together."""
 _PIECE = 256
 """Messages. To hash so many of a kilobyte takes some 0.6 ms."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A request of ``tenant`` at ``path``, with its body's ``fields``."""
+    """A request of ``tenant`` at ``path``, with its body's ``fields``.
+
+    ``tries`` are the requests under way whose clients gave them a key, so that they can come again.
+    """
 
     server: Server
     store: ResponseStore
+    tries: dict[Key, Exchange]
     tenant: str
     path: str
     fields: Mapping[str, Any]
@@ -56,7 +71,13 @@ class Exchange:
     _answer: AnswerReader = field(init=False)
     _start: Message = field(init=False)
     _body: bytearray = field(default_factory=bytearray)
+    _pieces: int = 0
+    _reads: int = 0
     _size: int = 0
+    _key: Key | None = None
+    _over: asyncio.Event | None = None
+    _early: asyncio.TimerHandle | None = None
+    _is_early: bool = False
     _is_stream: bool = False
     _is_left: bool = False
 
@@ -76,26 +97,29 @@ class Exchange:
         Before it begins, raises `BusyError` where the tenant is at a limit, and `ApiError` where
         its program is over.
         """
-        self._entry = self._enter(scope, await self._hashes())
-        caller = self._caller = RequestCaller(self.server.runtime, self._entry)
+        hashes = await self._hashes()
+        if key := scope["state"]["headers"].get(_KEY):
+            await self._supersede(key)
+        try:
+            self._entry = self._enter(scope, hashes)
+            caller = self._caller = RequestCaller(self.server.runtime, self._entry)
+        except BaseException:
+            self._end_try()
+            raise
+
+        self._order_tools(scope)
 
         async def receive_watched() -> Message:
             message = await receive()
             caller.is_gone = message["type"] == "http.disconnect"
             return message
 
-        def send_watched(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start":
-                self._begin(message)
-            elif self._start["status"] == _OK and not self._is_left:
-                self._read(message)
-            if self._start["status"] != _OK:
-                return self._refuse(message, send)
-            return send(message)
-
+        if (keep_alive_s := self.server.keep_alive_s) and self.fields.get("stream") is True:
+            later = asyncio.get_running_loop().call_later
+            self._early = later(keep_alive_s, self._begin_early, send)
         try:
             with calling(caller):
-                await app(scope, receive_watched, send_watched)
+                await app(scope, receive_watched, self._sending(send))
         except Exception as error:
             if not self._is_stream:
                 raise
@@ -103,9 +127,48 @@ class Exchange:
             last = broken_off(self.path, caller.error or error)
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
+            if self._early is not None:
+                self._early.cancel()
             if not self._goes_on(app):
                 await caller.close()
                 self._leave()
+            if self._key is not None:
+                self._end_try()
+
+    def _sending(self, send: Send) -> Send:
+        """Send the answer by ``send``, and read it as it passes."""
+
+        def send_watched(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                self._begin(message)
+                if self._is_early and message["status"] == _OK:
+                    return _nothing()
+            elif self._start["status"] == _OK and not self._is_left:
+                self._read(message)
+            if self._start["status"] != _OK:
+                return self._refuse(message, send)
+            return send(message)
+
+        return send_watched
+
+    async def _supersede(self, key: bytes) -> None:
+        """End an earlier try of the same request, whose client comes again with the same key.
+
+        The connection of that try may have been cut in a way that this server cannot see.
+        """
+        own = self.tenant, self.path, key
+        while (earlier := self.tries.get(own)) is not None:
+            earlier._caller.call_off(SupersededError())
+            assert earlier._over is not None
+            await earlier._over.wait()
+        self.tries[own] = self
+        self._key, self._over = own, asyncio.Event()
+
+    def _end_try(self) -> None:
+        """The try is over, and the client may come again."""
+        if self._key is not None and self._over is not None:
+            del self.tries[self._key]
+            self._over.set()
 
     # -- the request -------------------------------------------------------------------
 
@@ -122,6 +185,14 @@ class Exchange:
         except BaseException:
             tenants.leave(self.tenant, self.calls)
             raise
+
+    def _order_tools(self, scope: Scope) -> None:
+        """Put tools that the program had before in their order, and new ones behind them."""
+        tools = self.fields.get("tools")
+        if isinstance(tools, list) and FIELDS in scope:
+            ordered = self._entry.program.in_order(tools)
+            if ordered is not tools:
+                scope[FIELDS] = {**self.fields, "tools": ordered}
 
     async def _hashes(self) -> list[bytes]:
         """The hashes of the request's chat; one that goes on from a response begins with its.
@@ -141,15 +212,31 @@ class Exchange:
 
     # -- the answer --------------------------------------------------------------------
 
+    def _begin_early(self, send: Send) -> None:
+        """Begin a stream that is still prepared after a while, such as behind long prompts: its
+        client is told that it lives. A refusal that comes later is an event of the stream.
+        """
+        headers = [(b"content-type", STREAM + b"; charset=utf-8")]
+        start: Message = {"type": "http.response.start", "status": _OK, "headers": headers}
+        self._begin(start)
+        self._is_early = send_now(send(start))
+        alive = {"type": "http.response.body", "body": ping_of(self.path), "more_body": True}
+        send_now(send(alive))
+
     def _begin(self, start: Message) -> None:
         """The answer's head, which gets the program. That of a refusal waits for its body."""
+        if self._early is not None:
+            self._early.cancel()
         self._start = start
         if start["status"] == _OK:
             headers = start["headers"] = list(start.get("headers", ()))
-            kinds = [value for name, value in headers if name == b"content-type"]
-            self._is_stream = any(kind.startswith(_STREAM) for kind in kinds)
+            for name, value in headers:
+                if name == b"content-type":
+                    self._is_stream = value[: len(STREAM)] == STREAM
             program = self._entry.program.run.id.encode("ascii", "replace")
             headers.append((b"x-agentrt-program", program))
+            if (limit := self._caller.max_tokens) is not None:
+                headers.append((b"x-agentrt-max-tokens", str(limit).encode("ascii")))
 
     def _read(self, message: Message) -> None:
         """Read a piece of the answer. At its end the calls are over."""
@@ -160,9 +247,12 @@ class Exchange:
             return
         self._body += body
         if self._is_stream:
-            if self._answer.end in body or len(self._body) > _BATCH:
+            self._pieces += 1
+            self._reads += 1
+            if self._answer.end in body or self._pieces > _BATCH:
                 self._answer.feed(bytes(self._body))
                 self._body.clear()
+                self._pieces = 0
             if self.path == MESSAGES and body.startswith(_ERROR) and self._caller.error:
                 # vLLM's converter does not know errors, and says so at length.
                 message["body"] = broken_off(self.path, self._caller.error)
@@ -178,6 +268,11 @@ class Exchange:
             return
         status = self._start["status"]
         body = clearer(self.path, status, bytes(self._body))
+        if self._is_early:
+            await send(
+                {"type": "http.response.body", "body": last_event(self.path, from_json(body))}
+            )
+            return
         headers = [one for one in self._start["headers"] if one[0] != b"content-length"]
         headers += [(b"content-length", str(len(body)).encode()), *retry_headers(status)]
         await send({**self._start, "headers": headers})
@@ -192,7 +287,8 @@ class Exchange:
         before = hashes[-1] if hashes else b""
         ends = [chain(reply, before)[-1] for reply in replies if reply] if hashes else []
         tools = tools_of(replies[0]) if replies else []
-        self.server.programs.leave(self._entry, ends, tools)
+        is_cut = self._caller.is_gone and self._reads <= _BEFORE.get(self.path, 0)
+        self.server.programs.leave(self._entry, ends, tools, is_cut=is_cut)
         self.server.tenants.leave(self.tenant, self.calls)
         if self.path == RESPONSES and self._answer.id:
             end = ends[0] if ends else None
@@ -258,11 +354,21 @@ def retry_headers(status: int) -> list[tuple[bytes, bytes]]:
     return [(b"retry-after", _RETRY_S)] if status == 503 else []
 
 
+async def _nothing() -> None:
+    """Stands for a message that has been sent already."""
+
+
 def broken_off(path: str, error: Exception) -> bytes:
     """The event that ends a stream which cannot go on."""
     status, body, _ = describe(error)
     log_fault(status, error)
-    body = in_form_of(path, body)
+    return last_event(path, in_form_of(path, body))
+
+
+def last_event(path: str, body: dict[str, Any]) -> bytes:
+    """The body of an error, in the form of the API that ``path`` belongs to, as an event that ends
+    a stream.
+    """
     if path == RESPONSES:
         told = body["error"]
         assert isinstance(told, dict)

@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrt.executors.vllm.frontend.reminders import reminding
+
 MOST = 1000
 """Responses that are kept of one tenant."""
 MOST_BYTES = 64 * 1024 * 1024
@@ -62,11 +64,14 @@ class ResponseStore:
         self._clock = clock
         self._tenants: dict[str, _OfTenant] = {}
 
-    def attach(self, responses: Any) -> None:
-        """Take the place of the stores of vLLM's handler of the Responses API."""
+    def attach(self, responses: Any, *, reminders: bool = True) -> None:
+        """Take the place of the stores of vLLM's handler of the Responses API.
+
+        With ``reminders``, system messages in the middle of a stored chat stay in it.
+        """
         responses.enable_store = True
         responses.response_store = _View(self, "response")
-        responses.msg_store = _View(self, "messages")
+        responses.msg_store = (_Chats if reminders else _View)(self, "messages")
         responses.event_store = _View(self, "events")
 
     def get(self, tenant: str, response_id: str) -> _Kept | None:
@@ -127,3 +132,13 @@ class _View(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         raise NotImplementedError("responses are asked for by their ids")
+
+
+class _Chats(_View):
+    """The stored chats. vLLM drops all system messages of a chat that goes on, since instructions
+    hold for one response only; those in the middle are reminders, and part of what is cached.
+    """
+
+    def __getitem__(self, response_id: str) -> Any:
+        messages = super().__getitem__(response_id)
+        return reminding(messages) if isinstance(messages, list) else messages

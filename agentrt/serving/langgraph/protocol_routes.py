@@ -11,6 +11,7 @@ import orjson
 from fastapi import HTTPException, WebSocket
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Object
 from agentrt.serving.langgraph.protocol_commands import ProtocolCommands
@@ -20,7 +21,7 @@ from agentrt.serving.langgraph.responses import JSON
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import RunRecord
-from agentrt.serving.langgraph.stream_responses import PING_S, SEND_S
+from agentrt.serving.langgraph.stream_responses import SEND_S
 from agentrt.serving.langgraph.streams import PROTOCOL, LiveRun, StreamEvent, replay
 from agentrt.serving.langgraph.tenant_state import REPLAY_S, TenantState
 
@@ -79,7 +80,7 @@ class ProtocolRoutes(Routes):
                     text = orjson.dumps({**about, "seq": seq, **event}).decode()
                     yield ServerSentEvent(text, event=event["method"], id=str(seq))
 
-        return EventSourceResponse(parts(), ping=PING_S, send_timeout=SEND_S)
+        return EventSourceResponse(parts(), ping=NEVER_S, send_timeout=SEND_S)
 
     async def _of_thread(self, caller: Caller, thread: UUID, since: int) -> AsyncIterator[_Event]:
         number, after = place_of(since)

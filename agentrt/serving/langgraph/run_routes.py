@@ -13,6 +13,7 @@ from pydantic import BeforeValidator
 from sqlalchemy import Row
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.responses import JSON, encode, invalid, later
@@ -21,7 +22,6 @@ from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import run_json
 from agentrt.serving.langgraph.stream_responses import (
-    PING_S,
     as_sse,
     event_stream,
     headers_of,
@@ -99,7 +99,8 @@ class RunRoutes(Routes):
         row = await self._row(caller, thread_id, run_id, "read")
         live = self._queue.get(str(run_id))
         if live is not None:
-            return result_response(live, headers_of(row, "join"))
+            keep_alive_s = self._state.server.keep_alive_s
+            return result_response(live, headers_of(row, "join"), keep_alive_s=keep_alive_s)
         row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
         _check_ended(row)
         result = row._mapping["result"]
@@ -194,7 +195,7 @@ class RunRoutes(Routes):
         whole = "run_modes" in (stream_mode or ["run_modes"])
         headers = {"Location": f"/threads/{thread_id}/stream"}
         runs = self._thread_events(str(thread_id), whole)
-        return EventSourceResponse(runs, headers=headers, ping=PING_S)
+        return EventSourceResponse(runs, headers=headers, ping=NEVER_S)
 
     async def _row(
         self,

@@ -59,7 +59,8 @@ class StartRoutes(Routes):
         """Start a run, and wait for what it gives."""
         row, live = await self.start(caller, thread, body)
         on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
-        return result_response(live, headers_of(row, "join"), on_leave)
+        headers, keep_alive_s = headers_of(row, "join"), self._state.server.keep_alive_s
+        return result_response(live, headers, on_leave, keep_alive_s=keep_alive_s)
 
     @route("POST", "/runs/stream")
     @route("POST", f"{_RUNS}/stream")

@@ -11,11 +11,10 @@ import sqlalchemy as sa
 from fastapi.responses import StreamingResponse
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.langgraph.responses import encode
 from agentrt.serving.langgraph.streams import PROTOCOL, FellBehindError, LiveRun, StreamEvent
 
-PING_S = 15
-"""How often a silent response sends something to keep its connection, in seconds."""
 SEND_S = 60
 """How long a client may not read before it counts as gone."""
 OnLeave = Callable[[], None]
@@ -59,7 +58,7 @@ def event_stream(
             if not over:
                 on_leave()
 
-    return EventSourceResponse(parts(), headers=headers, ping=PING_S, send_timeout=SEND_S)
+    return EventSourceResponse(parts(), headers=headers, ping=NEVER_S, send_timeout=SEND_S)
 
 
 def as_sse(one: StreamEvent, *, numbered: bool) -> ServerSentEvent:
@@ -76,17 +75,22 @@ def mode_of(event: str) -> str:
 
 
 def result_response(
-    live: LiveRun, headers: dict[str, str], on_leave: OnLeave = _ignore
+    live: LiveRun,
+    headers: dict[str, str],
+    on_leave: OnLeave = _ignore,
+    *,
+    keep_alive_s: float,
 ) -> StreamingResponse:
     """The run's result at its end. The headers are sent at once, so that a client whose
-    connection breaks knows where to ask again; until the end, newlines keep it open.
+    connection breaks knows where to ask again; until the end, a newline every ``keep_alive_s``
+    seconds keeps it open (0: none).
     """
 
     async def body() -> AsyncIterator[bytes]:
         try:
             while not live.done.is_set():
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(PING_S):
+                    async with asyncio.timeout(keep_alive_s or None):
                         await live.done.wait()
                         break
                 yield b"\n"

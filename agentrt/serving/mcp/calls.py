@@ -30,7 +30,8 @@ from mcp.types import (
 )
 
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
-from agentrt.runtime.events import Event, NodeEnded, ProgramEnded
+from agentrt.graph import Node
+from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
 from agentrt.runtime.run import RunState
 from agentrt.serving.langgraph.responses import to_json
 from agentrt.serving.mcp.offers import Offer
@@ -49,11 +50,17 @@ _SIMPLE = ("string", "number", "integer", "boolean")
 
 @dataclass(slots=True, eq=False)
 class ServedCall:
-    """A run, and what happens in it: its ``events``, and its questions as they open and close."""
+    """A run, and what happens in it: its ``events``, and its questions as they open and close.
+
+    ``nodes`` are those that run or wait now, and ``ended`` counts those that are over. Since the
+    last of these, the client was told ``beats`` times that the call goes on.
+    """
 
     one: ServedRun
     events: asyncio.Queue[Event | Asked]
+    nodes: dict[int, Node] = field(default_factory=dict)
     ended: int = 0
+    beats: int = 0
     asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     expiry: asyncio.TimerHandle | None = None
     is_declined: bool = False
@@ -128,12 +135,15 @@ class Calls:
     ) -> CallToolResult | InputRequiredResult:
         """Until its end, or until the client is to be asked."""
         asks = _can_be_asked(request.session.client_capabilities)
-        while not isinstance(event := await call.events.get(), ProgramEnded):
-            if isinstance(event, NodeEnded):
+        progress = request.session.report_progress
+        while not isinstance(event := await self._next(request, call), ProgramEnded):
+            if isinstance(event, NodeStarted | NodeChanged):
+                call.nodes[event.node.id] = event.node
+            elif isinstance(event, NodeEnded):
+                call.nodes.pop(event.node.id, None)
                 call.ended += 1
-                node = event.node
-                about = f"{node.name}: {node.state}"
-                await request.session.report_progress(call.ended, None, about)
+                call.beats = 0
+                await progress(call.ended, None, _about(event.node))
             elif isinstance(event, Asked) and asks:
                 if event.id not in call.one.open:
                     self._ask_no_more(call, event)
@@ -142,6 +152,21 @@ class Calls:
                 else:
                     return self._held(call, event)
         return _result(call.one)
+
+    async def _next(self, request: Request, call: ServedCall) -> Event | Asked:
+        """The next event. While there is none, the client is told again and again that the call
+        goes on: clients give up on a call that says nothing for a while.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(self._server.keep_alive_s or None):
+                    return await call.events.get()
+            except TimeoutError:
+                call.beats += 1
+                # The protocol wants each progress to be more than the last.
+                done = call.ended + call.beats / (call.beats + 1)
+                about = _about(next(reversed(call.nodes.values()))) if call.nodes else "running"
+                await request.session.report_progress(done, None, about)
 
     async def _left(self, call: ServedCall, *, goes_on: bool) -> None:
         """The request is over. The run goes on only if another request will."""
@@ -205,6 +230,11 @@ class Calls:
             self._questions.answer(question_id, _answer_in(question, result))
         except (ToolArgumentsError, QuestionClosedError):
             return  # it is asked again, if it is still open
+
+
+def _about(node: Node) -> str:
+    """A node and its state, for the client's user."""
+    return f"{node.name}: {node.state}"
 
 
 # -- results ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from sse_starlette import EventSourceResponse
 
 from agentrt.runtime.run import Run
+from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.middleware import VisibleTenant
 from agentrt.serving.observability.engines import EngineView, SnapshotPoller
 from agentrt.serving.observability.metrics import Collected, gauges, of_tenant
@@ -150,7 +151,7 @@ class Observability:
             why = f"{MOST_READERS} readers listen already: close one, or try again later"
             raise HTTPException(503, why, {"Retry-After": "5"})
         feed = Feed(self._server, self._log, self._poller, tenant, run)
-        return EventSourceResponse(feed.stream(), send_timeout=_SEND_S)
+        return EventSourceResponse(feed.stream(), ping=NEVER_S, send_timeout=_SEND_S)
 
     def _renderer(self, view: EngineView, tenant: str | None) -> Renderer:
         return Renderer(self._log, view, tenant, texts=self._server.shows_texts(tenant))

@@ -25,6 +25,7 @@ from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, P
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.error_responses import ApiError, OpenAIRoute, client_gone
+from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.langgraph.responses import to_json
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import Label, RunRequest, Strict
@@ -45,7 +46,7 @@ def add_runs(
 
     async def answer(request: Request, one: ServedRun, body: RunRequest) -> Response:
         if body.stream:
-            return EventSourceResponse(_events(one, one.watch()), sep="\n")
+            return EventSourceResponse(_events(one, one.watch()), sep="\n", ping=NEVER_S)
         if not body.wait:
             await _begun(one.run)  # what a client was told outlives this server
             return JSONResponse(describe_run(one), 202)

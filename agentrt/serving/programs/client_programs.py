@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as joined
+from typing import Any
 from uuid import uuid4
 
 from agentrt.graph import Frontier, Node, NodeKind
@@ -21,6 +22,8 @@ CHAT = "chat"
 """The type of a program whose client names none."""
 MOST_CALLS = 10_000
 """Calls of one program."""
+MOST_TOOLS = 4096
+"""Tools of one program whose order is kept."""
 _ESTABLISHED = 16
 """Requests after its first by which a program may be silent for as long as any, before it makes
 room for a new one: a name alone is invented for nothing.
@@ -35,7 +38,10 @@ class ClientProgram:
     ``ends`` are the nodes of calls, by their client's names. ``left`` are its entries in the
     tenant's conversations, with their hashes. ``gaps`` are the tools that run now: by the scope of
     the call that asked for them, a scope and a node for each. Only its client ends a session.
-    ``is_last`` says that it ends with its open requests. ``requests`` have begun so far.
+    ``is_last`` says that it ends with its open requests. ``requests`` have begun so far. ``tools``
+    are the names of the tools of all its requests, each with its place. ``branches`` have the nodes
+    that a new call of a sub-agent comes after, by its name, and under None those of the calls that
+    no sub-agent made; it is empty until there is a sub-agent.
     """
 
     run: Run
@@ -46,11 +52,53 @@ class ClientProgram:
     ends: dict[str, tuple[int, ...]] = field(default_factory=dict)
     left: list[tuple[bytes, ChatEnd]] = field(default_factory=list)
     gaps: dict[Scope, list[tuple[Scope, Node]]] = field(default_factory=dict)
+    tools: dict[str, int] = field(default_factory=dict)
+    branches: dict[str | None, Frontier] = field(default_factory=dict)
     is_session: bool = False
     is_last: bool = False
     open: int = 0
     requests: int = 0
     seen_at: float = 0.0
+
+    def join_branch(self, entry: Entry) -> None:
+        """The calls of a request are over: later calls of its agent come after them."""
+        branch = self.branches.setdefault(entry.agent, Frontier())
+        for scope in entry.scopes:
+            branch.join(scope.frontier)
+
+    def in_order(self, tools: Sequence[Any]) -> Sequence[Any]:
+        """The ``tools`` of a request in the order of the program's earlier requests, and new ones
+        behind them: clients that sort their tools would put new ones before those that are in the
+        prefix cache. The same object where they are in this order already.
+        """
+        places, last = self.tools, -1
+        is_sorted = True
+        for tool in tools:
+            name = _tool_name(tool)
+            place = places.get(name)
+            if place is None:
+                if len(places) >= MOST_TOOLS:
+                    return tools
+                place = places[name] = len(places)
+            is_sorted = is_sorted and place >= last
+            last = place
+        return tools if is_sorted else sorted(tools, key=lambda tool: places[_tool_name(tool)])
+
+
+def _is_over(program: ClientProgram, *, is_cut: bool) -> bool:
+    """Whether a program without an open request ends with the last of them."""
+    is_empty = not (program.is_session or len(program.run.dag))
+    is_only = program.name is None and program.requests == 1
+    return program.is_last or is_empty or (is_cut and is_only)
+
+
+def _tool_name(tool: Any) -> str:
+    """What tells a tool of a request from its others, in any of the APIs."""
+    if not isinstance(tool, dict):
+        return ""
+    function = tool.get("function")
+    name = (function if isinstance(function, dict) else tool).get("name")
+    return f"{name or tool.get('server_label') or ''}\n{tool.get('type') or ''}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +120,7 @@ class Entry:
     node: str
     call: str | None
     hashes: Sequence[bytes]
+    agent: str | None = None
     scopes: list[Scope] = field(default_factory=list)
 
     def scope(self) -> Scope:
@@ -135,16 +184,31 @@ class ClientPrograms:
         self._check(program)
         if end is not None and end.program is not program:
             end = None
-        self._end_gaps(program, list(program.gaps) if end is None else [end.scope])
-        entry = Entry(program, self._after(program, claim, end), claim.node, claim.call, hashes)
+        if end is not None:
+            self._end_gaps(program, [end.scope])
+        elif claim.agent is None:  # a sub-agent begins while its parent waits for it as for a tool
+            self._end_gaps(program, list(program.gaps))
+        after = self._after(program, claim, end)
+        entry = Entry(program, after, claim.node, claim.call, hashes, claim.agent)
         program.open += 1
         program.requests += 1
         own.single.pop(program, None)
         program.is_last |= claim.is_last
         return entry
 
-    def leave(self, entry: Entry, replies: Sequence[bytes] = (), tools: Sequence[str] = ()) -> None:
+    def leave(
+        self,
+        entry: Entry,
+        replies: Sequence[bytes] = (),
+        tools: Sequence[str] = (),
+        *,
+        is_cut: bool = False,
+    ) -> None:
         """The request is over; ``replies`` are the hashes of its chat with each reply.
+
+        If it ``is_cut``, its client has gone before any part of a reply. A program without a name
+        that has had no other request is over then: its client would come again with the same chat,
+        which begins a new one.
 
         ``tools`` are the names of those that the first reply calls: they run until the chat goes
         on. A client that names its calls names what lies between them, too. A program that has
@@ -158,6 +222,8 @@ class ClientPrograms:
         own = self._tenants[program.tenant]
         for scope in entry.scopes:
             program.frontier.join(scope.frontier)
+        if program.branches:
+            program.join_branch(entry)
         if entry.call is not None:
             nodes = (scope.frontier.ids for scope in entry.scopes)
             program.ends[entry.call] = tuple(sorted(set(joined.from_iterable(nodes))))
@@ -168,8 +234,7 @@ class ClientPrograms:
         # Of equal replies the first is kept, since its tools are those that run.
         for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
             self._leave_end(own, program, at, scope)
-        is_empty = not (program.is_session or len(program.run.dag))
-        if not program.open and (program.is_last or is_empty):
+        if not program.open and _is_over(program, is_cut=is_cut):
             self._end(program)
         elif program.requests == 1 and not program.open and not program.gaps:
             own.single[program] = None
@@ -246,12 +311,23 @@ class ClientPrograms:
             )
 
     def _after(self, program: ClientProgram, claim: Claim, end: ChatEnd | None) -> Frontier:
-        """The nodes that a call comes after: those it names, its chat's end, or all that ended."""
+        """The nodes that a call comes after: those it names, its chat's end, or all that ended. The
+        first call of a sub-agent comes after what its parent has called, and not after others.
+        """
         if claim.parents is not None:
             known = [program.ends[name] for name in claim.parents if name in program.ends]
             if known or not claim.parents:
                 return Frontier(joined.from_iterable(known))
-        return program.frontier if end is None else Frontier(end.scope.frontier.ids)
+        if end is not None:
+            return Frontier(end.scope.frontier.ids)
+        if claim.agent is None:
+            return program.frontier
+        branches = program.branches
+        branches.setdefault(None, Frontier(program.frontier.ids))
+        for name in (claim.agent, claim.parent_agent, None):
+            if (branch := branches.get(name)) is not None:
+                return Frontier(branch.ids)
+        return Frontier()
 
     def _begin_gap(self, program: ClientProgram, scope: Scope, tools: Sequence[str]) -> None:
         registry, run = self._runtime.registry, program.run

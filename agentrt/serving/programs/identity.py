@@ -24,11 +24,20 @@ SESSION_HEADERS = (
 """Headers by which agent clients name a session of theirs, which is a program here."""
 PARENT_SESSIONS = ("x-dynamo-parent-session-id", "x-parent-session-id")  # Dynamo, llm-d
 """Headers that name the parent of a sub-agent's session: it belongs to its parent's program."""
+AGENT_HEADER = "x-claude-code-agent-id"
+"""The header by which Claude Code names a sub-agent: a branch of its session's program."""
+PARENT_AGENT_HEADER = "x-claude-code-parent-agent-id"
+"""And the header that names the sub-agent which began it, if another one did."""
+AGENT_NODE = "agent"
+"""The node of a sub-agent's calls, unless the client names one: all sub-agents are one kind."""
 FINAL_HEADERS = ("x-dynamo-session-final", "x-session-final")  # Dynamo, llm-d
 """Headers by which a request says that its session ends with it."""
 
 _OWN = ("program", "type", "session", "node", "call", "parents", "deadline")
-_THEIRS = (*SESSION_HEADERS, *PARENT_SESSIONS, *FINAL_HEADERS)
+_THEIRS = (
+    *(*SESSION_HEADERS, *PARENT_SESSIONS, *FINAL_HEADERS),
+    *(AGENT_HEADER, PARENT_AGENT_HEADER),
+)
 _CLAIMS = frozenset({*(f"{PREFIX}{name}" for name in _OWN), *_THEIRS})
 CLAIMED = frozenset(name.encode("ascii") for name in _CLAIMS)
 """The headers that `read_claim` looks at, as they come."""
@@ -44,7 +53,8 @@ class Claim:
 
     ``call`` is its own name for the call, and ``parents`` those of the calls that had to end
     last before it. ``deadline_s`` is in seconds from the program's first call. ``is_last`` says
-    that the program is over when the request is.
+    that the program is over when the request is. ``agent`` is the sub-agent that makes the call,
+    and ``parent_agent`` the one that began it.
     """
 
     program: str | None = None
@@ -55,6 +65,8 @@ class Claim:
     parents: tuple[str, ...] | None = None
     deadline_s: float | None = None
     is_last: bool = False
+    agent: str | None = None
+    parent_agent: str | None = None
 
 
 def read_claim(headers: Mapping[str, str], hints: Hints) -> Claim:
@@ -72,7 +84,7 @@ def read_claim(headers: Mapping[str, str], hints: Hints) -> Claim:
     def first(names: Iterable[str]) -> str | None:
         return next(filter(None, (_read(headers, name) for name in names)), None)
 
-    parent = first(PARENT_SESSIONS)
+    parent, agent = first(PARENT_SESSIONS), _read(headers, AGENT_HEADER)
     final = any(headers.get(name, "").lower() == "true" for name in FINAL_HEADERS)
     program = read("program") or parent or hints.program or first(SESSION_HEADERS)
     final |= hints.is_last and program == hints.program
@@ -80,11 +92,13 @@ def read_claim(headers: Mapping[str, str], hints: Hints) -> Claim:
         program=program,
         type=read("type", _LONGEST_TYPE) or hints.type,
         session=read("session") or None,
-        node=read("node") or "",
+        node=read("node") or (AGENT_NODE if agent else ""),
         call=read("call"),
         parents=_parents(headers.get(f"{PREFIX}parents")),
         deadline_s=_seconds(f"{PREFIX}deadline", headers.get(f"{PREFIX}deadline")),
-        is_last=final and parent is None,  # a sub-agent ends, its parent goes on
+        is_last=final and parent is None and agent is None,  # its parent goes on
+        agent=agent,
+        parent_agent=_read(headers, PARENT_AGENT_HEADER) if agent else None,
     )
 
 

@@ -41,6 +41,8 @@ class Front:
     names: tuple[str, ...]
     args: Any = None
     max_model_len: int = 4096
+    reminders: bool = True
+    budgets: bool = True
 
     @classmethod
     def of(cls, *names: str) -> Front:

@@ -97,7 +97,7 @@ async def test_a_run_that_has_not_ended_has_no_result() -> None:
     record = RunRecord("r", 1, "t", "default", "a", "g", 1, 0, 0, {}, {}, None)
     live = LiveRun(record, EventLog("r", None, resumable=False))  # type: ignore[arg-type]  # nothing is written
     live.done.set()
-    waiting = result_response(live, {})
+    waiting = result_response(live, {}, keep_alive_s=10)
     with pytest.raises(ConnectionAbortedError, match="the server ends before run r does"):
         async for _ in waiting.body_iterator:
             pass

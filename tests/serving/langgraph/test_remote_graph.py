@@ -17,9 +17,8 @@ from langgraph.pregel.remote import RemoteGraph
 from langgraph.types import Command
 from langgraph_sdk import get_client, get_sync_client
 
-from tests.serving.langgraph.graphs import Steps
+from tests.serving.langgraph.graphs import TURN_S, Steps
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_protocol import TURN_S
 from tests.serving.langgraph.test_runs import DONE, IN
 
 

@@ -207,5 +207,5 @@ async def test_all_requests_of_a_tenant_count_whatever_they_ask_for() -> None:
 
 async def test_websockets_of_vllm_are_not_served() -> None:
     async with open_server() as local:
-        with pytest.raises(InvalidStatus, match="403"):
+        with pytest.raises(InvalidStatus, match="426"):
             await connect(local.url.replace("http", "ws", 1) + "/v1/realtime", proxy=None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrt.executors.frontend import FIELDS
+from agentrt.executors.frontend import CALLER, FIELDS
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -21,6 +24,13 @@ pages, and its engines do not grow.
 """
 _CALLS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 _MESSAGES = "vllm.entrypoints.anthropic.api_router"
+_MERGES = "vllm.entrypoints.anthropic.serving"
+_LIMIT = "get_max_tokens"
+_LIMITING = tuple(
+    f"vllm.entrypoints.openai.{name}.serving"
+    for name in ("chat_completion", "completion", "responses")
+)
+_TEMPLATES = ("vllm.renderers.hf", "vllm.renderers.mistral")
 
 
 def make_arg_parser(parser: Any) -> Any:
@@ -52,9 +62,33 @@ async def make_app(
         for route in calls:  # none where the model only pools
             route.app = _with_fields(route)
         app.router.routes[:] = [*calls, *(one for one in app.router.routes if one not in calls)]
+    _tell_limits()
     await init_app_state(client, app.state, args, tasks)
     logging.getLogger(_MESSAGES).addFilter(_is_no_refusal)
     return app
+
+
+def _tell_limits() -> None:
+    """Tell callers of limits that vLLM cuts down to what their prompts leave.
+
+    All APIs of vLLM's ask one function for it, before their answers begin.
+    """
+    for name in _LIMITING:
+        module = import_module(name)
+        limit = getattr(module, _LIMIT, None)
+        if limit is not None and not hasattr(limit, "__wrapped__"):
+            setattr(module, _LIMIT, _telling(limit))
+
+
+def _telling(limit: Callable[..., int]) -> Callable[..., int]:
+    @wraps(limit)
+    def told(max_model_len: int, max_tokens: int | None, *args: Any, **options: Any) -> int:
+        most = limit(max_model_len, max_tokens, *args, **options)
+        if max_tokens is not None and most < max_tokens and (who := CALLER.get()) is not None:
+            who.limited(most)
+        return most
+
+    return told
 
 
 def _with_fields(route: APIRoute) -> ASGIApp:
@@ -91,6 +125,69 @@ def _is_no_refusal(record: logging.LogRecord) -> bool:
 
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, Exception) or create_error_response(error).error.code >= 500
+
+
+def keep_system_messages(state: Any) -> None:
+    """Keep the Messages API from moving system messages to the front of a chat."""
+    messages = getattr(state, "anthropic_serving_messages", None)
+    if messages is not None:
+        messages._merge_inline_system = False
+
+
+def _is_no_merge(record: logging.LogRecord) -> bool:
+    """Whether a record is not vLLM's warning that it moves system messages to the front."""
+    return not str(record.msg).startswith("The chat template requires system-first")
+
+
+@contextlib.contextmanager
+def unmerged_quietly() -> Iterator[None]:
+    """Drop vLLM's warning that the Messages API moves system messages, which is then not true."""
+    logger = logging.getLogger(_MERGES)
+    logger.addFilter(_is_no_merge)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_merge)
+
+
+@contextlib.contextmanager
+def quiet_templates() -> Iterator[None]:
+    """Drop vLLM's warnings of templates that refuse messages, while they are probed."""
+    loggers = [logging.getLogger(name) for name in _TEMPLATES]
+    for logger in loggers:
+        logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
+
+
+def template_of(renderer: Any, params: Any) -> str | None:
+    """The chat template that a renderer renders ``params`` with; None where code renders chats."""
+    from vllm.renderers.hf import HfRenderer, resolve_chat_template
+
+    if not isinstance(renderer, HfRenderer):
+        return None
+    template: str | None = resolve_chat_template(
+        renderer.get_tokenizer(),
+        params.chat_template,
+        params.chat_template_kwargs.get("tools"),
+        model_config=renderer.model_config,
+    )
+    return template
+
+
+def prompt_text(prompt: Mapping[str, Any], tokenizer: Callable[[], Any]) -> str:
+    """The text of a rendered prompt, which may be token ids already."""
+    text = prompt.get("prompt")
+    if isinstance(text, str):
+        return text
+    return str(tokenizer().decode(prompt["prompt_token_ids"]))
 
 
 def make_renderer(vllm_config: Any) -> tuple[Any, Any]:

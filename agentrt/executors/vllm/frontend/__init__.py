@@ -2,5 +2,6 @@
 
 `client` stands for the engines before it, `frontend` is one model's, `models` chooses. `parsers`
 picks who reads tool calls: vLLM's, by `families`, or `held`, whose form is in `tool_form` and is
-read by `partial`. What vLLM's make of a call that was cut off is mended in ``_compat.cut_off``.
+read by `partial`. `arranged` makes each prompt of a chat begin with the one before, by `reminders`
+and `late_tools`. What vLLM's make of a call that was cut off is mended in ``_compat.cut_off``.
 """

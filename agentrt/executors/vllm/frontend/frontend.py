@@ -30,7 +30,13 @@ from agentrt.executors.frontend import (
 )
 from agentrt.executors.info import display_name, is_model, not_served
 from agentrt.executors.vllm._compat.cut_off import read_cut_off
-from agentrt.executors.vllm._compat.frontend import make_app, make_renderer
+from agentrt.executors.vllm._compat.frontend import (
+    keep_system_messages,
+    make_app,
+    make_renderer,
+    unmerged_quietly,
+)
+from agentrt.executors.vllm.frontend.arranged import arrange_chats
 from agentrt.executors.vllm.frontend.client import ProgramEngineClient, ProgramRequest
 from agentrt.executors.vllm.frontend.families import TOOL_FORM
 from agentrt.executors.vllm.frontend.flags import parse_flags
@@ -54,11 +60,23 @@ class VLLMFrontend(Frontend):
     """The front end of ``setup``'s model. Make it by `open`.
 
     ``app`` is vLLM's application, and ``args`` its parsed flags. ``name`` is what answers call
-    the model.
+    the model. With ``reminders``, system messages in the middle of a chat stay at their place.
+    ``budgets`` says whether the engines can hold thinking to a number of tokens.
     """
 
-    def __init__(self, setup: FrontSetup, args: Namespace, app: FastAPI, renderer: Any) -> None:
+    def __init__(
+        self,
+        setup: FrontSetup,
+        args: Namespace,
+        app: FastAPI,
+        renderer: Any,
+        *,
+        reminders: bool = True,
+    ) -> None:
         self.setup = setup
+        self.reminders = reminders
+        reasoning = getattr(setup.vllm_config, "reasoning_config", None)
+        self.budgets = reasoning is not None and bool(reasoning.enabled)
         self.args = args
         self.app = app
         self.name: str = args.served_model_name[0]
@@ -67,10 +85,16 @@ class VLLMFrontend(Frontend):
 
     @classmethod
     async def open(
-        cls, setup: FrontSetup, executor: Executor, names: Sequence[str] = ()
+        cls,
+        setup: FrontSetup,
+        executor: Executor,
+        names: Sequence[str] = (),
+        *,
+        reminders: bool = True,
     ) -> VLLMFrontend:
         """A front end whose calls run on ``executor``. ``names`` are what clients call the
-        model; by default its own. Raises `ConfigError` for flags that it cannot take.
+        model; by default its own. With ``reminders``, system messages in the middle of a chat
+        stay at their place. Raises `ConfigError` for flags that it cannot take.
         """
         try:
             args = front_args(setup, names)
@@ -81,15 +105,20 @@ class VLLMFrontend(Frontend):
                 from agentrt.executors.vllm.frontend.held import explain_tools
 
                 renderer = explain_tools(renderer)
+            # Before tools are explained in the messages, and apart if they are long.
+            renderer = arrange_chats(renderer, reminders=reminders)
             most = setup.vllm_config.model_config.max_model_len
             work_apart(renderer, most)
             client = ProgramEngineClient(setup, renderer, processor, executor)
-            app = await make_app(client, args, setup.tasks)
+            with unmerged_quietly() if reminders else contextlib.nullcontext():
+                app = await make_app(client, args, setup.tasks)
+            if reminders:
+                keep_system_messages(app.state)
             read_cut_off(app.state, client.model_config, renderer.get_tokenizer())
         except (TypeError, ValueError, KeyError, OSError) as error:
             text = f"vLLM's front end for model {setup.model!r} refuses its options: {error}"
             raise ConfigError(text) from error
-        return cls(setup, args, app, renderer)
+        return cls(setup, args, app, renderer, reminders=reminders)
 
     # -- chats -------------------------------------------------------------------------
 
@@ -137,6 +166,9 @@ class VLLMFrontend(Frontend):
         if body.get("max_tokens") is not None:  # the name is deprecated, and vLLM warns of it
             limit = body.pop("max_tokens")
             body.setdefault("max_completion_tokens", limit)
+        limit = body.get("max_completion_tokens")
+        if isinstance(limit, int) and limit > self.max_model_len:  # as the server's clients have it
+            body["max_completion_tokens"] = self.max_model_len
         if stream:
             body.setdefault("stream_options", {"include_usage": True})
         try:

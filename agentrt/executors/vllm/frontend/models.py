@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
 
 
-async def open_frontend(executor: Executor, names: Sequence[str] = ()) -> Frontend:
+async def open_frontend(
+    executor: Executor, names: Sequence[str] = (), *, reminders: bool = True
+) -> Frontend:
     """A front end whose calls run on ``executor``, which has started.
 
-    ``names`` are what clients call the first model; by default its own name.
+    ``names`` are what clients call the first model; by default its own name. With ``reminders``,
+    system messages in the middle of a chat stay at their place, whatever the chat template does.
     """
     own: Frontend | None = executor.own_frontend(names)
     if own is not None:
@@ -30,7 +33,8 @@ async def open_frontend(executor: Executor, names: Sequence[str] = ()) -> Fronte
 
     fronts = []
     for index, setup in enumerate(setups):
-        fronts.append(await VLLMFrontend.open(setup, executor, names if index == 0 else ()))
+        own_names = names if index == 0 else ()
+        fronts.append(await VLLMFrontend.open(setup, executor, own_names, reminders=reminders))
     return fronts[0] if len(fronts) == 1 else ModelFrontends(fronts)
 
 

@@ -1,0 +1,120 @@
+"""Tools that a chat loads later stand where it loads them, and not before all that is cached.
+
+Coding agents announce hundreds of tools with ``defer_loading``, and the model loads those that it
+needs by a search: its result names them in ``tool_reference`` blocks. Chat templates show all tools
+at the front, so that each load would change the beginning of the prompt. Here a deferred tool is
+shown in the result that loads it first, and before that not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrt.executors.vllm._compat.frontend import template_of
+
+_REFERENCE = "tool_reference"
+_BOUNDARY = "Tool loaded."
+"""What Claude Code puts after references, as a turn of the user's that says nothing."""
+_LOADED = "These tools can be called from now on:"
+_ONLY_HERE = ("defer_loading", "strict")
+"""Fields of a tool that are not for the model."""
+
+Message = dict[str, Any]
+
+
+def shown_late(renderer: Any, messages: Sequence[Any], params: Any) -> tuple[Sequence[Any], Any]:
+    """A chat with its deferred tools where they are loaded, and how it is rendered then. A template
+    that knows references gets them as they are.
+    """
+    options = params.chat_template_kwargs
+    tools = options.get("tools") or ()
+    if not any(map(_is_deferred, tools)) and not any(map(_has_references, messages)):
+        return messages, params
+    if _REFERENCE in (template_of(renderer, params) or ""):
+        return messages, params
+    first = [tool for tool in tools if not _is_deferred(tool)]
+    deferred = {_name(tool): tool for tool in tools if _is_deferred(tool)}
+    without = {**options, "tools": first or None}
+    return in_results(messages, deferred), dataclasses.replace(params, chat_template_kwargs=without)
+
+
+def in_results(messages: Sequence[Any], deferred: Mapping[str, Any]) -> list[Any]:
+    """The messages with ``deferred`` tools, by their names, in the results that load them.
+
+    References are no text for a model, and neither is an empty result beside them. vLLM makes of a
+    search's result a message with its text, which mostly has none, and another with the references.
+    """
+    left = dict(deferred)
+    chat: list[Any] = []
+    for message in messages:
+        before = chat[-1] if chat else {}
+        if _has_references(message):
+            text = _loaded(message["content"], left)
+            if _is_same_result(before, message) and isinstance(before["content"], str):
+                chat.pop()
+                text = "\n".join(filter(None, (before["content"], text)))
+            chat.append({**message, "content": text})
+        elif not (_is_boundary(message) and chat and chat[-1].get("role") == "tool"):
+            chat.append(message)
+    return chat
+
+
+def _loaded(content: Sequence[Any], left: dict[str, Any]) -> str:
+    """The text of a result that loads tools: those that were not loaded before are shown."""
+    texts, tools, names = [], [], []
+    for part in content:
+        if part.get("type") != _REFERENCE:
+            texts.append(str(part.get("text") or ""))
+            continue
+        name = part.get("name") or part.get("tool_name") or part.get(_REFERENCE)
+        names.append(str(name))
+        if (tool := left.pop(str(name), None)) is not None:
+            tools.append(_shown(tool))
+    if tools:
+        texts += [_LOADED, "<tools>", *tools, "</tools>"]
+    elif names:
+        texts.append(f"Loaded: {', '.join(names)}")
+    return "\n".join(filter(None, texts))
+
+
+def _shown(tool: Mapping[str, Any]) -> str:
+    """A tool as most chat templates show it: a line of JSON."""
+    function = {name: v for name, v in tool["function"].items() if name not in _ONLY_HERE}
+    return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+
+
+def _is_deferred(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and bool(function.get("defer_loading"))
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    return str(tool["function"]["name"])
+
+
+def _has_references(message: Any) -> bool:
+    if not isinstance(message, dict) or message.get("role") != "tool":
+        return False
+    content = message.get("content")
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") == _REFERENCE for part in content
+    )
+
+
+def _is_same_result(before: Any, message: Message) -> bool:
+    return (
+        isinstance(before, dict)
+        and before.get("role") == "tool"
+        and before.get("tool_call_id") == message.get("tool_call_id")
+    )
+
+
+def _is_boundary(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and message.get("role") == "user"
+        and message.get("content") == _BOUNDARY
+    )

@@ -1,0 +1,386 @@
+"""A stream that waits says that it lives, at every door, and is a whole stream all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Message
+
+from agentrt import Runtime
+from agentrt.executors.base import Chunk
+from agentrt.request import Call
+from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from agentrt.serving.frontend.dispatch import FrontendApp
+from agentrt.serving.keep_alive import COMMENT, PING, KeepAlive
+from agentrt.serving.programs.api import api as programs
+from agentrt.serving.server import Server
+from agentrt.serving.tenants import Tenants
+from tests.doubles.scripted import ScriptedExecutor
+from tests.doubles.scripted_engine import ScriptedEngine
+from tests.serving.frontend.test_dispatch import Front
+from tests.serving.frontend.test_identity import ask
+from tests.serving.local import SAYS, open_server
+from tests.serving.watchdog import opened_app
+
+pytestmark = pytest.mark.engine
+
+APIS = [CHAT, COMPLETIONS, MESSAGES, RESPONSES]
+SOON_S = 0.02
+CONNECTIONS = Path("/proc/net/tcp")
+
+
+class Waiting(ScriptedEngine):
+    """Its calls wait in a queue until they are let go: nothing of them comes before."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.go = asyncio.Event()
+        self.open: list[str] = []
+        self.most = 0
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        self.open.append(call.call_id)
+        self.most = max(self.most, len(self.open))
+        try:
+            await self.go.wait()
+            made = ScriptedEngine.generate(self, call, stream=stream)
+            async with contextlib.aclosing(made) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self.open.remove(call.call_id)
+
+
+def sign_of(path: str) -> bytes:
+    return PING if path == MESSAGES else COMMENT
+
+
+async def until_alive(answer: httpx.Response, path: str, signs: int = 3) -> tuple[bytes, Any]:
+    """What came of a stream until it has said ``signs`` times that it lives, and the rest of it."""
+    parts, came = answer.aiter_raw(), b""
+    while came.count(sign_of(path)) < signs:
+        came += await anext(parts)
+    return came, parts
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_a_stream_that_waits_says_that_it_lives(path: str) -> None:
+    async with open_server(kind=Waiting, keep_alive_s=SOON_S) as local:
+        body = {**ask(path, "hi"), "stream": True}
+        async with local.client.stream("POST", path, json=body) as answer:
+            assert answer.headers["x-agentrt-program"]
+            came, parts = await until_alive(answer, path)
+            local.engine.go.set()
+            came += b"".join([part async for part in parts])
+        waited = came.replace(sign_of(path), b"")
+        assert b": " not in waited.splitlines()[0][:2]
+        plain = await local.client.post(path, json=body)
+        assert waited.count(b"\n\n") == plain.content.replace(sign_of(path), b"").count(b"\n\n")
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_without_an_interval_nothing_is_said(path: str) -> None:
+    async with open_server(keep_alive_s=0) as local:
+        answer = await local.client.post(path, json={**ask(path, "hi"), "stream": True})
+        assert sign_of(path) not in answer.content
+
+
+async def test_official_clients_read_past_the_signs() -> None:
+    """OpenAI's SDK in both its APIs, and Anthropic's."""
+    from anthropic import AsyncAnthropic
+    from openai import AsyncOpenAI
+
+    async with (
+        open_server(kind=Waiting, keep_alive_s=SOON_S) as local,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        openai = await stack.enter_async_context(
+            AsyncOpenAI(base_url=f"{local.url}/v1", api_key="none")
+        )
+        anthropic = await stack.enter_async_context(
+            AsyncAnthropic(base_url=local.url, api_key="none")
+        )
+        user: Any = [{"role": "user", "content": "hi"}]
+
+        async def chat() -> str:
+            stream = await openai.chat.completions.create(
+                model="scripted", messages=user, stream=True
+            )
+            return "".join([(c.choices[0].delta.content or "") async for c in stream if c.choices])
+
+        async def respond() -> str:
+            async with openai.responses.stream(model="scripted", input="hi") as stream:
+                async for _ in stream:
+                    pass
+                return str((await stream.get_final_response()).output_text)
+
+        async def message() -> str:
+            async with anthropic.messages.stream(
+                model="scripted", messages=user, max_tokens=32
+            ) as stream:
+                return str(await stream.get_final_text())
+
+        async def release() -> None:
+            await local.until(lambda: len(local.engine.open) == 3)
+            body = {**ask(CHAT, "hi"), "stream": True}  # by its third sign, the others have some
+            async with local.client.stream("POST", CHAT, json=body) as answer:
+                await until_alive(answer, CHAT)
+            local.engine.go.set()
+
+        said = await asyncio.gather(chat(), respond(), message(), release())
+        assert list(said[:3]) == [SAYS] * 3
+
+
+class Clock:
+    """Timers that fire when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[Timer] = []
+
+    def later(self, delay: float, call: Callable[[], Any]) -> Timer:
+        self.timers.append(Timer(self.now + delay, call))
+        return self.timers[-1]
+
+    def forward(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := [one for one in self.timers if one.at <= end and not one.is_off]:
+            first = min(due, key=lambda one: one.at)
+            self.timers.remove(first)
+            self.now = first.at
+            first.call()
+        self.now = end
+
+
+class Timer:
+    def __init__(self, at: float, call: Callable[[], Any]) -> None:
+        self.at, self.call, self.is_off = at, call, False
+
+    def cancel(self) -> None:
+        self.is_off = True
+
+
+def kept(path: str = CHAT) -> tuple[KeepAlive, Clock, list[bytes]]:
+    clock, sent = Clock(), list[bytes]()
+
+    async def send(message: Message) -> None:
+        sent.append(message["body"])
+
+    return KeepAlive(send, path, 10.0, clock.later), clock, sent
+
+
+async def test_silence_is_never_longer_than_the_interval() -> None:
+    alive, clock, sent = kept()
+    clock.forward(10)
+    assert sent == [COMMENT]
+    clock.forward(30)
+    assert sent == [COMMENT] * 4
+    for _ in range(20):  # a token every three seconds: no sign between them
+        clock.forward(3)
+        alive.last, alive.idle = {"body": b"data: {}\n\n", "more_body": True}, 0
+    assert sent == [COMMENT] * 4
+    clock.forward(10)
+    assert sent == [COMMENT] * 5
+    alive.stop()
+    clock.forward(100)
+    assert sent == [COMMENT] * 5
+
+
+async def test_nothing_is_said_within_an_event_or_after_the_end() -> None:
+    alive, clock, sent = kept(MESSAGES)
+    alive.last, alive.idle = {"body": b"data: {", "more_body": True}, 0
+    clock.forward(100)
+    assert sent == []
+    alive.last, alive.idle = {"body": b"}\r\n\r\n", "more_body": True}, 0
+    clock.forward(10)
+    assert sent == [PING]
+    alive.last, alive.idle = {"body": b"", "more_body": False}, 0
+    clock.forward(100)
+    assert sent == [PING]
+    assert not clock.timers
+
+
+async def test_a_client_that_does_not_read_is_told_nothing() -> None:
+    clock, begun = Clock(), 0
+    full = asyncio.Event()
+
+    async def send(message: Message) -> None:
+        nonlocal begun
+        begun += 1
+        await full.wait()
+        raise AssertionError("a sign that waited was sent")
+
+    alive = KeepAlive(send, CHAT, 10.0, clock.later)
+    clock.forward(50)
+    assert begun == 5
+    full.set()
+    await asyncio.sleep(0)
+    alive.stop()
+
+
+@pytest.mark.skipif(not CONNECTIONS.exists(), reason="needs Linux")
+async def test_connections_are_probed_by_tcp() -> None:
+    """A call that is not streamed has no byte before its answer."""
+    async with open_server(kind=Waiting) as local:
+        task = asyncio.create_task(local.client.post(CHAT, json=ask(CHAT, "hi")))
+        await local.until(lambda: local.engine.open)
+        port = f":{local.listener.port:04X}"
+        rows = [line.split() for line in CONNECTIONS.read_text("ascii").splitlines()[1:]]  # noqa: ASYNC240
+        timers = [row[5] for row in rows if row[1].endswith(port) and row[3] == "01"]
+        assert timers
+        assert all(timer.startswith("02:") for timer in timers)  # 02: a timer of keep-alive probes
+        local.engine.go.set()
+        assert (await task).status_code == 200
+
+
+# -- before the stream begins --------------------------------------------------------------
+
+
+async def early(
+    path: str, answer: Callable[[asyncio.Event], Awaitable[Response]], **more: Any
+) -> list[Message]:
+    """What goes out of a server whose front end answers by ``answer``: it waits for an event, which
+    comes when the client was told that its call lives.
+    """
+    alive, sent = asyncio.Event(), list[Message]()
+    front = Front.of("big")
+
+    async def answered() -> Response:
+        return await answer(alive)
+
+    front.app.add_api_route(path, answered, methods=["POST"], response_model=None)
+    route = front.app.router.routes.pop()
+    front.app.router.routes.insert(0, route)
+    content = json.dumps({**ask(path, "hi"), **more, "model": "big"}).encode()
+    given = iter([{"type": "http.request", "body": content, "more_body": False}])
+
+    async def receive() -> Message:
+        if (message := next(given, None)) is not None:
+            return message
+        never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if message.get("body", b"") == sign_of(path):
+            alive.set()
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    scope |= {"query_string": b"", "raw_path": path.encode(), "http_version": "1.1"}
+    async with Runtime(ScriptedExecutor()) as runtime:
+        server = Server(runtime, ("big",), tenants=Tenants(time.monotonic), keep_alive_s=SOON_S)
+        async with opened_app(server, [programs], FrontendApp(server, [front])) as app:
+            await app(scope, receive, send)
+        assert len(runtime.table) <= 1
+    return sent
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_a_stream_that_is_still_prepared_begins_with_a_sign(path: str) -> None:
+    async def answer(alive: asyncio.Event) -> Response:
+        await alive.wait()
+        return StreamingResponse(iter([b"data: {}\n\n"]), media_type="text/event-stream")
+
+    start, *bodies = await early(path, answer, stream=True)
+    assert start["status"] == 200
+    names = dict(start["headers"])
+    assert names[b"content-type"].startswith(b"text/event-stream")
+    assert names[b"x-agentrt-program"]
+    whole = b"".join(message["body"] for message in bodies)
+    assert whole.startswith(sign_of(path))
+    assert whole.endswith(b"data: {}\n\n")
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_a_refusal_after_a_sign_is_an_event_of_the_stream(path: str) -> None:
+    async def answer(alive: asyncio.Event) -> Response:
+        await alive.wait()
+        error = {"message": "too odd", "type": "invalid_request_error", "code": 400}
+        return JSONResponse({"error": error}, 400)
+
+    start, *bodies = await early(path, answer, stream=True)
+    assert start["status"] == 200
+    whole = b"".join(message["body"] for message in bodies)
+    last = whole.rstrip().splitlines()[-1]
+    assert last.startswith(b"data: ")
+    assert b"too odd" in last
+    assert (b"event: error" in whole) == (path in (MESSAGES, RESPONSES))
+    assert not bodies[-1].get("more_body", False)
+
+
+async def test_a_call_that_is_not_streamed_keeps_its_status() -> None:
+    async def answer(alive: asyncio.Event) -> Response:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5 * SOON_S):
+                await alive.wait()
+        return JSONResponse({"error": {"message": "too odd"}}, 400)
+
+    start, *_ = await early(CHAT, answer)
+    assert start["status"] == 400
+
+
+# -- a client that comes again -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", APIS)
+async def test_a_client_that_comes_again_never_has_two_calls(path: str, stream: bool) -> None:
+    """Three tries of one request, two of which were cut while they waited."""
+    async with open_server(kind=Waiting, keep_alive_s=SOON_S) as local:
+        body = {**ask(path, "try me"), "stream": stream}
+        for _ in range(2):
+            task = asyncio.create_task(local.client.post(path, json=body))
+            await local.until(lambda: local.engine.open)
+            task.cancel()
+            await asyncio.wait([task])
+            await local.until(lambda: not local.engine.open)
+            await local.until(lambda: not local.programs())
+        local.engine.go.set()
+        answer = await local.client.post(path, json=body)
+        assert answer.status_code == 200
+        assert local.engine.most == 1
+        assert not any(row.calls for row in local.runtime.table)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", APIS)
+async def test_an_idempotency_key_ends_the_try_before(path: str, stream: bool) -> None:
+    """The server cannot see that the first connection is dead: its client has not closed it."""
+    async with open_server(kind=Waiting) as local:
+        body, key = {**ask(path, "try me"), "stream": stream}, {"idempotency-key": "k1"}
+        first = asyncio.create_task(local.client.post(path, json=body, headers=key))
+        await local.until(lambda: local.engine.open)
+        [begun] = local.engine.open
+        second = asyncio.create_task(local.client.post(path, json=body, headers=key))
+        await local.until(lambda: local.engine.open not in ([begun], []))
+        assert len(local.engine.open) == local.engine.most == 1
+        other = asyncio.create_task(local.client.post(path, json=body))
+        await local.until(lambda: len(local.engine.open) == 2)
+        local.engine.go.set()
+        assert (await second).status_code == (await other).status_code == 200
+        await asyncio.wait([first])
+        gone = first.exception() or first.result().text
+        assert "idempotency" in str(gone).lower()
+        assert local.server.tenants.calls("default") == 0
+
+
+async def test_a_key_of_another_tenant_ends_nothing() -> None:
+    async with open_server(kind=Waiting) as local:
+        said = [{"idempotency-key": "k1", "x-agentrt-tenant": name} for name in ("a", "b")]
+        tasks = [
+            asyncio.create_task(local.client.post(CHAT, json=ask(CHAT, "hi"), headers=headers))
+            for headers in said
+        ]
+        await local.until(lambda: len(local.engine.open) == 2)
+        local.engine.go.set()
+        assert [(await task).status_code for task in tasks] == [200, 200]
