@@ -187,6 +187,8 @@ class Silences:
         """The lengths in seconds of those that ended with a call, the shortest first."""
         self._gone: list[float] = []
         """The lengths of those that ended with their program."""
+        self._told = Mean()
+        """The share of them of which somebody said what the program waits for."""
         self._until_look = 0
         self._ends = 0.0
 
@@ -202,12 +204,14 @@ class Silences:
 
     def end(self, silence: Silence, now: float, *, returned: bool) -> None:
         """See `Silence.end`."""
+        self._told.add(0.0)
         self._remove_open(silence)
         silence.length, silence.returned = now - silence.since, returned
         insort(self._returned if returned else self._gone, silence.length)
 
     def drop(self, silence: Silence) -> None:
         """See `Silence.drop`."""
+        self._told.add(1.0)
         self._remove_open(silence)
         self._latest.remove(silence)
         silence.counted = False
@@ -229,12 +233,15 @@ class Silences:
 
     @property
     def ends(self) -> float:
-        """The share of its calls after which a program has no other: 0 where few are known."""
+        """The share of its calls after which a program has no other: 0 where few are known.
+
+        After a call that a tool follows, of which the engine is told, it has another one.
+        """
         if len(self._latest) >= DOUBT and self._until_look <= 0:
             self._until_look = len(self._latest) // 16
             older = [*islice(self._latest, len(self._latest) // 2)]
             self._ends = sum(not silence.returned for silence in older) / len(older)
-        return self._ends
+        return self._ends * (1.0 - self._told.value)
 
     def _forget(self, silence: Silence) -> None:
         silence.counted = False

@@ -169,6 +169,16 @@ def test_programs_that_all_return_late_are_expected_back() -> None:
     assert silences.ends == 0.0
 
 
+def test_programs_with_tools_that_the_engine_is_told_of_do_not_end_after_each_call() -> None:
+    """Nine tools in a row, and then the end, which comes at once."""
+    silences = Silences()
+    for number in range(200):
+        for turn in range(9):
+            silences.begin(number + turn * 0.1).drop()
+        silences.begin(number + 0.95).end(number + 0.95, returned=False)
+    assert silences.ends == pytest.approx(0.1, abs=0.02)
+
+
 def test_where_nothing_is_known_the_prior_decides() -> None:
     silence = Silences().begin(0.0)
     assert silence.chance(5.0, 0.75) == 0.75
