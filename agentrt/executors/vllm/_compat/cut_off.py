@@ -10,14 +10,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from vllm.entrypoints.generate.base.protocol import FunctionCall, ToolCall
+import regex
+from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall, ToolCall
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.parser.abstract_parser import DelegatingParser
 from vllm.renderers.chat_utils import make_tool_call_id
 
 from agentrt.executors.vllm._compat.complete_calls import completing
+from agentrt.executors.vllm._compat.held_calls import (
+    BEGINNINGS,
+    MARKS,
+    InChatForm,
+    add_call,
+    chat_tools,
+    holding,
+    reading_text,
+)
+from agentrt.executors.vllm._compat.token_texts import Joined, TokenTexts
 
 _HEADER = re.compile(
     r"(<\|start\|>(assistant)?)?( to(=[^\s<]*)?)?(<\|channel\|>\w*)?( to(=[^\s<]*)?)?"
@@ -50,14 +62,34 @@ def _ends(model_config: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
-    """A class of parsers like ``parser`` that reads what was cut off as its stream.
+    """Return a class of parsers like ``parser`` whose whole answers and streams are alike.
 
-    And completes a stream's calls, if it was not (`complete_calls`).
+    It does not matter which tokens of a stream come together, and what was cut off is read as its
+    stream. ``ends`` are the tokens by which the model itself ends an output.
     """
+    is_delegating = issubclass(parser, DelegatingParser)
+    reader = parser.tool_parser_cls
+    tool_name = reader.__name__ if reader is not None else ""
+    is_legacy = is_delegating and reader is not None and not reader.engine_based_streaming
+    if tool_name in MARKS:
+        parser = holding(reading_text(parser), ends)
+    elif is_delegating:
+        parser = completing(reading_text(parser), ends)
+    beginning = regex.compile(BEGINNINGS[tool_name]) if tool_name in BEGINNINGS else None
 
-    class Reader(completing(parser, ends)):  # type: ignore[misc]
+    class Reader(parser):  # type: ignore[misc,valid-type]
         cut_calls: Sequence[FunctionCall] = ()
         _prompt: Sequence[int] = ()
+
+        def __init__(
+            self, tokenizer: Any, tools: Any = None, *args: Any, **kwargs: Any
+        ) -> None:
+            super().__init__(tokenizer, chat_tools(tools) if is_legacy else tools, *args, **kwargs)
+            self._texts: TokenTexts | None = None
+            self._chat_form: InChatForm | None = None
+            self._blank = ""
+            self._has_text = self._has_calls = False
+            self._is_by_token = is_delegating and not self._engine_based
 
         def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
             self._prompt = prompt_token_ids
@@ -71,18 +103,108 @@ def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
             model_output_token_ids: Sequence[int] = (),
         ) -> Any:
             ids = list(model_output_token_ids)
+            self.cut_calls = ()
             may_call = enable_auto_tools and request.tools and request.tool_choice != "none"
-            ended = not ids or ids[-1] in ends or ids[-1] in (_stops(request) or ())
-            if ended or not may_call or self.tool_parser is None:
+            if not ids or not may_call or self.tool_parser is None:
                 return super().parse(model_output, request, enable_auto_tools, ids)
-            pieces = [(model_output, ids)]
-            if not self._engine_based:
-                pieces = list(_by_token(self.model_tokenizer, model_output, ids, request))
-            reasoning, content, calls = _streamed(self, pieces, request, list(self._prompt))
-            if isinstance(request, ResponsesRequest):
+            is_cut = ids[-1] not in ends and ids[-1] not in (_stops(request) or ())
+            if not is_cut and not (is_delegating and self._engine_based):
+                reasoning, content, calls = super().parse(
+                    model_output, request, enable_auto_tools, ids
+                )
+                if calls or beginning is None or not beginning.search(content or ""):
+                    is_blank = calls and content and content.isspace()
+                    return reasoning, None if is_blank else content, calls
+            reasoning, content, calls = self._as_streamed(model_output, ids, request)
+            is_length = is_cut and not _ends_by_text(self.model_tokenizer, ids, request)
+            if isinstance(request, ResponsesRequest) or not is_length:
                 return reasoning, content, calls
             self.cut_calls = calls  # beside `parse`: with it they would have been complete
             return reasoning, content, None
+
+        def _as_streamed(self, text: str, ids: list[int], request: Any) -> Any:
+            """Read an output as its stream: in a new parser, since this has a state."""
+            delta = self.parse_delta(
+                text, ids, request, prompt_token_ids=list(self._prompt), finished=True
+            )
+            return _read_of(delta)
+
+        def parse_delta(
+            self,
+            delta_text: str,
+            delta_token_ids: list[int],
+            request: Any,
+            prompt_token_ids: list[int] | None = None,
+            *,
+            finished: bool,
+        ) -> Any:
+            """Read the next piece of a stream: a token at a time, where the parser needs it."""
+            pieces = [(delta_text, delta_token_ids)]
+            if self._is_by_token:
+                if self._texts is None:
+                    self._texts = TokenTexts(self.model_tokenizer, prompt_token_ids, request)
+                pieces = self._texts.split(delta_text, delta_token_ids)
+            joined = Joined()
+            for index, (text, ids) in enumerate(pieces, 1):
+                is_last = finished and index == len(pieces)
+                delta = super().parse_delta(text, ids, request, prompt_token_ids, finished=is_last)
+                joined.add(delta)
+            if self._has_text or not request.tools:
+                return joined.delta
+            return self._without_blanks(joined.delta, finished=finished)
+
+        def _without_blanks(self, delta: Any, *, finished: bool) -> Any:
+            """Hold blanks back until there is text. Beside calls alone they are left out."""
+            if delta is not None:
+                self._has_calls |= bool(delta.tool_calls)
+                text = self._blank + (delta.content or "")
+                self._has_text = bool(text.strip())
+                if text and not self._has_text:
+                    self._blank, delta.content = text, None
+                    if not (delta.reasoning or delta.tool_calls):
+                        delta = None
+                elif self._blank:
+                    delta.content = text
+            if finished and self._blank and not (self._has_text or self._has_calls):
+                delta = delta or DeltaMessage()
+                delta.content = self._blank
+            return delta
+
+        def extract_reasoning(self, model_output: str, request: Any) -> Any:
+            # A prompt that ends the reasoning leaves none to the output, as in a stream.
+            if self._is_by_token and self._prompt and self.is_reasoning_end(list(self._prompt)):
+                return None, model_output
+            return super().extract_reasoning(model_output, request)
+
+        def extract_tool_calls(self, model_output: str, request: Any) -> Any:
+            return super().extract_tool_calls(model_output, self._in_chat_form(request))
+
+        def extract_tool_calls_streaming(self, *args: Any) -> Any:
+            *pieces, request = args
+            return super().extract_tool_calls_streaming(*pieces, self._in_chat_form(request))
+
+        def _in_chat_form(self, request: Any) -> Any:
+            if not is_legacy or not isinstance(request, ResponsesRequest):
+                return request
+            if self._chat_form is None:
+                self._chat_form = InChatForm(request)
+            return self._chat_form
+
+        def _extract_tool_calls(
+            self, content: str | None, request: Any, enable_auto_tools: bool = False
+        ) -> Any:
+            if not self._is_by_token or is_legacy or not enable_auto_tools:
+                return super()._extract_tool_calls(content, request, enable_auto_tools)
+            # vLLM would give a text without calls as it is, with the markup around it.
+            ids = self.model_tokenizer.encode(content or "", add_special_tokens=False)
+            joined = Joined()
+            joined.add(
+                self._extract_tool_calls_streaming(
+                    "", content or "", content or "", [], ids, ids, request
+                )[0]
+            )
+            joined.add(self._tool_parser.finish_streaming())
+            return _read_of(joined.delta)[1:][::-1]
 
         def flush(self) -> list[Any]:
             """What harmony's parser makes of a message that did not end."""
@@ -99,52 +221,27 @@ def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
     return Reader
 
 
-def _streamed(
-    parser: Any, pieces: list[tuple[str, list[int]]], request: Any, prompt: list[int]
-) -> tuple[str | None, str | None, list[FunctionCall]]:
-    reasoning, content = "", ""
+def _read_of(delta: Any) -> tuple[str | None, str | None, list[FunctionCall]]:
+    """Return the reasoning, the text and the calls of a whole output that came as one delta."""
+    if delta is None:
+        return None, None, []
     calls: dict[int, FunctionCall] = {}
-    for index, (piece, ids) in enumerate(pieces, 1):
-        delta = parser.parse_delta(
-            piece, ids, request, prompt_token_ids=prompt, finished=index == len(pieces)
-        )
-        if delta is None:
-            continue
-        reasoning += delta.reasoning or ""
-        content += delta.content or ""
-        for call in delta.tool_calls:
-            _add(calls, call)
-    return reasoning or None, content or None, [calls[index] for index in sorted(calls)]
-
-
-def _by_token(
-    tokenizer: Any, text: str, ids: list[int], request: Any
-) -> Iterator[tuple[str, list[int]]]:
-    """The pieces of ``text`` as the stream had them. Parsers built on vLLM's own engine read one
-    piece as well as many; the others do not.
-    """
-    from tokenizers.decoders import DecodeStream
-
-    stream = DecodeStream(skip_special_tokens=getattr(request, "skip_special_tokens", True))
-    at = 0
-    for token in ids[:-1]:
-        piece = stream.step(tokenizer._tokenizer, token) or ""
-        piece = piece if text.startswith(piece, at) else ""  # a stop string ended the text
-        at += len(piece)
-        yield piece, [token]
-    yield text[at:], ids[-1:]
+    for call in delta.tool_calls or ():
+        add_call(calls, call)
+    return delta.reasoning or None, delta.content or None, [calls[i] for i in sorted(calls)]
 
 
 def _stops(request: Any) -> Sequence[int] | None:
     return getattr(request, "stop_token_ids", None)
 
 
-def _add(calls: dict[int, FunctionCall], delta: Any) -> None:
-    call = calls.setdefault(delta.index, FunctionCall(name="", arguments=""))
-    call.id = call.id or delta.id
-    if delta.function is not None:
-        call.name += delta.function.name or ""
-        call.arguments += delta.function.arguments or ""
+def _ends_by_text(tokenizer: Any, ids: list[int], request: Any) -> bool:
+    """Whether one of the request's stop strings ended an output."""
+    stops = getattr(request, "stop", None) or ()
+    stops = [stops] if isinstance(stops, str) else stops
+    longest = max(map(len, stops), default=0)
+    said = tokenizer.decode(ids[-longest - 8 :]) if longest else ""
+    return any(stop in said for stop in stops)
 
 
 def _with_calls(message: Any, parser: Any = None) -> Any:
