@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import regex
@@ -36,6 +37,14 @@ _HEADER = re.compile(
     r"( ?(<\|constrain\|>)?\w*)?"
 )
 """The begin of a message in harmony's format, wherever it ends."""
+
+_Base: Any = object  # the parser that a class is put in front of
+_READ_AS_STREAMED = (
+    "K2HorizonReasoningParser",
+    "KimiK3ReasoningParser",
+    "MuseGlimmerReasoningParser",
+)
+"""Parsers that give reasoning, or its header, as text, where a whole output is cut off in it."""
 
 
 def read_cut_off(state: Any, model_config: Any, tokenizer: Any) -> None:
@@ -67,158 +76,185 @@ def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
     It does not matter which tokens of a stream come together, and what was cut off is read as its
     stream. ``ends`` are the tokens by which the model itself ends an output.
     """
-    is_delegating = issubclass(parser, DelegatingParser)
-    reader = parser.tool_parser_cls
-    tool_name = reader.__name__ if reader is not None else ""
-    is_legacy = is_delegating and reader is not None and not reader.engine_based_streaming
-    if tool_name in MARKS:
-        parser = holding(reading_text(parser), ends)
-    elif is_delegating:
-        parser = completing(reading_text(parser), ends)
-    beginning = regex.compile(BEGINNINGS[tool_name]) if tool_name in BEGINNINGS else None
+    tools, name = parser.tool_parser_cls, _name(parser.tool_parser_cls)
+    is_delegating = issubclass(parser, DelegatingParser) and parser.parse is DelegatingParser.parse
+    fields = {
+        "ends": ends,
+        "beginning": regex.compile(BEGINNINGS[name]) if name in BEGINNINGS else None,
+        "is_delegating": is_delegating,
+        "is_legacy": is_delegating and tools is not None and not tools.engine_based_streaming,
+    }
+    if is_delegating:
+        parser = reading_text(parser)
+        parser = holding(parser, ends) if name in MARKS else completing(parser, ends)
+    return type("Reader", (_Alike, parser), fields)
 
-    class Reader(parser):  # type: ignore[misc,valid-type]
-        cut_calls: Sequence[FunctionCall] = ()
-        _prompt: Sequence[int] = ()
 
-        def __init__(
-            self, tokenizer: Any, tools: Any = None, *args: Any, **kwargs: Any
-        ) -> None:
-            super().__init__(tokenizer, chat_tools(tools) if is_legacy else tools, *args, **kwargs)
-            self._texts: TokenTexts | None = None
-            self._chat_form: InChatForm | None = None
-            self._blank = ""
-            self._has_text = self._has_calls = False
-            self._is_by_token = is_delegating and not self._engine_based
+class _Alike(_Base):
+    """Makes a parser, which is the class behind it, read a whole output as its stream.
 
-        def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
-            self._prompt = prompt_token_ids
-            super().set_prompt_token_ids(prompt_token_ids)
+    ``ends`` are the tokens by which the model itself ends an output, and ``beginning`` is how the
+    calls begin of a parser that reads some only in a stream. A parser ``is_delegating`` if it is
+    vLLM's pair of a parser of reasoning and one of tools; the latter ``is_legacy`` unless it is
+    built on vLLM's own parser engine.
+    """
 
-        def parse(
-            self,
-            model_output: str,
-            request: Any,
-            enable_auto_tools: bool = False,
-            model_output_token_ids: Sequence[int] = (),
-        ) -> Any:
-            ids = list(model_output_token_ids)
-            self.cut_calls = ()
-            may_call = enable_auto_tools and request.tools and request.tool_choice != "none"
-            if not ids or not may_call or self.tool_parser is None:
-                return super().parse(model_output, request, enable_auto_tools, ids)
-            is_cut = ids[-1] not in ends and ids[-1] not in (_stops(request) or ())
-            if not is_cut and not (is_delegating and self._engine_based):
-                reasoning, content, calls = super().parse(
-                    model_output, request, enable_auto_tools, ids
-                )
-                if calls or beginning is None or not beginning.search(content or ""):
-                    is_blank = calls and content and content.isspace()
-                    return reasoning, None if is_blank else content, calls
-            reasoning, content, calls = self._as_streamed(model_output, ids, request)
-            is_length = is_cut and not _ends_by_text(self.model_tokenizer, ids, request)
-            if isinstance(request, ResponsesRequest) or not is_length:
-                return reasoning, content, calls
-            self.cut_calls = calls  # beside `parse`: with it they would have been complete
-            return reasoning, content, None
+    ends: frozenset[int] = frozenset()
+    beginning: Any = None
+    is_delegating = False
+    is_legacy = False
+    cut_calls: Sequence[FunctionCall] = ()
+    _prompt: Sequence[int] = ()
 
-        def _as_streamed(self, text: str, ids: list[int], request: Any) -> Any:
-            """Read an output as its stream: in a new parser, since this has a state."""
-            delta = self.parse_delta(
-                text, ids, request, prompt_token_ids=list(self._prompt), finished=True
+    def __init__(self, tokenizer: Any, tools: Any = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer, chat_tools(tools) if self.is_legacy else tools, *args, **kwargs)
+        self._again = partial(type(self), tokenizer, tools, *args, **kwargs)
+        self._is_used = False
+        self._texts: TokenTexts | None = None
+        self._chat_form: InChatForm | None = None
+        self._blank = ""
+        self._has_text = self._has_calls = False
+        self._is_by_token = self.is_delegating and not self._engine_based
+
+    def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
+        self._prompt = prompt_token_ids
+        super().set_prompt_token_ids(prompt_token_ids)
+
+    def parse(
+        self,
+        model_output: str,
+        request: Any,
+        enable_auto_tools: bool = False,
+        model_output_token_ids: Sequence[int] = (),
+    ) -> Any:
+        ids = list(model_output_token_ids)
+        self.cut_calls = ()
+        is_cut = bool(ids) and ids[-1] not in self.ends and ids[-1] not in (_stops(request) or ())
+        may_call = enable_auto_tools and request.tools and request.tool_choice != "none"
+        is_streamed = is_cut
+        if not may_call or self.tool_parser is None:
+            has_call = self.beginning is not None and self.beginning.search(model_output)
+            is_streamed = _name(self.reasoning_parser_cls) in _READ_AS_STREAMED and bool(
+                is_cut or has_call
             )
-            return _read_of(delta)
+        if not ids or not (is_streamed or (self.is_delegating and self._engine_based)):
+            reasoning, content, calls = super().parse(model_output, request, enable_auto_tools, ids)
+            is_missed = may_call and not calls and self.beginning is not None
+            if not is_missed or not self.beginning.search(content or ""):
+                is_blank = calls and content and content.isspace()
+                return reasoning, None if is_blank else content, calls
+        reasoning, content, calls = self._as_streamed(model_output, ids, request)
+        is_length = is_cut and not _ends_by_text(self.model_tokenizer, ids, request)
+        if isinstance(request, ResponsesRequest) or not is_length or not calls:
+            return reasoning, content, calls
+        self.cut_calls = calls  # beside `parse`: with it they would have been complete
+        return reasoning, content, None
 
-        def parse_delta(
-            self,
-            delta_text: str,
-            delta_token_ids: list[int],
-            request: Any,
-            prompt_token_ids: list[int] | None = None,
-            *,
-            finished: bool,
-        ) -> Any:
-            """Read the next piece of a stream: a token at a time, where the parser needs it."""
-            pieces = [(delta_text, delta_token_ids)]
-            if self._is_by_token:
-                if self._texts is None:
-                    self._texts = TokenTexts(self.model_tokenizer, prompt_token_ids, request)
-                pieces = self._texts.split(delta_text, delta_token_ids)
-            joined = Joined()
-            for index, (text, ids) in enumerate(pieces, 1):
-                is_last = finished and index == len(pieces)
-                delta = super().parse_delta(text, ids, request, prompt_token_ids, finished=is_last)
-                joined.add(delta)
-            if self._has_text or not request.tools:
-                return joined.delta
-            return self._without_blanks(joined.delta, finished=finished)
+    def _as_streamed(self, text: str, ids: list[int], request: Any) -> Any:
+        """Read an output as its stream. A parser that has read one before has its state."""
+        reader, self._is_used = self._again() if self._is_used else self, True
+        delta = reader.parse_delta(
+            text, ids, request, prompt_token_ids=list(self._prompt), finished=True
+        )
+        return _read_of(delta)
 
-        def _without_blanks(self, delta: Any, *, finished: bool) -> Any:
-            """Hold blanks back until there is text. Beside calls alone they are left out."""
-            if delta is not None:
-                self._has_calls |= bool(delta.tool_calls)
-                text = self._blank + (delta.content or "")
-                self._has_text = bool(text.strip())
-                if text and not self._has_text:
-                    self._blank, delta.content = text, None
-                    if not (delta.reasoning or delta.tool_calls):
-                        delta = None
-                elif self._blank:
-                    delta.content = text
-            if finished and self._blank and not (self._has_text or self._has_calls):
-                delta = delta or DeltaMessage()
-                delta.content = self._blank
-            return delta
+    def parse_delta(
+        self,
+        delta_text: str,
+        delta_token_ids: list[int],
+        request: Any,
+        prompt_token_ids: list[int] | None = None,
+        *,
+        finished: bool,
+    ) -> Any:
+        """Read the next piece of a stream: a token at a time, where the parser needs it."""
+        if request.tool_choice not in (None, "auto", "none"):
+            self._stream_state.engine_based = False  # JSON is read with what came before
+        pieces = [(delta_text, delta_token_ids)]
+        if self._is_by_token or (self.is_delegating and getattr(request, "stop", None)):
+            if self._texts is None:
+                self._texts = TokenTexts(self.model_tokenizer, prompt_token_ids, request)
+            pieces = self._texts.split(delta_text, delta_token_ids, finished=finished)
+        joined = Joined()
+        for index, (text, ids) in enumerate(pieces, 1):
+            is_last = finished and index == len(pieces)
+            delta = super().parse_delta(text, ids, request, prompt_token_ids, finished=is_last)
+            joined.add(delta)
+        if self._has_text or not self.is_delegating:
+            return joined.delta
+        if not request.tools:
+            return _without_calls(joined.delta)
+        return self._without_blanks(joined.delta, finished=finished)
 
-        def extract_reasoning(self, model_output: str, request: Any) -> Any:
-            # A prompt that ends the reasoning leaves none to the output, as in a stream.
-            if self._is_by_token and self._prompt and self.is_reasoning_end(list(self._prompt)):
-                return None, model_output
-            return super().extract_reasoning(model_output, request)
+    def _without_blanks(self, delta: Any, *, finished: bool) -> Any:
+        """Hold blanks back until there is text. Beside calls alone they are left out."""
+        if delta is not None:
+            self._has_calls |= bool(delta.tool_calls)
+            text = self._blank + (delta.content or "")
+            self._has_text = bool(text.strip())
+            if text and not self._has_text:
+                self._blank, delta.content = text, None
+                if not (delta.reasoning or delta.tool_calls):
+                    delta = None
+            elif self._blank:
+                delta.content = text
+        if finished and self._blank and not (self._has_text or self._has_calls):
+            delta = delta or DeltaMessage()
+            delta.content = self._blank
+        return delta
 
-        def extract_tool_calls(self, model_output: str, request: Any) -> Any:
-            return super().extract_tool_calls(model_output, self._in_chat_form(request))
+    def extract_reasoning(self, model_output: str, request: Any) -> Any:
+        # A prompt that ends the reasoning leaves none to the output, as in a stream.
+        if self._is_by_token and self._prompt and self.is_reasoning_end(list(self._prompt)):
+            return None, model_output
+        return super().extract_reasoning(model_output, request)
 
-        def extract_tool_calls_streaming(self, *args: Any) -> Any:
-            *pieces, request = args
-            return super().extract_tool_calls_streaming(*pieces, self._in_chat_form(request))
+    def extract_tool_calls(self, model_output: str, request: Any) -> Any:
+        return super().extract_tool_calls(model_output, self._in_chat_form(request))
 
-        def _in_chat_form(self, request: Any) -> Any:
-            if not is_legacy or not isinstance(request, ResponsesRequest):
-                return request
-            if self._chat_form is None:
-                self._chat_form = InChatForm(request)
-            return self._chat_form
+    def extract_tool_calls_streaming(self, *args: Any) -> Any:
+        *pieces, request = args
+        return super().extract_tool_calls_streaming(*pieces, self._in_chat_form(request))
 
-        def _extract_tool_calls(
-            self, content: str | None, request: Any, enable_auto_tools: bool = False
-        ) -> Any:
-            if not self._is_by_token or is_legacy or not enable_auto_tools:
-                return super()._extract_tool_calls(content, request, enable_auto_tools)
-            # vLLM would give a text without calls as it is, with the markup around it.
-            ids = self.model_tokenizer.encode(content or "", add_special_tokens=False)
-            joined = Joined()
-            joined.add(
-                self._extract_tool_calls_streaming(
-                    "", content or "", content or "", [], ids, ids, request
-                )[0]
-            )
-            joined.add(self._tool_parser.finish_streaming())
-            return _read_of(joined.delta)[1:][::-1]
+    def _in_chat_form(self, request: Any) -> Any:
+        if not self.is_legacy or not isinstance(request, ResponsesRequest):
+            return request
+        if self._chat_form is None:
+            self._chat_form = InChatForm(request)
+        return self._chat_form
 
-        def flush(self) -> list[Any]:
-            """What harmony's parser makes of a message that did not end."""
-            segments: list[Any] = super().flush()
-            is_header = segments and segments[0].delta and _HEADER.fullmatch(segments[0].delta)
-            return [] if is_header else segments
+    def _extract_tool_calls(
+        self, content: str | None, request: Any, enable_auto_tools: bool = False
+    ) -> Any:
+        is_other = self.is_legacy or _name(self.tool_parser_cls) in MARKS
+        if not self._is_by_token or is_other or not enable_auto_tools:
+            return super()._extract_tool_calls(content, request, enable_auto_tools)
+        # vLLM would give a text without calls as it is, with the markup around it.
+        ids = self.model_tokenizer.encode(content or "", add_special_tokens=False)
+        joined = Joined()
+        joined.add(
+            self._extract_tool_calls_streaming(
+                "", content or "", content or "", [], ids, ids, request
+            )[0]
+        )
+        joined.add(self._tool_parser.finish_streaming())
+        return _read_of(joined.delta)[1:][::-1]
 
-        def _append_unstreamed_tool_args(self, delta_message: Any) -> None:
-            # Arguments that did not begin are not "{}".
-            calls = getattr(self._tool_parser, "prev_tool_call_arr", ())
-            if all("arguments" in call for call in calls[-1:]):
-                super()._append_unstreamed_tool_args(delta_message)
+    def flush(self) -> list[Any]:
+        """What harmony's parser makes of a message that did not end."""
+        segments: list[Any] = super().flush()
+        is_header = segments and segments[0].delta and _HEADER.fullmatch(segments[0].delta)
+        return [] if is_header else segments
 
-    return Reader
+    def _append_unstreamed_tool_args(self, delta_message: Any) -> None:
+        # Arguments that did not begin are not "{}".
+        calls = getattr(self._tool_parser, "prev_tool_call_arr", ())
+        if all("arguments" in call for call in calls[-1:]):
+            super()._append_unstreamed_tool_args(delta_message)
+
+
+def _name(parser: type[Any] | None) -> str:
+    return "" if parser is None else parser.__name__
 
 
 def _read_of(delta: Any) -> tuple[str | None, str | None, list[FunctionCall]]:
@@ -229,6 +265,14 @@ def _read_of(delta: Any) -> tuple[str | None, str | None, list[FunctionCall]]:
     for call in delta.tool_calls or ():
         add_call(calls, call)
     return delta.reasoning or None, delta.content or None, [calls[i] for i in sorted(calls)]
+
+
+def _without_calls(delta: Any) -> Any:
+    """Return a delta of a request without tools. Its whole answer would have no calls either."""
+    if delta is not None and delta.tool_calls:
+        delta.tool_calls = []
+        return delta if delta.content or delta.reasoning else None
+    return delta
 
 
 def _stops(request: Any) -> Sequence[int] | None:

@@ -2,9 +2,9 @@
 
 Many of vLLM's tool parsers lose calls, names or arguments in a stream, or stream the markup of a
 call as text, although they read a whole output correctly. `MARKS` names them. In their streams
-the text is sent up to the first mark of a call. The rest is held back, and at the output's end it is
-what the parser reads of the whole output. A call that was cut off has the arguments that the parser
-streams of it, one token after another.
+the text is sent up to the first mark of a call. The rest is held back, and at the output's end it
+is what the parser reads of the whole output. A call that was cut off has the arguments that the
+parser streams of it, one token after another.
 
 Parsers of reasoning with the same fault are in `THOUGHTS`: `TextReasoning` stands for them.
 """
@@ -29,6 +29,7 @@ from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 from vllm.renderers.chat_utils import make_tool_call_id
 
 _LOG = logging.getLogger(__name__)
+_Base: Any = object  # the parser that a class is put in front of
 _RECENT = 64
 """Tokens at a prompt's end that say whether the reasoning is over."""
 
@@ -44,6 +45,7 @@ MARKS: dict[str, str] = {
     "HunyuanA13BToolParser": "<tool_calls>",
     "Internlm2ToolParser": r"<\|action_start\|>",
     "JambaToolParser": "<tool_calls>",
+    "K2HorizonToolParser": r"<ifm\|tool_calls>",
     "Lfm2ToolParser": r"<\|tool_call_start\|>",
     "Llama3JsonToolParser": r'<\|python_tag\|>|\{\s*"(?:name|parameters|arguments|type|function)"',
     "Llama4PythonicToolParser": r"\A(?:<\|python_start\|>)?\[[a-zA-Z]+\w*\(",
@@ -54,7 +56,7 @@ MARKS: dict[str, str] = {
     "PythonicToolParser": r"\A\[[a-zA-Z]+\w*\(",
     "Step3ToolParser": "<｜tool_calls_begin｜>",
 }
-"""How a tool call begins, by the class of the parser whose streams differ from what it reads whole."""
+"""How a tool call begins, by the class of a parser whose streams differ from its whole outputs."""
 
 BEGINNINGS: dict[str, str] = {
     "DeepSeekV3ToolParser": "<｜tool▁calls▁begin｜>",
@@ -64,8 +66,8 @@ BEGINNINGS: dict[str, str] = {
     "LongcatFlashToolParser": "<longcat_tool_call>",
     "MuseGlimmerToolParser": "<atem:",
 }
-"""The same for parsers whose streams are right, token by token. A whole output in which such a parser
-finds no call although there is a mark of it is read as its stream.
+"""The same for parsers whose streams are right, token by token. A whole output in which such a
+parser finds no call, although one begins there, is read as its stream.
 """
 
 
@@ -82,14 +84,12 @@ class Thought:
 
 
 THOUGHTS: dict[str, Thought] = {
-    "Ernie45ReasoningParser": Thought(
-        "<think>", "</think>", True, r"\s*<response>|</response>\s*"
-    ),
+    "Ernie45ReasoningParser": Thought("<think>", "</think>", True, r"\s*<response>|</response>\s*"),
     "GraniteReasoningParser": Thought(
         "Here(?:'s| is) my thought process:", "Here(?:'s| is) my response:", False
     ),
     "HunyuanA13BReasoningParser": Thought(
-        "<think>\n", "\n</think>", False, r"\s*<answer>\n|\n</answer>\s*"
+        "<think>", "</think>", False, r"\s*<answer>\n|\n</answer>\s*"
     ),
     "Olmo3ReasoningParser": Thought("<think>", "</think>", True),
 }
@@ -177,136 +177,152 @@ class TextReasoning(ReasoningParser):
 
 
 def reading_text(parser: type[Any]) -> type[Any]:
-    """A class like ``parser`` with `TextReasoning` in place of a parser of `THOUGHTS`."""
-    name = parser.reasoning_parser_cls and parser.reasoning_parser_cls.__name__
-    if name not in THOUGHTS:
-        return parser
-
-    class Reading(parser):
-        def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
-            super().__init__(tokenizer, *args, **kwargs)
-            self._reasoning_parser = TextReasoning(tokenizer, THOUGHTS[name])
-
-        def parse_delta(self, *args: Any, **kwargs: Any) -> Any:
-            delta = super().parse_delta(*args, **kwargs)
-            if kwargs["finished"]:
-                reasoning, content = self._reasoning_parser.finish()
-                request = args[2] if len(args) > 2 else kwargs["request"]
-                if content or (reasoning and request.include_reasoning):
-                    delta = delta or DeltaMessage()
-                    delta.content = (delta.content or "") + content or None
-                    if request.include_reasoning:
-                        delta.reasoning = (delta.reasoning or "") + reasoning or None
-            return delta
-
-    return Reading
+    """Return a class like ``parser`` with `TextReasoning` in place of a parser of `THOUGHTS`."""
+    thought = _thought_of(parser)
+    return (
+        parser if thought is None else type("Reading", (_ReadsText, parser), {"thought": thought})
+    )
 
 
 def holding(parser: type[Any], ends: frozenset[int]) -> type[Any]:
-    """A class like ``parser`` that holds the calls of a stream back, if it is one of `MARKS`.
+    """Return a class like ``parser``, which is one of `MARKS`, that holds a stream's calls back.
 
     ``ends`` are the tokens by which the model itself ends an output.
     """
-    name = parser.tool_parser_cls and parser.tool_parser_cls.__name__
-    if name not in MARKS:
-        return parser
-    mark = regex.compile(MARKS[name])
-    reasoning = parser.reasoning_parser_cls and parser.reasoning_parser_cls.__name__
-    thought = THOUGHTS.get(reasoning) if reasoning else None
-    frame = regex.compile(thought.frame) if thought and thought.frame else None
+    thought = _thought_of(parser)
+    fields = {
+        "ends": ends,
+        "mark": regex.compile(MARKS[parser.tool_parser_cls.__name__]),
+        "frame": regex.compile(thought.frame) if thought and thought.frame else None,
+    }
+    return type("Holding", (_Holds, parser), fields)
 
-    class Holding(parser):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._held = _Held(mark, frame)
 
-        def _extract_tool_calls_streaming(self, *args: Any, **kwargs: Any) -> Any:
-            fields = dict(zip(_FIELDS, args, strict=False)) | kwargs
-            if not self._reads_calls(fields["request"]):
-                return super()._extract_tool_calls_streaming(*args, **kwargs)
-            text = self._held.add(fields["delta_text"], fields["delta_token_ids"])
-            return (DeltaMessage(content=text) if text else None), False
+def _thought_of(parser: type[Any]) -> Thought | None:
+    reasoning = parser.reasoning_parser_cls
+    return None if reasoning is None else THOUGHTS.get(reasoning.__name__)
 
-        def parse_delta(
-            self, delta_text: str, delta_token_ids: list[int], request: Any, *args: Any, **more: Any
-        ) -> Any:
-            delta = super().parse_delta(delta_text, delta_token_ids, request, *args, **more)
-            is_tools = self._reads_calls(request) and self._in_tool_call_phase(self._stream_state)
-            if not more["finished"] or not is_tools:
-                return delta
-            is_complete = bool(delta_token_ids) and self._is_end(delta_token_ids[-1], request)
-            text, calls = self._read_body(self._held.text, request, is_complete)
-            rest = text[self._held.sent :]
-            if rest or calls:
+
+class _ReadsText(_Base):
+    """Reads the reasoning by its text, in place of the parser that the class behind it has."""
+
+    thought: Thought
+
+    def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer, *args, **kwargs)
+        self._reasoning_parser = TextReasoning(tokenizer, self.thought)
+
+    def parse_delta(self, *args: Any, **kwargs: Any) -> Any:
+        delta = super().parse_delta(*args, **kwargs)
+        if kwargs["finished"]:
+            reasoning, content = self._reasoning_parser.finish()
+            request = args[2] if len(args) > 2 else kwargs["request"]
+            if content or (reasoning and request.include_reasoning):
                 delta = delta or DeltaMessage()
-                delta.content = (delta.content or "") + rest or None
-                delta.tool_calls = [begun_call(i, call) for i, call in enumerate(calls)]
+                delta.content = (delta.content or "") + content or None
+                if request.include_reasoning:
+                    delta.reasoning = (delta.reasoning or "") + reasoning or None
+        return delta
+
+
+class _Holds(_Base):
+    """Holds the calls of a stream back until they can be read whole."""
+
+    ends: frozenset[int]
+    mark: Any
+    frame: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._held = _Held(self.mark, self.frame)
+
+    def _extract_tool_calls_streaming(self, *args: Any, **kwargs: Any) -> Any:
+        fields = dict(zip(_FIELDS, args, strict=False)) | kwargs
+        if not self._reads_calls(fields["request"]):
+            return super()._extract_tool_calls_streaming(*args, **kwargs)
+        text = self._held.add(fields["delta_text"], fields["delta_token_ids"])
+        return (DeltaMessage(content=text) if text else None), False
+
+    def parse_delta(
+        self, delta_text: str, delta_token_ids: list[int], request: Any, *args: Any, **more: Any
+    ) -> Any:
+        delta = super().parse_delta(delta_text, delta_token_ids, request, *args, **more)
+        is_tools = self._reads_calls(request) and self._in_tool_call_phase(self._stream_state)
+        if not more["finished"] or not is_tools:
             return delta
+        is_complete = bool(delta_token_ids) and self._is_end(delta_token_ids[-1], request)
+        text, calls = self._read_body(self._held.text, request, is_complete)
+        rest = text[self._held.sent :]
+        if rest or calls:
+            delta = delta or DeltaMessage()
+            delta.content = (delta.content or "") + rest or None
+            delta.tool_calls = [begun_call(i, call) for i, call in enumerate(calls)]
+        return delta
 
-        def _extract_tool_calls(
-            self, content: str | None, request: Any, enable_auto_tools: bool = False
-        ) -> Any:
-            """Read the text and the calls of an output that is complete."""
-            if not enable_auto_tools or not self._reads_calls(request):
-                return super()._extract_tool_calls(content, request, enable_auto_tools)
-            text, calls = self._read_body(content or "", request, True)
-            return calls or None, text or None
+    def _extract_tool_calls(
+        self, content: str | None, request: Any, enable_auto_tools: bool = False
+    ) -> Any:
+        """Read the text and the calls of an output that is complete."""
+        if not enable_auto_tools or not self._reads_calls(request):
+            return super()._extract_tool_calls(content, request, enable_auto_tools)
+        text, calls = self._read_body(content or "", request, True)
+        return calls or None, text or None
 
-        def _reads_calls(self, request: Any) -> bool:
-            """Whether calls are read of the output's own markup, and not of JSON."""
-            choice = request.tool_choice
-            if not request.tools or choice == "none":
-                return False
-            return choice in (None, "auto") or not self._tool_parser.supports_required_and_named
+    def _reads_calls(self, request: Any) -> bool:
+        """Whether calls are read of the output's own markup, and not of JSON."""
+        choice = request.tool_choice
+        if not request.tools or choice == "none":
+            return False
+        return choice in (None, "auto") or not self._tool_parser.supports_required_and_named
 
-        def _is_end(self, token: int, request: Any) -> bool:
-            return token in ends or token in (getattr(request, "stop_token_ids", None) or ())
+    def _is_end(self, token: int, request: Any) -> bool:
+        return token in self.ends or token in (getattr(request, "stop_token_ids", None) or ())
 
-        def _read_body(
-            self, body: str, request: Any, is_complete: bool
-        ) -> tuple[str, list[FunctionCall]]:
-            text, begin = self._held.shown(body)
-            if begin is None:
-                return text, []
-            if not is_complete:
-                return ("" if text.isspace() else text), self._begun_calls(request)
-            calls, rest = self._whole_calls(body, request)
-            if not calls:
-                return self._held.unframed(body), []
-            rest = (rest or "").strip().removeprefix(text.strip())
-            return ("" if text.isspace() else text) + rest, calls
+    def _read_body(
+        self, body: str, request: Any, is_complete: bool
+    ) -> tuple[str, list[FunctionCall]]:
+        text, begin = self._held.shown(body)
+        if begin is None:
+            return text, []
+        if not is_complete:
+            return ("" if text.isspace() else text), self._begun_calls(request)
+        calls, rest = self._whole_calls(body, request)
+        if not calls:
+            return self._held.unframed(body), []
+        rest = (rest or "").strip().removeprefix(text.strip())
+        return ("" if text.isspace() else text) + rest, calls
 
-        def _whole_calls(self, body: str, request: Any) -> tuple[list[FunctionCall], str | None]:
-            reader = type(self.tool_parser)(self.model_tokenizer, self.tool_parser.tools)
-            try:
-                found = reader.extract_tool_calls(body, self._in_chat_form(request))
-            except Exception as error:
-                _LOG.warning("%s cannot read a tool call: %s", name, error)
-                return [], None
-            calls = [call.function for call in found.tool_calls]
-            for call, made in zip(calls, found.tool_calls, strict=True):
-                call.id = self._make_tool_call_id(call.name) or made.id or make_tool_call_id()
-            return calls, found.content
+    def _whole_calls(self, body: str, request: Any) -> tuple[list[FunctionCall], str | None]:
+        reader = type(self.tool_parser)(self.model_tokenizer, self.tool_parser.tools)
+        try:
+            found = reader.extract_tool_calls(body, self._in_chat_form(request))
+        except Exception as error:
+            _LOG.warning("%s cannot read a tool call: %s", type(reader).__name__, error)
+            return [], None
+        calls = [call.function for call in found.tool_calls]
+        for call, made in zip(calls, found.tool_calls, strict=True):
+            call.id = self._make_tool_call_id(call.name) or made.id or make_tool_call_id()
+        return calls, found.content
 
-        def _begun_calls(self, request: Any) -> list[FunctionCall]:
-            """Return the calls of an output that was cut off, with the arguments so far."""
-            reader = type(self.tool_parser)(self.model_tokenizer, self.tool_parser.tools)
-            request = self._in_chat_form(request)
-            calls: dict[int, FunctionCall] = {}
-            text, ids = "", list[int]()
-            try:
-                for piece, tokens in self._held.pieces:
-                    delta = reader.extract_tool_calls_streaming(
-                        text, text + piece, piece, ids, ids + tokens, tokens, request
-                    )
-                    text, ids = text + piece, ids + tokens
-                    for call in delta.tool_calls if delta is not None else ():
-                        add_call(calls, call)
-            except Exception as error:
-                _LOG.warning("%s cannot read a tool call that was cut off: %s", name, error)
-            return [calls[index] for index in sorted(calls) if calls[index].name]
-
-    return Holding
+    def _begun_calls(self, request: Any) -> list[FunctionCall]:
+        """Return the calls of an output that was cut off, with the arguments so far."""
+        reader = type(self.tool_parser)(self.model_tokenizer, self.tool_parser.tools)
+        request = self._in_chat_form(request)
+        calls: dict[int, FunctionCall] = {}
+        text, ids = "", list[int]()
+        try:
+            for piece, tokens in self._held.pieces:
+                delta = reader.extract_tool_calls_streaming(
+                    text, text + piece, piece, ids, ids + tokens, tokens, request
+                )
+                text, ids = text + piece, ids + tokens
+                for call in delta.tool_calls if delta is not None else ():
+                    add_call(calls, call)
+        except Exception as error:
+            _LOG.warning(
+                "%s cannot read a tool call that was cut off: %s", type(reader).__name__, error
+            )
+        return [calls[index] for index in sorted(calls) if calls[index].name]
 
 
 _FIELDS = (
@@ -377,7 +393,7 @@ class InChatForm:
 
 
 def chat_tools(tools: Iterable[Any] | None) -> list[Any] | None:
-    """Return tools of any API in the form of chats, in which some parsers look for their schemas."""
+    """Return tools of any API in the form of chats, in which some parsers look for schemas."""
     if tools is None:
         return None
     return [

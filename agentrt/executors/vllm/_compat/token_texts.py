@@ -7,6 +7,7 @@ it should have read of the single tokens.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -20,61 +21,79 @@ _CONTEXT = 32
 
 
 class TokenTexts:
-    """The texts of an output's tokens, as the engine would have sent them one at a time."""
+    """The texts of an output's tokens, as an engine sends them one at a time.
+
+    With stop strings in the ``request`` an engine holds the last characters back, so that tokens
+    come before their text. Here such tokens wait for their text.
+    """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] | None, request: Any) -> None:
         self._tokenizer = tokenizer
         self._prompt = list(prompt or ())[-_CONTEXT:]
         self._request = request
-        self._waiting: list[int] = []
+        self._undecoded: list[int] = []
         self._decoder: Any = None
-        self._decoded = 0
-        self._delivered = 0
+        self._has_stops = bool(getattr(request, "stop", None))
+        self._text = ""
+        self._waiting: deque[tuple[int, int]] = deque()
 
-    def split(self, text: str, ids: list[int]) -> list[tuple[str, list[int]]]:
-        """Return the pieces of ``text`` by its tokens ``ids``. Only joined tokens are decoded."""
+    def split(self, text: str, ids: list[int], *, finished: bool) -> list[tuple[str, list[int]]]:
+        """Return the next pieces of the text, each with its token.
+
+        Tokens that come singly are decoded only if others come joined after them.
+        """
+        if self._has_stops:
+            return self._in_time(text, ids, finished=finished)
         if len(ids) < 2:
-            self._waiting += ids
-            self._delivered += len(text)
+            self._undecoded += ids
             return [(text, ids)]
-        held_back = self._decode_waiting()
         pieces, at = [], 0
         for token in ids[:-1]:
-            self._decode(token)
-            end = max(at, min(self._decoded - held_back - self._delivered, len(text)))
+            end = at + self._length(token)
             pieces.append((text[at:end], [token]))
             at = end
-        self._waiting = ids[-1:]
-        self._delivered += len(text)
+        self._undecoded.append(ids[-1])
         return [*pieces, (text[at:], ids[-1:])]
 
-    def _decode_waiting(self) -> int:
-        """Decode the tokens that came singly. Return how many characters the engine holds back."""
-        request = self._request
-        stops = getattr(request, "stop", None) or ()
-        if getattr(request, "include_stop_str_in_output", False):
-            stops = ()
-        if self._decoder is None:
-            params = SamplingParams(
-                skip_special_tokens=getattr(request, "skip_special_tokens", True),
-                spaces_between_special_tokens=getattr(
-                    request, "spaces_between_special_tokens", True
-                ),
-            )
-            new = SimpleNamespace(
-                request_id="", prompt_token_ids=self._prompt, sampling_params=params
-            )
-            self._decoder = IncrementalDetokenizer.from_new_request(self._tokenizer, new)
-        for token in self._waiting:
-            self._decode(token)
-        lengths = map(len, [stops] if isinstance(stops, str) else stops)
-        return max(lengths, default=1) - 1
+    def _in_time(self, text: str, ids: list[int], *, finished: bool) -> list[tuple[str, list[int]]]:
+        """Return the tokens whose text has come, and at the end all."""
+        self._text += text
+        self._waiting += [(token, self._length(token)) for token in ids]
+        pieces: list[tuple[str, list[int]]] = []
+        while self._waiting and (finished or self._waiting[0][1] <= len(self._text)):
+            token, length = self._waiting.popleft()
+            pieces.append((self._text[:length], [token]))
+            self._text = self._text[length:]
+        if finished and (self._text or not pieces):
+            pieces.append((self._text, []))
+        return pieces
 
-    def _decode(self, token: int) -> None:
+    def _length(self, token: int) -> int:
+        """Return how many characters ``token`` adds to the text of those before it."""
+        if self._decoder is None:
+            self._decoder = self._new_decoder()
+        for earlier in self._undecoded:
+            self._decode(earlier)
+        self._undecoded.clear()
+        return self._decode(token)
+
+    def _new_decoder(self) -> Any:
+        request = self._request
+        params = SamplingParams(
+            skip_special_tokens=getattr(request, "skip_special_tokens", True),
+            spaces_between_special_tokens=getattr(request, "spaces_between_special_tokens", True),
+        )
+        new: Any = SimpleNamespace(
+            request_id="", prompt_token_ids=self._prompt, sampling_params=params
+        )
+        return IncrementalDetokenizer.from_new_request(self._tokenizer, new)
+
+    def _decode(self, token: int) -> int:
         decoder = self._decoder
-        if isinstance(decoder, BaseIncrementalDetokenizer):
-            decoder.token_ids.append(token)
-            self._decoded += len(decoder.decode_next(token))
+        if not isinstance(decoder, BaseIncrementalDetokenizer):
+            return 0
+        decoder.token_ids.append(token)
+        return len(decoder.decode_next(token))
 
 
 class Joined:
@@ -113,5 +132,3 @@ def _together(calls: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
         if call.function.arguments is not None:
             last.function.arguments = (last.function.arguments or "") + call.function.arguments
     return joined
-
-

@@ -109,16 +109,18 @@ def _gemma(name: str, arguments: str = "") -> str:
     return f"<|tool_call>call:{name}{{{arguments}}}<tool_call|>"
 
 
-_M3 = "]<]minimax[>["
+NAMESPACE = "]<]minimax[>["
+"""What each mark of minimax_m3's begins with."""
 
 
 def _m3(*calls: str) -> str:
-    return f"{_M3}<tool_call>\n{''.join(f'{call}{chr(10)}' for call in calls)}{_M3}</tool_call>"
+    made = "".join(f"{call}\n" for call in calls)
+    return f"{NAMESPACE}<tool_call>\n{made}{NAMESPACE}</tool_call>"
 
 
 def _m3_call(name: str, **values: Any) -> str:
-    made = "".join(f"{_M3}<{k}>{v}{_M3}</{k}>\n" for k, v in values.items())
-    return f'{_M3}<invoke name="{name}">\n{made}{_M3}</invoke>'
+    made = "".join(f"{NAMESPACE}<{k}>{v}{NAMESPACE}</{k}>\n" for k, v in values.items())
+    return f'{NAMESPACE}<invoke name="{name}">\n{made}{NAMESPACE}</invoke>'
 
 
 def _muse(name: str, **values: Any) -> str:
@@ -315,7 +317,7 @@ FAMILIES = {
         "minimax_m3",
         one="Look:\n" + _m3(_m3_call("weather", city="Malmö", days=3)),
         several=_m3(_m3_call("weather", city="Rome"), _m3_call("time")),
-        broken=_m3(_m3_call("weather", days="three")).replace(f"{_M3}</invoke>", ""),
+        broken=_m3(_m3_call("weather", days="three")).replace(f"{NAMESPACE}</invoke>", ""),
         reasoning_parser="minimax_m3",
         thought="<mm:think>Hm.</mm:think>",
     ),
@@ -510,7 +512,9 @@ FAMILIES = {
         several=(_xml("weather", city="Rome") + "\n" + _xml("time")).replace(
             "tool_call", "seed:tool_call"
         ),
-        broken=_xml("weather", days="three").replace("</function>\n", ""),
+        broken=_xml("weather", days="three")
+        .replace("</function>\n", "")
+        .replace("tool_call", "seed:tool_call"),
         reasoning_parser="seed_oss",
         thought="<seed:think>Hm.</seed:think>",
     ),
@@ -600,7 +604,7 @@ MARKS = (
     *("<|content_text|>", "<|content_thinking|>", "<|content_invoke_tool_json|>"),
     *("<|content_invoke_tool_text|>", "<|content_tool_error|>"),
     *("<|content_model_end_sampling|>", "<|channel>", "<channel|>", "<|tool_call>"),
-    *("<tool_call|>", '<|"|>', _M3, "<mm:think>", "</mm:think>", "<|start|>", "<|message|>"),
+    *("<tool_call|>", '<|"|>', NAMESPACE, "<mm:think>", "</mm:think>", "<|start|>", "<|message|>"),
     *("<|eom|>", "<|eot|>", "<ifm|tool_calls>", "</ifm|tool_calls>", "<ifm|think>"),
     *("</ifm|think>", "<ifm|think_fast>", "</ifm|think_fast>", "<ifm|think_faster>"),
     *("</ifm|think_faster>", "<ifm|tool_call>", "</ifm|tool_call>"),
