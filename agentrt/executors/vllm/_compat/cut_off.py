@@ -1,9 +1,13 @@
-"""Makes vLLM read an output that was cut off in the same way whole and streamed.
+"""Makes vLLM read an output alike whole and streamed, wherever it ends.
 
-In a whole answer its parsers turn a truncated tool call into text with markup, or into a call that
-looks complete but lacks arguments, which an agent would run. In a stream they give a call with the
-arguments so far. Here the whole answer gets what the stream has, and ``finish_reason`` stays. A
-gpt-oss message whose header was cut off is empty; vLLM gives its header as text.
+Most of vLLM's parsers lose calls, names or arguments where several tokens come at once, so they
+get one at a time (`token_texts`), and the calls of those whose streams are wrong even then come
+from the whole output (`held_calls`).
+
+In a whole answer vLLM's parsers turn a truncated tool call into text with markup, or into a call
+that looks complete but lacks arguments, which an agent would run. Here the whole answer gets what
+the stream has, and ``finish_reason`` stays. A gpt-oss message whose header was cut off is empty;
+vLLM gives its header as text.
 """
 
 from __future__ import annotations
@@ -15,7 +19,12 @@ from functools import partial
 from typing import Any
 
 import regex
-from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall, ToolCall
+from vllm.entrypoints.generate.base.protocol import (
+    DeltaMessage,
+    DeltaToolCall,
+    FunctionCall,
+    ToolCall,
+)
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.renderers.chat_utils import make_tool_call_id
@@ -30,7 +39,7 @@ from agentrt.executors.vllm._compat.held_calls import (
     holding,
     reading_text,
 )
-from agentrt.executors.vllm._compat.token_texts import Joined, TokenTexts
+from agentrt.executors.vllm._compat.token_texts import Joined, TokenTexts, together
 
 _HEADER = re.compile(
     r"(<\|start\|>(assistant)?)?( to(=[^\s<]*)?)?(<\|channel\|>\w*)?( to(=[^\s<]*)?)?"
@@ -112,6 +121,8 @@ class _Alike(_Base):
         self._is_used = False
         self._texts: TokenTexts | None = None
         self._chat_form: InChatForm | None = None
+        self._names: set[int] = set()
+        self._unnamed: dict[int, list[DeltaToolCall]] = {}
         self._blank = ""
         self._has_text = self._has_calls = False
         self._is_by_token = self.is_delegating and not self._engine_based
@@ -180,11 +191,31 @@ class _Alike(_Base):
             is_last = finished and index == len(pieces)
             delta = super().parse_delta(text, ids, request, prompt_token_ids, finished=is_last)
             joined.add(delta)
-        if self._has_text or not self.is_delegating:
+        if not self.is_delegating:
             return joined.delta
-        if not request.tools:
-            return _without_calls(joined.delta)
-        return self._without_blanks(joined.delta, finished=finished)
+        delta = joined.delta
+        if delta is not None and delta.tool_calls:
+            # A whole answer to a request without tools has no calls either.
+            delta.tool_calls = self._named(delta.tool_calls) if request.tools else []
+            if not (delta.tool_calls or delta.content or delta.reasoning):
+                delta = None
+        if self._has_text or not request.tools:
+            return delta
+        return self._without_blanks(delta, finished=finished)
+
+    def _named(self, calls: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
+        """Hold a call back until it has its whole name, without which clients cannot read it."""
+        named = []
+        for piece in calls:
+            call = piece
+            if call.index not in self._names:
+                (call,) = together([*self._unnamed.pop(call.index, ()), call])
+                if call.function is None or not call.function.name:
+                    self._unnamed[call.index] = [call]
+                    continue
+                self._names.add(call.index)
+            named.append(call)
+        return named
 
     def _without_blanks(self, delta: Any, *, finished: bool) -> Any:
         """Hold blanks back until there is text. Beside calls alone they are left out."""
@@ -265,14 +296,6 @@ def _read_of(delta: Any) -> tuple[str | None, str | None, list[FunctionCall]]:
     for call in delta.tool_calls or ():
         add_call(calls, call)
     return delta.reasoning or None, delta.content or None, [calls[i] for i in sorted(calls)]
-
-
-def _without_calls(delta: Any) -> Any:
-    """Return a delta of a request without tools. Its whole answer would have no calls either."""
-    if delta is not None and delta.tool_calls:
-        delta.tool_calls = []
-        return delta if delta.content or delta.reasoning else None
-    return delta
 
 
 def _stops(request: Any) -> Sequence[int] | None:

@@ -115,11 +115,11 @@ class Joined:
         if delta.content:
             joined.content = (joined.content or "") + delta.content
         if delta.tool_calls:
-            joined.tool_calls = _together([*joined.tool_calls, *delta.tool_calls])
+            joined.tool_calls = together([*joined.tool_calls, *delta.tool_calls])
 
 
-def _together(calls: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
-    """Return the pieces of calls with those of the same call in one."""
+def together(calls: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
+    """Return pieces of calls with those of the same call that follow each other in one."""
     joined: list[DeltaToolCall] = []
     for call in calls:
         last = joined[-1] if joined else None

@@ -134,6 +134,7 @@ def test_an_output_cut_off_at_any_token_is_read_as_its_stream(family: str, kind:
     ids, texts = tokens(FAMILIES[family].items()[kind])
     for end in range(1, len(ids) + 1):
         read = whole(family, CHAT, ids[:end], texts[:end])
+        assert all(name for name, _ in read[2])
         for size in JOINED[end % 2 :: 2]:
             assert streamed(family, CHAT, ids[:end], texts[:end], size) == read, (end, size)
         if end < len(ids):
