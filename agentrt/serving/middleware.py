@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.serving.bodies import MANY_OBJECTS, TooLargeError, is_long, read_body
-from agentrt.serving.error_responses import error_response
+from agentrt.serving.error_responses import error_response, log_fault
 from agentrt.serving.long_requests import LongRequests
 from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
@@ -80,29 +80,24 @@ class Middleware:
         request_id = _request_id(headers)
         state = scope.setdefault("state", {})
         state["request_id"], state["headers"] = request_id, headers
-        is_begun = False
-
-        def send_with_id(message: Message) -> Awaitable[None]:
-            nonlocal is_begun
-            if message["type"] == "http.response.start":
-                is_begun = True
-                own = (b"x-request-id", request_id.encode("ascii"))
-                message["headers"] = [*message.get("headers", ()), own]
-            return send(message)
-
+        answer = _Answer(send, request_id)
         path = scope["path"]
         try:
-            await self._answer(scope, receive, send_with_id, headers)
+            await self._answer(scope, receive, answer, headers)
         except asyncio.CancelledError:  # the server's stop has cut it off
-            if is_begun or not self._server.draining:
+            if answer.is_begun or not self._server.draining:
                 raise
-            await _stopping(path, "this took too long")(scope, receive, send_with_id)
+            await _stopping(path, "this took too long")(scope, receive, answer)
         except SendTimeoutError:  # its client has stopped reading a stream
             return
-        except Exception:  # a bug of ours: the log gets its traceback, the client nothing of it
-            if not is_begun:
-                await server_failed(path)(scope, receive, send_with_id)
-            raise
+        except Exception as error:  # a bug: the log gets its traceback, the client nothing of it
+            if not answer.is_begun:
+                await server_failed(path)(scope, receive, answer)
+            # Where it is raised on, uvicorn closes the connection, on which the next request is
+            # reset. That is right only where the client would wait for the rest of an answer.
+            if not answer.is_over:
+                raise
+            log_fault(500, error)
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
@@ -176,6 +171,32 @@ class Middleware:
             return named if TENANT_NAME.fullmatch(named) else DEFAULT_TENANT
         tenant = self._server.keys.tenant_of(_key(headers))
         return DEFAULT_TENANT if tenant is None and is_open else tenant
+
+
+class _Answer:
+    """Sends an answer with its request's id. ``is_begun`` once its head is sent, and ``is_over``
+    once all of it is.
+    """
+
+    __slots__ = ("_id", "_send", "is_begun", "is_over")
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._id = request_id
+        self.is_begun = self.is_over = False
+
+    def __call__(self, message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            self.is_begun = True
+            own = (b"x-request-id", self._id.encode("ascii"))
+            message["headers"] = [*message.get("headers", ()), own]
+        elif not message.get("more_body", False):
+            return self._last(message)
+        return self._send(message)
+
+    async def _last(self, message: Message) -> None:
+        await self._send(message)
+        self.is_over = True
 
 
 def _is_open(path: str) -> bool:
