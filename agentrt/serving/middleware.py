@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from secrets import token_hex
 from typing import Annotated
 from urllib.parse import unquote
@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.serving.bodies import MANY_OBJECTS, TooLargeError, is_long, read_body
+from agentrt.serving.encodings import EncodingError, accepted
 from agentrt.serving.error_responses import error_response, log_fault
 from agentrt.serving.long_requests import LongRequests
 from agentrt.serving.origins import OriginCheck
@@ -153,14 +154,24 @@ class Middleware:
     ) -> None:
         """Read the body, and let the path's application answer."""
         path, most_bytes = scope["path"], self._server.bounds.body_bytes
+        was_compressed, was_long = b"content-encoding" in headers, is_long(headers)
         try:
             whole, objects = await read_body(receive, path, headers, most_bytes)
         except TooLargeError as error:
             refusal = error_response(path, 413, str(error), code="body_too_large")
             await refusal(scope, receive, send)
             return
+        except EncodingError as error:
+            readable = {"accept-encoding": accepted()}
+            refusal = error_response(
+                path, 415, str(error), code="unsupported_encoding", headers=readable
+            )
+            await refusal(scope, receive, send)
+            return
+        if was_compressed and b"content-encoding" not in headers:
+            scope["headers"] = _plain(scope["headers"], headers)
         answer = self._direct.get(path, self._app)(scope, whole, send)
-        if objects > MANY_OBJECTS and not is_long(headers):
+        if not was_long and (objects > MANY_OBJECTS or is_long(headers)):
             answer = self._long.run(scope["state"]["tenant"], answer)
         await answer
 
@@ -197,6 +208,15 @@ class _Answer:
     async def _last(self, message: Message) -> None:
         await self._send(message)
         self.is_over = True
+
+
+def _plain(
+    sent: Sequence[tuple[bytes, bytes]], headers: Mapping[bytes, bytes]
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a request whose body has been decompressed."""
+    about_body = (b"content-encoding", b"content-length", b"transfer-encoding")
+    kept = [header for header in sent if header[0] not in about_body]
+    return [*kept, (b"content-length", headers[b"content-length"])]
 
 
 def _is_open(path: str) -> bool:
