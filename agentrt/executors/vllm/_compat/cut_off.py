@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -48,6 +49,14 @@ _HEADER = re.compile(
 """The begin of a message in harmony's format, wherever it ends."""
 
 _Base: Any = object  # the parser that a class is put in front of
+_MAY_CALL = re.compile("tool|call|invoke|function", re.IGNORECASE)
+"""What the calls have of all parsers that are built on vLLM's parser engine."""
+_RECENT = 32
+"""Tokens at a prompt's end that say whether it ends the reasoning."""
+_LONGEST = 64
+"""Characters that the mark of a call has at most."""
+_FRAMED = ("KimiK3ToolParser", "MuseGlimmerToolParser")
+"""Parsers that read the text of an answer out of markup, too."""
 _READ_AS_STREAMED = (
     "K2HorizonReasoningParser",
     "KimiK3ReasoningParser",
@@ -121,10 +130,13 @@ class _Alike(_Base):
         self._is_used = False
         self._texts: TokenTexts | None = None
         self._chat_form: InChatForm | None = None
+        self._read = super().parse_delta
+        self._by_token: tuple[bool, bool] | None = None
+        self._is_begun = _name(self.tool_parser_cls) in _FRAMED
         self._names: set[int] = set()
         self._unnamed: dict[int, list[DeltaToolCall]] = {}
         self._blank = ""
-        self._has_text = self._has_calls = False
+        self._has_text = self._has_calls = self._holds_blanks = False
         self._is_by_token = self.is_delegating and not self._engine_based
 
     def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
@@ -142,13 +154,20 @@ class _Alike(_Base):
         self.cut_calls = ()
         is_cut = bool(ids) and ids[-1] not in self.ends and ids[-1] not in (_stops(request) or ())
         may_call = enable_auto_tools and request.tools and request.tool_choice != "none"
-        is_streamed = is_cut
-        if not may_call or self.tool_parser is None:
-            has_call = self.beginning is not None and self.beginning.search(model_output)
-            is_streamed = _name(self.reasoning_parser_cls) in _READ_AS_STREAMED and bool(
-                is_cut or has_call
+        if self.is_delegating and self._engine_based:
+            prompt = list(self._prompt[-_RECENT:])
+            is_streamed = (
+                is_cut
+                or _MAY_CALL.search(model_output) is not None
+                or (bool(prompt) and self.is_reasoning_end(prompt))
             )
-        if not ids or not (is_streamed or (self.is_delegating and self._engine_based)):
+        elif may_call and self.tool_parser is not None:
+            is_streamed = is_cut
+        else:
+            has_call = self.beginning is not None and self.beginning.search(model_output)
+            is_named = _name(self.reasoning_parser_cls) in _READ_AS_STREAMED
+            is_streamed = is_named and bool(is_cut or has_call)
+        if not ids or not is_streamed:
             reasoning, content, calls = super().parse(model_output, request, enable_auto_tools, ids)
             is_missed = may_call and not calls and self.beginning is not None
             if not is_missed or not self.beginning.search(content or ""):
@@ -179,29 +198,102 @@ class _Alike(_Base):
         finished: bool,
     ) -> Any:
         """Read the next piece of a stream: a token at a time, where the parser needs it."""
-        if request.tool_choice not in (None, "auto", "none"):
-            self._stream_state.engine_based = False  # JSON is read with what came before
-        pieces = [(delta_text, delta_token_ids)]
-        if self._is_by_token or (self.is_delegating and getattr(request, "stop", None)):
-            if self._texts is None:
-                self._texts = TokenTexts(self.model_tokenizer, prompt_token_ids, request)
-            pieces = self._texts.split(delta_text, delta_token_ids, finished=finished)
-        joined = Joined()
-        for index, (text, ids) in enumerate(pieces, 1):
-            is_last = finished and index == len(pieces)
-            delta = super().parse_delta(text, ids, request, prompt_token_ids, finished=is_last)
-            joined.add(delta)
-        if not self.is_delegating:
-            return joined.delta
-        delta = joined.delta
-        if delta is not None and delta.tool_calls:
+        if self._by_token is None:
+            self._by_token = self._begin_stream(request, prompt_token_ids)
+        texts = self._texts
+        if texts is None:
+            delta = self._read(
+                delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+            )
+        elif len(delta_token_ids) < 2 or not self._needs_tokens(delta_text):
+            texts.undecoded += delta_token_ids
+            delta = self._read(
+                delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+            )
+        else:
+            delta = self._read_joined(
+                delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+            )
+        if delta is not None and delta.tool_calls and self.is_delegating:
             # A whole answer to a request without tools has no calls either.
             delta.tool_calls = self._named(delta.tool_calls) if request.tools else []
             if not (delta.tool_calls or delta.content or delta.reasoning):
                 delta = None
-        if self._has_text or not request.tools:
+        if self._has_text or not self._holds_blanks:
             return delta
         return self._without_blanks(delta, finished=finished)
+
+    def _begin_stream(self, request: Any, prompt: Sequence[int] | None) -> tuple[bool, bool]:
+        """Return whether tokens are read one at a time: while the output reasons, and then."""
+        if not self.is_delegating:
+            return False, False
+        self._holds_blanks = bool(request.tools)
+        if request.tool_choice not in (None, "auto", "none"):
+            self._stream_state.engine_based = False  # JSON is read with what came before
+        if self.is_legacy and isinstance(request, ResponsesRequest):
+            form, read = self._in_chat_form(request), self._tool_parser.extract_tool_calls_streaming
+            self._tool_parser.extract_tool_calls_streaming = lambda *pieces: read(
+                *pieces[:-1], form
+            )
+        texts = TokenTexts(self.model_tokenizer, prompt, request)
+        if getattr(request, "stop", None):
+            self._read = partial(self._read_in_time, texts)
+            return False, False
+        if self._engine_based:
+            return False, False
+        self._texts = texts
+        reads_calls = bool(request.tools) and request.tool_choice != "none"
+        is_held = _name(self.tool_parser_cls) in MARKS
+        then = reads_calls and self.tool_parser is not None and not is_held
+        return then or self._reasoning_parser is not None, then
+
+    def _needs_tokens(self, text: str) -> bool:
+        """Whether joined tokens of this ``text`` have to be read one at a time."""
+        assert self._by_token is not None
+        has_ended = self._stream_state.reasoning_ended
+        if not self._by_token[has_ended]:
+            return False
+        if has_ended and self.beginning is not None and not self._is_begun:
+            recent = self._stream_state.previous_text[-_LONGEST:] + text
+            mark = self.beginning.search(recent, partial=True)
+            self._is_begun = mark is not None and not mark.partial
+            return mark is not None
+        return True
+
+    def _read_joined(
+        self, text: str, ids: list[int], request: Any, prompt: list[int] | None, *, finished: bool
+    ) -> Any:
+        """Read joined tokens, one at a time for as long as the parser needs it."""
+        assert self._texts is not None
+        assert self._by_token is not None
+        joined, pieces = Joined(), deque(self._texts.split(text, ids))
+        while pieces:
+            piece, tokens = pieces.popleft()
+            if not self._by_token[self._stream_state.reasoning_ended]:
+                piece += "".join(later for later, _ in pieces)
+                tokens = ids[len(ids) - len(pieces) - 1 :]
+                pieces.clear()
+            is_last = finished and not pieces
+            joined.add(self._read(piece, tokens, request, prompt, finished=is_last))
+        return joined.delta
+
+    def _read_in_time(
+        self,
+        texts: TokenTexts,
+        text: str,
+        ids: list[int],
+        request: Any,
+        prompt: list[int] | None,
+        *,
+        finished: bool,
+    ) -> Any:
+        """Read the tokens whose text has come: with stop strings it comes later than the token."""
+        joined, pieces = Joined(), texts.in_time(text, ids, finished=finished)
+        for index, (piece, tokens) in enumerate(pieces, 1):
+            is_last = finished and index == len(pieces)
+            read = super().parse_delta(piece, tokens, request, prompt, finished=is_last)
+            joined.add(read)
+        return joined.delta
 
     def _named(self, calls: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
         """Hold a call back until it has its whole name, without which clients cannot read it."""
@@ -242,10 +334,6 @@ class _Alike(_Base):
 
     def extract_tool_calls(self, model_output: str, request: Any) -> Any:
         return super().extract_tool_calls(model_output, self._in_chat_form(request))
-
-    def extract_tool_calls_streaming(self, *args: Any) -> Any:
-        *pieces, request = args
-        return super().extract_tool_calls_streaming(*pieces, self._in_chat_form(request))
 
     def _in_chat_form(self, request: Any) -> Any:
         if not self.is_legacy or not isinstance(request, ResponsesRequest):

@@ -28,6 +28,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionTools
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 from vllm.renderers.chat_utils import make_tool_call_id
 
+from agentrt.executors.vllm._compat.token_texts import TokenTexts
+
 _LOG = logging.getLogger(__name__)
 _Base: Any = object  # the parser that a class is put in front of
 _RECENT = 64
@@ -235,13 +237,19 @@ class _Holds(_Base):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._held = _Held(self.mark, self.frame)
+        self._is_reading: bool | None = None
 
-    def _extract_tool_calls_streaming(self, *args: Any, **kwargs: Any) -> Any:
-        fields = dict(zip(_FIELDS, args, strict=False)) | kwargs
-        if not self._reads_calls(fields["request"]):
-            return super()._extract_tool_calls_streaming(*args, **kwargs)
-        text = self._held.add(fields["delta_text"], fields["delta_token_ids"])
-        return (DeltaMessage(content=text) if text else None), False
+    def _extract_tool_calls_streaming(
+        self, *, delta_text: str, delta_token_ids: Sequence[int], request: Any, **more: Any
+    ) -> Any:
+        if self._is_reading is None:
+            self._is_reading = self._reads_calls(request)
+        if self._is_reading:
+            text = self._held.add(delta_text, delta_token_ids)
+            return (DeltaMessage(content=text) if text else None), False
+        return super()._extract_tool_calls_streaming(
+            delta_text=delta_text, delta_token_ids=delta_token_ids, request=request, **more
+        )
 
     def parse_delta(
         self, delta_text: str, delta_token_ids: list[int], request: Any, *args: Any, **more: Any
@@ -310,8 +318,10 @@ class _Holds(_Base):
         request = self._in_chat_form(request)
         calls: dict[int, FunctionCall] = {}
         text, ids = "", list[int]()
+        texts = TokenTexts(self.model_tokenizer, None, request)
+        pieces = [piece for held in self._held.pieces for piece in texts.split(*held)]
         try:
-            for piece, tokens in self._held.pieces:
+            for piece, tokens in pieces:
                 delta = reader.extract_tool_calls_streaming(
                     text, text + piece, piece, ids, ids + tokens, tokens, request
                 )
@@ -323,17 +333,6 @@ class _Holds(_Base):
                 "%s cannot read a tool call that was cut off: %s", type(reader).__name__, error
             )
         return [calls[index] for index in sorted(calls) if calls[index].name]
-
-
-_FIELDS = (
-    "previous_text",
-    "current_text",
-    "delta_text",
-    "previous_token_ids",
-    "current_token_ids",
-    "delta_token_ids",
-    "request",
-)
 
 
 class _Held:

@@ -21,42 +21,35 @@ _CONTEXT = 32
 
 
 class TokenTexts:
-    """The texts of an output's tokens, as an engine sends them one at a time.
-
-    With stop strings in the ``request`` an engine holds the last characters back, so that tokens
-    come before their text. Here such tokens wait for their text.
-    """
+    """The texts of an output's tokens, as an engine sends them one at a time."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] | None, request: Any) -> None:
         self._tokenizer = tokenizer
         self._prompt = list(prompt or ())[-_CONTEXT:]
         self._request = request
-        self._undecoded: list[int] = []
+        self.undecoded: list[int] = []
         self._decoder: Any = None
-        self._has_stops = bool(getattr(request, "stop", None))
         self._text = ""
         self._waiting: deque[tuple[int, int]] = deque()
 
-    def split(self, text: str, ids: list[int], *, finished: bool) -> list[tuple[str, list[int]]]:
-        """Return the next pieces of the text, each with its token.
+    def split(self, text: str, ids: list[int]) -> list[tuple[str, list[int]]]:
+        """Return the pieces of ``text``, each with its token of ``ids``.
 
-        Tokens that come singly are decoded only if others come joined after them.
+        Tokens that came earlier, and were not split, stand in ``undecoded``.
         """
-        if self._has_stops:
-            return self._in_time(text, ids, finished=finished)
-        if len(ids) < 2:
-            self._undecoded += ids
-            return [(text, ids)]
         pieces, at = [], 0
         for token in ids[:-1]:
             end = at + self._length(token)
             pieces.append((text[at:end], [token]))
             at = end
-        self._undecoded.append(ids[-1])
+        self.undecoded += ids[-1:]
         return [*pieces, (text[at:], ids[-1:])]
 
-    def _in_time(self, text: str, ids: list[int], *, finished: bool) -> list[tuple[str, list[int]]]:
-        """Return the tokens whose text has come, and at the end all."""
+    def in_time(self, text: str, ids: list[int], *, finished: bool) -> list[tuple[str, list[int]]]:
+        """Return the tokens whose text has come, each with it, and at the end all.
+
+        With stop strings an engine holds the last characters back.
+        """
         self._text += text
         self._waiting += [(token, self._length(token)) for token in ids]
         pieces: list[tuple[str, list[int]]] = []
@@ -72,9 +65,9 @@ class TokenTexts:
         """Return how many characters ``token`` adds to the text of those before it."""
         if self._decoder is None:
             self._decoder = self._new_decoder()
-        for earlier in self._undecoded:
+        for earlier in self.undecoded:
             self._decode(earlier)
-        self._undecoded.clear()
+        self.undecoded.clear()
         return self._decode(token)
 
     def _new_decoder(self) -> Any:
@@ -126,7 +119,8 @@ def together(calls: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
         if last is None or last.index != call.index or not last.function or not call.function:
             joined.append(call)
             continue
-        last.id, last.type = last.id or call.id, last.type or call.type
+        if call.id is not None:  # a field that is set is sent
+            last.id, last.type = call.id, call.type
         if call.function.name:
             last.function.name = (last.function.name or "") + call.function.name
         if call.function.arguments is not None:
