@@ -16,11 +16,16 @@ from transformers import AutoTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.parser import ParserManager
+from vllm.reasoning import ReasoningParserManager
 from vllm.tokenizers.hf import get_cached_tokenizer
+from vllm.tool_parsers import ToolParserManager
 
-from agentrt.executors.vllm._compat import cut_off
+from agentrt.executors.vllm._compat import cut_off, held_calls
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.frontend import held  # noqa: F401  # registers itself
+from agentrt.executors.vllm.frontend import (
+    families,
+    held,  # noqa: F401  # registers itself
+)
 from tests.executors.vllm.frontend.outputs import FAMILIES, MARKS, NAMESPACE, TOOLS, TWO
 
 pytestmark = pytest.mark.engine
@@ -294,3 +299,23 @@ def read_complete(family: str, kind: str) -> Read:
     said = FAMILIES[family].items()[kind]
     ids = [*tokenizer().encode(said, add_special_tokens=False), tokenizer().eos_token_id]
     return whole(family, CHAT, ids, [said])
+
+
+def test_each_parser_that_is_read_whole_is_one_of_vllms() -> None:
+    names = {
+        ToolParserManager.get_tool_parser(name).__name__
+        for name in ToolParserManager.list_registered()
+    }
+    assert held_calls.MARKS.keys() | held_calls.BEGINNINGS.keys() <= names
+    thoughts = {
+        ReasoningParserManager.get_reasoning_parser(name).__name__
+        for name in ReasoningParserManager.list_registered()
+    }
+    assert held_calls.THOUGHTS.keys() <= thoughts
+
+
+def test_the_table_of_families_is_tried() -> None:
+    rows: list[Any] = [*families._CODED, *families._BY_TEMPLATE]
+    pairs = {(row.tool_parser, row.reasoning_parser) for row in rows}
+    tried = {(outputs.parser, outputs.reasoning_parser) for outputs in FAMILIES.values()}
+    assert pairs - tried == {("openai", "openai_gptoss")}, "which tests/serving/frontend tries"
