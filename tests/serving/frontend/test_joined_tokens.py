@@ -5,10 +5,9 @@ stream is the whole answer, and says that it was cut off.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -17,11 +16,9 @@ pytest.importorskip("vllm")
 from transformers import AutoTokenizer
 from vllm.parser import ParserManager
 
-from agentrt.executors.base import Chunk
 from agentrt.executors.vllm._compat import cut_off
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.request import Call
-from tests.doubles.scripted_engine import ScriptedEngine
+from tests.doubles.joining_engine import Joining
 from tests.executors.vllm.frontend.outputs import FAMILIES, MARKS
 from tests.serving.frontend.reading import APIS
 from tests.serving.local import engine_and_fronts, open_server
@@ -34,29 +31,6 @@ ENDS = {
     "messages": ("max_tokens", "tool_use", "end_turn"),
 }
 """How an API says that an answer was cut off, calls a tool, and ends."""
-
-
-class Joining(ScriptedEngine):
-    """Gives ``size`` tokens of a stream at once, as an engine does whose reader is slow."""
-
-    size: ClassVar[int] = 1
-
-    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        joined: Chunk | None = None
-        made = ScriptedEngine.generate(self, call, stream=stream)
-        async with contextlib.aclosing(made) as chunks:
-            async for chunk in chunks:
-                if joined is None:
-                    joined = chunk
-                else:
-                    joined.output.add(chunk.output, aggregate=True)
-                    last = joined.output.outputs[0]
-                    joined = replace(
-                        chunk, text=last.text, output=joined.output, token_ids=(*last.token_ids,)
-                    )
-                if chunk.reply is not None or len(joined.token_ids) >= self.size:
-                    yield joined
-                    joined = None
 
 
 @pytest.fixture(scope="module")
