@@ -201,7 +201,7 @@ class _Answer:
             self.is_begun = True
             own = (b"x-request-id", self._id.encode("ascii"))
             message["headers"] = [*message.get("headers", ()), own]
-        elif not message.get("more_body", False):
+        elif "more_body" not in message or not message["more_body"]:
             return self._last(message)
         return self._send(message)
 

@@ -240,6 +240,8 @@ class _Alike(_Base):
             self._read = partial(self._read_in_time, texts)
             return False, False
         if self._engine_based:
+            if not request.tools and getattr(self._tool_parser, "needs_tools", False):
+                self.parse_delta = self._read  # type: ignore[method-assign]  # nothing to mend
             return False, False
         self._texts = texts
         reads_calls = bool(request.tools) and request.tool_choice != "none"
