@@ -235,15 +235,15 @@ class _Alike(_Base):
             self._tool_parser.extract_tool_calls_streaming = lambda *pieces: read(
                 *pieces[:-1], form
             )
-        texts = TokenTexts(self.model_tokenizer, prompt, request)
         if getattr(request, "stop", None):
+            texts = TokenTexts(self.model_tokenizer, prompt, request)
             self._read = partial(self._read_in_time, texts)
             return False, False
         if self._engine_based:
             if not request.tools and getattr(self._tool_parser, "needs_tools", False):
                 self.parse_delta = self._read  # type: ignore[method-assign]  # nothing to mend
             return False, False
-        self._texts = texts
+        self._texts = TokenTexts(self.model_tokenizer, prompt, request)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
         is_held = _name(self.tool_parser_cls) in MARKS
         then = reads_calls and self.tool_parser is not None and not is_held
