@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from starlette.types import Message, Receive
 
+from agentrt.serving.encodings import coding_of, decompressed
+
 MOST_VALUES = 512 * 1024
 """Values in the JSON of a body. Parsing so many takes some 50 ms, in which the server does nothing
 else.
@@ -70,19 +72,29 @@ def is_long(headers: Mapping[bytes, bytes]) -> bool:
 
 
 async def read_body(
-    receive: Receive, path: str, headers: Mapping[bytes, bytes], most_bytes: int
+    receive: Receive, path: str, headers: dict[bytes, bytes], most_bytes: int
 ) -> tuple[Receive, int]:
     """Read the body of a request at ``path``. The first result gives it as one message, and then
-    what ``receive`` gives; the second is how many objects and lists its JSON has. Raises
-    `TooLargeError`.
+    what ``receive`` gives; the second is how many objects and lists its JSON has. A compressed
+    body is decompressed, and ``headers`` are then those of the plain one: they are changed.
+
+    Raises `TooLargeError`, also of a body that is as large once it is decompressed, and
+    `EncodingError` of one that cannot be.
     """
+    coding = coding_of(headers)
     body = _Body(path, headers, most_bytes)
     body.check_size(int(headers.get(b"content-length", b"0")))
+    add = body.add if coding is None else body.add_compressed
     while (message := await receive()).get("more_body", False):
-        body.add(message["body"])
+        add(message["body"])
         await pause()
-    body.add(message.get("body", b""))
+    add(message.get("body", b""))
     if message["type"] == "http.request":
+        if coding is not None:
+            await body.decompress(coding)
+            del headers[b"content-encoding"]
+            headers.pop(b"transfer-encoding", None)
+            headers[b"content-length"] = b"%d" % body.size
         message = whole(b"".join(body.pieces))
     return given(message, receive), body.objects
 
@@ -101,7 +113,9 @@ class _Body:
         self._most_values = MOST_VALUES_OF_AGENTS if path.startswith(_AGENTS) else MOST_VALUES
         self._is_form = headers.get(b"content-type", b"").startswith(b"multipart/")
         self._count = JSONCount()
-        self._size = 0
+        self._compressed = bytearray()
+        self._is_compressed = False
+        self.size = 0
         self.pieces: list[bytes] = []
 
     @property
@@ -110,11 +124,23 @@ class _Body:
 
     def check_size(self, size: int) -> None:
         if size > self._most_bytes:
-            raise TooLargeError(f"is larger than {self._most_bytes} bytes")
+            when = " once it is decompressed" if self._is_compressed else ""
+            raise TooLargeError(f"is larger than {self._most_bytes} bytes{when}")
+
+    def add_compressed(self, piece: bytes) -> None:
+        self._compressed += piece
+        self.check_size(len(self._compressed))
+
+    async def decompress(self, coding: str) -> None:
+        """Add what was compressed, and let other requests go on between its pieces."""
+        self._is_compressed = True
+        for piece in decompressed(coding, bytes(self._compressed)):
+            self.add(piece)
+            await pause()
 
     def add(self, piece: bytes) -> None:
-        self._size += len(piece)
-        self.check_size(self._size)
+        self.size += len(piece)
+        self.check_size(self.size)
         self.pieces.append(piece)
         if self._is_form:
             return

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from secrets import token_hex
 from typing import Annotated
 from urllib.parse import unquote
@@ -18,7 +18,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.serving.bodies import MANY_OBJECTS, TooLargeError, is_long, read_body
-from agentrt.serving.error_responses import error_response
+from agentrt.serving.encodings import EncodingError, accepted
+from agentrt.serving.error_responses import error_response, log_fault
 from agentrt.serving.keep_alive import STREAM, KeepAlive
 from agentrt.serving.long_requests import LongRequests
 from agentrt.serving.origins import OriginCheck
@@ -91,10 +92,14 @@ class Middleware:
             await _stopping(path, "this took too long")(scope, receive, sending)
         except SendTimeoutError:  # its client has stopped reading a stream
             return
-        except Exception:  # a bug of ours: the log gets its traceback, the client nothing of it
+        except Exception as error:  # a bug: the log gets its traceback, the client nothing of it
             if not sending.is_begun:
                 await server_failed(path)(scope, receive, sending)
-            raise
+            # Where it is raised on, uvicorn closes the connection, on which the next request is
+            # reset. That is right only where the client would wait for the rest of an answer.
+            if not sending.is_over:
+                raise
+            log_fault(500, error)
         finally:
             if sending.alive is not None:
                 sending.alive.stop()
@@ -153,14 +158,24 @@ class Middleware:
     ) -> None:
         """Read the body, and let the path's application answer."""
         path, most_bytes = scope["path"], self._server.bounds.body_bytes
+        was_compressed, was_long = b"content-encoding" in headers, is_long(headers)
         try:
             whole, objects = await read_body(receive, path, headers, most_bytes)
         except TooLargeError as error:
             refusal = error_response(path, 413, str(error), code="body_too_large")
             await refusal(scope, receive, send)
             return
+        except EncodingError as error:
+            readable = {"accept-encoding": accepted()}
+            refusal = error_response(
+                path, 415, str(error), code="unsupported_encoding", headers=readable
+            )
+            await refusal(scope, receive, send)
+            return
+        if was_compressed and b"content-encoding" not in headers:
+            scope["headers"] = _plain(scope["headers"], headers)
         answer = self._direct.get(path, self._app)(scope, whole, send)
-        if objects > MANY_OBJECTS and not is_long(headers):
+        if not was_long and (objects > MANY_OBJECTS or is_long(headers)):
             answer = self._long.run(scope["state"]["tenant"], answer)
         await answer
 
@@ -174,27 +189,44 @@ class Middleware:
 
 
 class _Sending:
-    """Sends an answer, which gets the request's id, and is kept ``alive`` if it is a stream."""
+    """Sends an answer, which gets the request's id, and is kept ``alive`` if it is a stream.
+    ``is_begun`` once its head is sent, and ``is_over`` once all of it is.
+    """
 
-    __slots__ = ("_interval_s", "_path", "_request_id", "_send", "alive", "is_begun")
+    __slots__ = ("_interval_s", "_path", "_request_id", "_send", "alive", "is_begun", "is_over")
 
     def __init__(self, send: Send, path: str, request_id: str, interval_s: float) -> None:
         self._send, self._path = send, path
         self._request_id, self._interval_s = request_id, interval_s
         self.alive: KeepAlive | None = None
-        self.is_begun = False
+        self.is_begun = self.is_over = False
 
     def __call__(self, message: Message) -> Awaitable[None]:
         if self.alive is not None:
             self.alive.last, self.alive.idle = message, 0
-        elif message["type"] == "http.response.start":
+        if message["type"] == "http.response.start":
             self.is_begun = True
             own = (b"x-request-id", self._request_id.encode("ascii"))
             message["headers"] = headers = [*message.get("headers", ()), own]
             for name, value in headers if self._interval_s else ():
                 if name == b"content-type" and value[: len(STREAM)] == STREAM:
                     self.alive = KeepAlive(self._send, self._path, self._interval_s)
+        elif "more_body" not in message or not message["more_body"]:
+            return self._last(message)
         return self._send(message)
+
+    async def _last(self, message: Message) -> None:
+        await self._send(message)
+        self.is_over = True
+
+
+def _plain(
+    sent: Sequence[tuple[bytes, bytes]], headers: Mapping[bytes, bytes]
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a request whose body has been decompressed."""
+    about_body = (b"content-encoding", b"content-length", b"transfer-encoding")
+    kept = [header for header in sent if header[0] not in about_body]
+    return [*kept, (b"content-length", headers[b"content-length"])]
 
 
 def _is_open(path: str) -> bool:

@@ -79,7 +79,7 @@ class ScriptedEngine(Executor):
         prompt, params, options = engine_input(call, room, stream=stream)
         steps, over = 0, False
         try:
-            tokens, ids = self._tokens(self.script(call)), list[int]()
+            tokens, ids = self.tokens(self.script(call)), list[int]()
             likely = None if call.spec.sampling is None else Likely(call.spec)
             for output in self.replay.outputs(call.call_id, prompt, params, options, tokens):
                 await asyncio.sleep(0)
@@ -97,7 +97,7 @@ class ScriptedEngine(Executor):
             if not over:
                 self.aborted_calls.append(call.call_id)
 
-    def _tokens(self, said: str | Sequence[int]) -> list[int]:
+    def tokens(self, said: str | Sequence[int]) -> list[int]:
         if not isinstance(said, str):
             return list(said)
         tokenizer = self._renderer.get_tokenizer()

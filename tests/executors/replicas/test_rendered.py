@@ -116,7 +116,7 @@ async def test_a_stream_goes_on_as_if_its_engine_had_not_died(
         {"name": "look", "arguments": '{"at": "Köln ☂"}'},
         {"name": "look", "arguments": '{"at": "Rom"}'},
     ]
-    tokens = len(engine._tokens(SAID))
+    tokens = len(engine.tokens(SAID))
     before = reruns(replicas)
     cuts = range(0, tokens, 2)
     for cut in cuts:
@@ -133,7 +133,7 @@ async def test_engines_may_cut_their_pieces_as_they_like(
     """Two engines die before a third has said all; together the pieces are the same answer."""
     expected, before = whole(await streamed(frontend, engine, REQUEST)), reruns(replicas)
     first, second = widths
-    for cut in range(0, len(engine._tokens(SAID)) // first, 7):
+    for cut in range(0, len(engine.tokens(SAID)) // first, 7):
         engine.runs[:] = [(cut, first), (cut, second), (None, first)]
         assert whole(await streamed(frontend, replicas, REQUEST)) == expected
         await replicas.settled()
@@ -160,7 +160,7 @@ async def test_token_ids_go_on_as_if_their_engine_had_not_died(
     engine: Dies, replicas: ReplicaSet
 ) -> None:
     """A call of token ids, whose reader gets each token once."""
-    said = tuple(engine._tokens(SAID))
+    said = tuple(engine.tokens(SAID))
     for cut in range(len(said)):
         engine.runs[:] = [(cut, 2)]
         spec = CallSpec((5, 6, 7), max_tokens=99, sampling=Sampling())

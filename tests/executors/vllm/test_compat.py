@@ -157,6 +157,29 @@ CALLED = {
         "parser.abstract_parser:DelegatingParser._make_tool_call_id": "self function_name",
         "parser.abstract_parser:StreamState.commit": "self current_text current_token_ids",
     },
+    "held_calls": {
+        "parser.abstract_parser:DelegatingParser._extract_tool_calls": (
+            "self content request enable_auto_tools"
+        ),
+        "parser.abstract_parser:DelegatingParser._extract_tool_calls_streaming": (
+            "self previous_text current_text delta_text previous_token_ids current_token_ids "
+            "delta_token_ids request tool_call_idx tool_call_id_type function_name_returned"
+        ),
+        "parser.abstract_parser:DelegatingParser._in_tool_call_phase": "self state",
+        "parser.abstract_parser:DelegatingParser.extract_reasoning": "self model_output request",
+        "reasoning.abs_reasoning_parsers:ReasoningParser.extract_reasoning_streaming": (
+            "self previous_text current_text delta_text previous_token_ids current_token_ids "
+            "delta_token_ids"
+        ),
+        "reasoning.abs_reasoning_parsers:ReasoningParser.is_reasoning_end_streaming": (
+            "self input_ids delta_ids"
+        ),
+        "reasoning.abs_reasoning_parsers:ReasoningParser.extract_content_ids": "self input_ids",
+    },
+    "token_texts": {
+        "v1.engine.detokenizer:IncrementalDetokenizer.from_new_request": "tokenizer request",
+        "v1.engine.detokenizer:BaseIncrementalDetokenizer.decode_next": "self next_token_id",
+    },
     "parsing": {
         "renderers.chat_utils:make_tool_call_id": "id_type func_name idx",
         "tool_parsers.utils:get_function_tools": "tools",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.joining_engine import Joining
 from tests.serving.frontend.harmony import encode, harmony_model, vocabulary
 from tests.serving.frontend.reading import APIS, Read
 from tests.serving.local import open_server
@@ -96,6 +97,22 @@ async def test_an_output_reads_alike_wherever_it_is_cut_off(model: str, kind: st
                 assert (read.text, read.calls) == MEANT[kind], api
             else:
                 assert [name for name, _ in read.calls] == ["weather"], api
+
+
+@pytest.mark.parametrize("size", [3, 1000])
+async def test_an_output_reads_alike_where_tokens_come_together(
+    model: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Joining, "size", size)
+    ids: list[int] = []
+    async with open_server(lambda call: ids, kind=Joining, model=model) as server:
+        for kind, said in SAID.items():
+            ids = encode(said)
+            for api, (whole, streamed) in APIS.items():
+                for limit in (len(ids) // 2, len(ids) - 2, len(ids)):
+                    read = plain(await whole(server, limit), api, streamed=False)
+                    again = plain(await streamed(server, limit), api, streamed=True)
+                    assert again == read, (api, kind, limit)
 
 
 async def test_what_follows_no_format_is_kept(model: str) -> None:

@@ -1,29 +1,68 @@
-"""Makes vLLM read an output that was cut off in the same way whole and streamed.
+"""Makes vLLM read an output alike whole and streamed, wherever it ends.
 
-In a whole answer its parsers turn a truncated tool call into text with markup, or into a call that
-looks complete but lacks arguments, which an agent would run. In a stream they give a call with the
-arguments so far. Here the whole answer gets what the stream has, and ``finish_reason`` stays. A
-gpt-oss message whose header was cut off is empty; vLLM gives its header as text.
+Most of vLLM's parsers lose calls, names or arguments where several tokens come at once, so they
+get one at a time (`token_texts`), and the calls of those whose streams are wrong even then come
+from the whole output (`held_calls`).
+
+In a whole answer vLLM's parsers turn a truncated tool call into text with markup, or into a call
+that looks complete but lacks arguments, which an agent would run. Here the whole answer gets what
+the stream has, and ``finish_reason`` stays. A gpt-oss message whose header was cut off is empty;
+vLLM gives its header as text.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from vllm.entrypoints.generate.base.protocol import FunctionCall, ToolCall
+import regex
+from vllm.entrypoints.generate.base.protocol import (
+    DeltaMessage,
+    DeltaToolCall,
+    FunctionCall,
+    ToolCall,
+)
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.parser.abstract_parser import DelegatingParser
 from vllm.renderers.chat_utils import make_tool_call_id
 
 from agentrt.executors.vllm._compat.complete_calls import completing
+from agentrt.executors.vllm._compat.held_calls import (
+    BEGINNINGS,
+    MARKS,
+    InChatForm,
+    add_call,
+    chat_tools,
+    holding,
+    reading_text,
+)
+from agentrt.executors.vllm._compat.token_texts import Joined, TokenTexts, together
 
 _HEADER = re.compile(
     r"(<\|start\|>(assistant)?)?( to(=[^\s<]*)?)?(<\|channel\|>\w*)?( to(=[^\s<]*)?)?"
     r"( ?(<\|constrain\|>)?\w*)?"
 )
 """The begin of a message in harmony's format, wherever it ends."""
+
+_Base: Any = object  # the parser that a class is put in front of
+_MAY_CALL = re.compile("tool|call|invoke|function", re.IGNORECASE)
+"""What the calls have of all parsers that are built on vLLM's parser engine."""
+_RECENT = 32
+"""Tokens at a prompt's end that say whether it ends the reasoning."""
+_LONGEST = 64
+"""Characters that the mark of a call has at most."""
+_FRAMED = ("KimiK3ToolParser", "MuseGlimmerToolParser")
+"""Parsers that read the text of an answer out of markup, too."""
+_READ_AS_STREAMED = (
+    "K2HorizonReasoningParser",
+    "KimiK3ReasoningParser",
+    "MuseGlimmerReasoningParser",
+)
+"""Parsers that give reasoning, or its header, as text, where a whole output is cut off in it."""
 
 
 def read_cut_off(state: Any, model_config: Any, tokenizer: Any) -> None:
@@ -50,101 +89,316 @@ def _ends(model_config: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
-    """A class of parsers like ``parser`` that reads what was cut off as its stream.
+    """Return a class of parsers like ``parser`` whose whole answers and streams are alike.
 
-    And completes a stream's calls, if it was not (`complete_calls`).
+    It does not matter which tokens of a stream come together, and what was cut off is read as its
+    stream. ``ends`` are the tokens by which the model itself ends an output.
+    """
+    tools, name = parser.tool_parser_cls, _name(parser.tool_parser_cls)
+    is_delegating = issubclass(parser, DelegatingParser) and parser.parse is DelegatingParser.parse
+    fields = {
+        "ends": ends,
+        "beginning": regex.compile(BEGINNINGS[name]) if name in BEGINNINGS else None,
+        "is_delegating": is_delegating,
+        "is_legacy": is_delegating and tools is not None and not tools.engine_based_streaming,
+    }
+    if is_delegating:
+        parser = reading_text(parser)
+        parser = holding(parser, ends) if name in MARKS else completing(parser, ends)
+    return type("Reader", (_Alike, parser), fields)
+
+
+class _Alike(_Base):
+    """Makes a parser, which is the class behind it, read a whole output as its stream.
+
+    ``ends`` are the tokens by which the model itself ends an output, and ``beginning`` is how the
+    calls begin of a parser that reads some only in a stream. A parser ``is_delegating`` if it is
+    vLLM's pair of a parser of reasoning and one of tools; the latter ``is_legacy`` unless it is
+    built on vLLM's own parser engine.
     """
 
-    class Reader(completing(parser, ends)):  # type: ignore[misc]
-        cut_calls: Sequence[FunctionCall] = ()
-        _prompt: Sequence[int] = ()
+    ends: frozenset[int] = frozenset()
+    beginning: Any = None
+    is_delegating = False
+    is_legacy = False
+    cut_calls: Sequence[FunctionCall] = ()
+    _prompt: Sequence[int] = ()
 
-        def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
-            self._prompt = prompt_token_ids
-            super().set_prompt_token_ids(prompt_token_ids)
+    def __init__(self, tokenizer: Any, tools: Any = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer, chat_tools(tools) if self.is_legacy else tools, *args, **kwargs)
+        self._again = partial(type(self), tokenizer, tools, *args, **kwargs)
+        self._is_used = False
+        self._texts: TokenTexts | None = None
+        self._chat_form: InChatForm | None = None
+        self._read = super().parse_delta
+        self._by_token: tuple[bool, bool] | None = None
+        self._is_begun = _name(self.tool_parser_cls) in _FRAMED
+        self._names: set[int] = set()
+        self._unnamed: dict[int, list[DeltaToolCall]] = {}
+        self._blank = ""
+        self._has_text = self._has_calls = self._holds_blanks = False
+        self._is_by_token = self.is_delegating and not self._engine_based
 
-        def parse(
-            self,
-            model_output: str,
-            request: Any,
-            enable_auto_tools: bool = False,
-            model_output_token_ids: Sequence[int] = (),
-        ) -> Any:
-            ids = list(model_output_token_ids)
-            may_call = enable_auto_tools and request.tools and request.tool_choice != "none"
-            ended = not ids or ids[-1] in ends or ids[-1] in (_stops(request) or ())
-            if ended or not may_call or self.tool_parser is None:
-                return super().parse(model_output, request, enable_auto_tools, ids)
-            pieces = [(model_output, ids)]
-            if not self._engine_based:
-                pieces = list(_by_token(self.model_tokenizer, model_output, ids, request))
-            reasoning, content, calls = _streamed(self, pieces, request, list(self._prompt))
-            if isinstance(request, ResponsesRequest):
-                return reasoning, content, calls
-            self.cut_calls = calls  # beside `parse`: with it they would have been complete
-            return reasoning, content, None
+    def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
+        self._prompt = prompt_token_ids
+        super().set_prompt_token_ids(prompt_token_ids)
 
-        def flush(self) -> list[Any]:
-            """What harmony's parser makes of a message that did not end."""
-            segments: list[Any] = super().flush()
-            is_header = segments and segments[0].delta and _HEADER.fullmatch(segments[0].delta)
-            return [] if is_header else segments
+    def parse(
+        self,
+        model_output: str,
+        request: Any,
+        enable_auto_tools: bool = False,
+        model_output_token_ids: Sequence[int] = (),
+    ) -> Any:
+        ids = list(model_output_token_ids)
+        self.cut_calls = ()
+        is_cut = bool(ids) and ids[-1] not in self.ends and ids[-1] not in (_stops(request) or ())
+        may_call = enable_auto_tools and request.tools and request.tool_choice != "none"
+        if self.is_delegating and self._engine_based:
+            prompt = list(self._prompt[-_RECENT:])
+            is_streamed = (
+                is_cut
+                or _MAY_CALL.search(model_output) is not None
+                or (bool(prompt) and self.is_reasoning_end(prompt))
+            )
+        elif may_call and self.tool_parser is not None:
+            is_streamed = is_cut
+        else:
+            has_call = self.beginning is not None and self.beginning.search(model_output)
+            is_named = _name(self.reasoning_parser_cls) in _READ_AS_STREAMED
+            is_streamed = is_named and bool(is_cut or has_call)
+        if not ids or not is_streamed:
+            reasoning, content, calls = super().parse(model_output, request, enable_auto_tools, ids)
+            is_missed = may_call and not calls and self.beginning is not None
+            if not is_missed or not self.beginning.search(content or ""):
+                is_blank = calls and content and content.isspace()
+                return reasoning, None if is_blank else content, calls
+        reasoning, content, calls = self._as_streamed(model_output, ids, request)
+        is_length = is_cut and not _ends_by_text(self.model_tokenizer, ids, request)
+        if isinstance(request, ResponsesRequest) or not is_length or not calls:
+            return reasoning, content, calls
+        self.cut_calls = calls  # beside `parse`: with it they would have been complete
+        return reasoning, content, None
 
-        def _append_unstreamed_tool_args(self, delta_message: Any) -> None:
-            # Arguments that did not begin are not "{}".
-            calls = getattr(self._tool_parser, "prev_tool_call_arr", ())
-            if all("arguments" in call for call in calls[-1:]):
-                super()._append_unstreamed_tool_args(delta_message)
-
-    return Reader
-
-
-def _streamed(
-    parser: Any, pieces: list[tuple[str, list[int]]], request: Any, prompt: list[int]
-) -> tuple[str | None, str | None, list[FunctionCall]]:
-    reasoning, content = "", ""
-    calls: dict[int, FunctionCall] = {}
-    for index, (piece, ids) in enumerate(pieces, 1):
-        delta = parser.parse_delta(
-            piece, ids, request, prompt_token_ids=prompt, finished=index == len(pieces)
+    def _as_streamed(self, text: str, ids: list[int], request: Any) -> Any:
+        """Read an output as its stream. A parser that has read one before has its state."""
+        reader, self._is_used = self._again() if self._is_used else self, True
+        delta = reader.parse_delta(
+            text, ids, request, prompt_token_ids=list(self._prompt), finished=True
         )
-        if delta is None:
-            continue
-        reasoning += delta.reasoning or ""
-        content += delta.content or ""
-        for call in delta.tool_calls:
-            _add(calls, call)
-    return reasoning or None, content or None, [calls[index] for index in sorted(calls)]
+        return _read_of(delta)
+
+    def parse_delta(
+        self,
+        delta_text: str,
+        delta_token_ids: list[int],
+        request: Any,
+        prompt_token_ids: list[int] | None = None,
+        *,
+        finished: bool,
+    ) -> Any:
+        """Read the next piece of a stream: a token at a time, where the parser needs it."""
+        if self._by_token is None:
+            self._by_token = self._begin_stream(request, prompt_token_ids)
+        texts = self._texts
+        if texts is None:
+            delta = self._read(
+                delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+            )
+        elif len(delta_token_ids) < 2 or not self._needs_tokens(delta_text):
+            texts.undecoded += delta_token_ids
+            delta = self._read(
+                delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+            )
+        else:
+            delta = self._read_joined(
+                delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+            )
+        if delta is not None and delta.tool_calls and self.is_delegating:
+            # A whole answer to a request without tools has no calls either.
+            delta.tool_calls = self._named(delta.tool_calls) if request.tools else []
+            if not (delta.tool_calls or delta.content or delta.reasoning):
+                delta = None
+        if self._has_text or not self._holds_blanks:
+            return delta
+        return self._without_blanks(delta, finished=finished)
+
+    def _begin_stream(self, request: Any, prompt: Sequence[int] | None) -> tuple[bool, bool]:
+        """Return whether tokens are read one at a time: while the output reasons, and then."""
+        if not self.is_delegating:
+            return False, False
+        self._holds_blanks = bool(request.tools)
+        if request.tool_choice not in (None, "auto", "none"):
+            self._stream_state.engine_based = False  # JSON is read with what came before
+        if self.is_legacy and isinstance(request, ResponsesRequest):
+            form, read = self._in_chat_form(request), self._tool_parser.extract_tool_calls_streaming
+            self._tool_parser.extract_tool_calls_streaming = lambda *pieces: read(
+                *pieces[:-1], form
+            )
+        if getattr(request, "stop", None):
+            texts = TokenTexts(self.model_tokenizer, prompt, request)
+            self._read = partial(self._read_in_time, texts)
+            return False, False
+        if self._engine_based:
+            if not request.tools and getattr(self._tool_parser, "needs_tools", False):
+                self.parse_delta = self._read  # type: ignore[method-assign]  # nothing to mend
+            return False, False
+        self._texts = TokenTexts(self.model_tokenizer, prompt, request)
+        reads_calls = bool(request.tools) and request.tool_choice != "none"
+        is_held = _name(self.tool_parser_cls) in MARKS
+        then = reads_calls and self.tool_parser is not None and not is_held
+        return then or self._reasoning_parser is not None, then
+
+    def _needs_tokens(self, text: str) -> bool:
+        """Whether joined tokens of this ``text`` have to be read one at a time."""
+        assert self._by_token is not None
+        has_ended = self._stream_state.reasoning_ended
+        if not self._by_token[has_ended]:
+            return False
+        if has_ended and self.beginning is not None and not self._is_begun:
+            recent = self._stream_state.previous_text[-_LONGEST:] + text
+            mark = self.beginning.search(recent, partial=True)
+            self._is_begun = mark is not None and not mark.partial
+            return mark is not None
+        return True
+
+    def _read_joined(
+        self, text: str, ids: list[int], request: Any, prompt: list[int] | None, *, finished: bool
+    ) -> Any:
+        """Read joined tokens, one at a time for as long as the parser needs it."""
+        assert self._texts is not None
+        assert self._by_token is not None
+        joined, pieces = Joined(), deque(self._texts.split(text, ids))
+        while pieces:
+            piece, tokens = pieces.popleft()
+            if not self._by_token[self._stream_state.reasoning_ended]:
+                piece += "".join(later for later, _ in pieces)
+                tokens = ids[len(ids) - len(pieces) - 1 :]
+                pieces.clear()
+            is_last = finished and not pieces
+            joined.add(self._read(piece, tokens, request, prompt, finished=is_last))
+        return joined.delta
+
+    def _read_in_time(
+        self,
+        texts: TokenTexts,
+        text: str,
+        ids: list[int],
+        request: Any,
+        prompt: list[int] | None,
+        *,
+        finished: bool,
+    ) -> Any:
+        """Read the tokens whose text has come: with stop strings it comes later than the token."""
+        joined, pieces = Joined(), texts.in_time(text, ids, finished=finished)
+        for index, (piece, tokens) in enumerate(pieces, 1):
+            is_last = finished and index == len(pieces)
+            read = super().parse_delta(piece, tokens, request, prompt, finished=is_last)
+            joined.add(read)
+        return joined.delta
+
+    def _named(self, calls: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
+        """Hold a call back until it has its whole name, without which clients cannot read it."""
+        named = []
+        for piece in calls:
+            call = piece
+            if call.index not in self._names:
+                (call,) = together([*self._unnamed.pop(call.index, ()), call])
+                if call.function is None or not call.function.name:
+                    self._unnamed[call.index] = [call]
+                    continue
+                self._names.add(call.index)
+            named.append(call)
+        return named
+
+    def _without_blanks(self, delta: Any, *, finished: bool) -> Any:
+        """Hold blanks back until there is text. Beside calls alone they are left out."""
+        if delta is not None:
+            self._has_calls |= bool(delta.tool_calls)
+            text = self._blank + (delta.content or "")
+            self._has_text = bool(text.strip())
+            if text and not self._has_text:
+                self._blank, delta.content = text, None
+                if not (delta.reasoning or delta.tool_calls):
+                    delta = None
+            elif self._blank:
+                delta.content = text
+        if finished and self._blank and not (self._has_text or self._has_calls):
+            delta = delta or DeltaMessage()
+            delta.content = self._blank
+        return delta
+
+    def extract_reasoning(self, model_output: str, request: Any) -> Any:
+        # A prompt that ends the reasoning leaves none to the output, as in a stream.
+        if self._is_by_token and self._prompt and self.is_reasoning_end(list(self._prompt)):
+            return None, model_output
+        return super().extract_reasoning(model_output, request)
+
+    def extract_tool_calls(self, model_output: str, request: Any) -> Any:
+        return super().extract_tool_calls(model_output, self._in_chat_form(request))
+
+    def _in_chat_form(self, request: Any) -> Any:
+        if not self.is_legacy or not isinstance(request, ResponsesRequest):
+            return request
+        if self._chat_form is None:
+            self._chat_form = InChatForm(request)
+        return self._chat_form
+
+    def _extract_tool_calls(
+        self, content: str | None, request: Any, enable_auto_tools: bool = False
+    ) -> Any:
+        is_other = self.is_legacy or _name(self.tool_parser_cls) in MARKS
+        if not self._is_by_token or is_other or not enable_auto_tools:
+            return super()._extract_tool_calls(content, request, enable_auto_tools)
+        # vLLM would give a text without calls as it is, with the markup around it.
+        ids = self.model_tokenizer.encode(content or "", add_special_tokens=False)
+        joined = Joined()
+        joined.add(
+            self._extract_tool_calls_streaming(
+                "", content or "", content or "", [], ids, ids, request
+            )[0]
+        )
+        joined.add(self._tool_parser.finish_streaming())
+        return _read_of(joined.delta)[1:][::-1]
+
+    def flush(self) -> list[Any]:
+        """What harmony's parser makes of a message that did not end."""
+        segments: list[Any] = super().flush()
+        is_header = segments and segments[0].delta and _HEADER.fullmatch(segments[0].delta)
+        return [] if is_header else segments
+
+    def _append_unstreamed_tool_args(self, delta_message: Any) -> None:
+        # Arguments that did not begin are not "{}".
+        calls = getattr(self._tool_parser, "prev_tool_call_arr", ())
+        if all("arguments" in call for call in calls[-1:]):
+            super()._append_unstreamed_tool_args(delta_message)
 
 
-def _by_token(
-    tokenizer: Any, text: str, ids: list[int], request: Any
-) -> Iterator[tuple[str, list[int]]]:
-    """The pieces of ``text`` as the stream had them. Parsers built on vLLM's own engine read one
-    piece as well as many; the others do not.
-    """
-    from tokenizers.decoders import DecodeStream
+def _name(parser: type[Any] | None) -> str:
+    return "" if parser is None else parser.__name__
 
-    stream = DecodeStream(skip_special_tokens=getattr(request, "skip_special_tokens", True))
-    at = 0
-    for token in ids[:-1]:
-        piece = stream.step(tokenizer._tokenizer, token) or ""
-        piece = piece if text.startswith(piece, at) else ""  # a stop string ended the text
-        at += len(piece)
-        yield piece, [token]
-    yield text[at:], ids[-1:]
+
+def _read_of(delta: Any) -> tuple[str | None, str | None, list[FunctionCall]]:
+    """Return the reasoning, the text and the calls of a whole output that came as one delta."""
+    if delta is None:
+        return None, None, []
+    calls: dict[int, FunctionCall] = {}
+    for call in delta.tool_calls or ():
+        add_call(calls, call)
+    return delta.reasoning or None, delta.content or None, [calls[i] for i in sorted(calls)]
 
 
 def _stops(request: Any) -> Sequence[int] | None:
     return getattr(request, "stop_token_ids", None)
 
 
-def _add(calls: dict[int, FunctionCall], delta: Any) -> None:
-    call = calls.setdefault(delta.index, FunctionCall(name="", arguments=""))
-    call.id = call.id or delta.id
-    if delta.function is not None:
-        call.name += delta.function.name or ""
-        call.arguments += delta.function.arguments or ""
+def _ends_by_text(tokenizer: Any, ids: list[int], request: Any) -> bool:
+    """Whether one of the request's stop strings ended an output."""
+    stops = getattr(request, "stop", None) or ()
+    stops = [stops] if isinstance(stops, str) else stops
+    longest = max(map(len, stops), default=0)
+    said = tokenizer.decode(ids[-longest - 8 :]) if longest else ""
+    return any(stop in said for stop in stops)
 
 
 def _with_calls(message: Any, parser: Any = None) -> Any:

@@ -43,6 +43,8 @@ class HeldToolParser(ToolParser):
     """
 
     supports_required_and_named = False
+    needs_tools = True
+    """Whether it finds calls only in outputs of requests with tools, unlike some of vLLM's."""
     # Of DelegatingParser: give deltas alone, call finish_streaming at the end, and take content
     # from extract_tool_calls rather than the raw output.
     engine_based_streaming = True

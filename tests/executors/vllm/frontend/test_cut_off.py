@@ -1,4 +1,6 @@
-"""Of each family: an output that is read whole gives what its stream gives, wherever it ends."""
+"""Of each family: a stream gives what the whole output gives, wherever it ends, and whichever
+tokens of it come together.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ from transformers import AutoTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.parser import ParserManager
+from vllm.reasoning import ReasoningParserManager
 from vllm.tokenizers.hf import get_cached_tokenizer
+from vllm.tool_parsers import ToolParserManager
 
-from agentrt.executors.vllm._compat import cut_off
+from agentrt.executors.vllm._compat import cut_off, held_calls
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.frontend import held  # noqa: F401  # registers itself
-from tests.executors.vllm.frontend.outputs import FAMILIES, MARKS, TOOLS
+from agentrt.executors.vllm.frontend import (
+    families,
+    held,  # noqa: F401  # registers itself
+)
+from tests.executors.vllm.frontend.outputs import FAMILIES, MARKS, NAMESPACE, TOOLS, TWO
 
 pytestmark = pytest.mark.engine
 
@@ -31,14 +38,13 @@ CHAT: Any = ChatCompletionRequest.model_validate({"messages": ASK, "tools": TOOL
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 RESPONSE: Any = ResponsesRequest.model_validate({"input": "?", "tools": FLAT})
 
-KNOWN = {
-    ("hermes", "broken"): "whole, it is text; streamed, a call",
-    ("llama", "broken"): "whole, it is text; streamed, a call",
-    ("qwen3_coder", "one"): "whole, the text beside a call loses the blanks around it",
-}
-"""Where vLLM reads an output that is complete in two ways. Reading the whole one as a stream
-would not be better, and not what vLLM's own server answers.
-"""
+JOINED = (1, 2, 3, 7, 1000)
+"""How many tokens of a stream come together."""
+PLAIN: Any = ChatCompletionRequest.model_validate({"messages": ASK})
+NO_CALLS: Any = ChatCompletionRequest.model_validate(
+    {"messages": ASK, "tools": TOOLS, "tool_choice": "none"}
+)
+STOPS: Any = ChatCompletionRequest.model_validate({"messages": ASK, "tools": TOOLS, "stop": ["⁂⁂"]})
 
 
 @cache
@@ -69,17 +75,22 @@ def pieces(ids: list[int]) -> list[str]:
     return found
 
 
-def streamed(family: str, request: Any, ids: list[int], texts: list[str]) -> Read:
-    return read_stream(reader(family), request, ids, texts)
+def streamed(family: str, request: Any, ids: list[int], texts: list[str], size: int = 1) -> Read:
+    return read_stream(reader(family), request, ids, texts, size)
 
 
-def read_stream(of: Any, request: Any, ids: list[int], texts: list[str]) -> Read:
+def read_stream(of: Any, request: Any, ids: list[int], texts: list[str], size: int = 1) -> Read:
     parser = of(tokenizer(), request.tools)
     reasoning, text = "", ""
     calls: dict[int, list[str]] = {}
-    for index, (piece, token) in enumerate(zip(texts, ids, strict=True)):
-        last = index == len(ids) - 1
-        delta = parser.parse_delta(piece, [token], request, prompt_token_ids=[1], finished=last)
+    for at in range(0, len(ids), size):
+        delta = parser.parse_delta(
+            "".join(texts[at : at + size]),
+            ids[at : at + size],
+            request,
+            prompt_token_ids=[1],
+            finished=at + size >= len(ids),
+        )
         if delta is None:
             continue
         reasoning += delta.reasoning or ""
@@ -98,8 +109,7 @@ def whole(family: str, request: Any, ids: list[int], texts: list[str]) -> Read:
     reasoning, text, calls = parser.parse(
         said, request, enable_auto_tools=True, model_output_token_ids=ids
     )
-    if request is CHAT and calls is None:
-        calls = parser.cut_calls
+    calls = calls or parser.cut_calls
     made = [(call.name, plain(call.arguments)) for call in calls or ()]
     return reasoning or "", text or "", made
 
@@ -112,34 +122,89 @@ def plain(arguments: str) -> str:
         return arguments
 
 
+def tokens(said: str) -> tuple[list[int], list[str]]:
+    """The tokens of a complete output, and the text that each adds."""
+    ids = tokenizer().encode(said, add_special_tokens=False)
+    texts = pieces(ids)
+    assert "".join(texts) == said
+    return [*ids, tokenizer().eos_token_id], [*texts, ""]
+
+
 OUTPUTS = [(family, kind) for family, outputs in FAMILIES.items() for kind in outputs.items()]
+MARKS_OF_TEXT = [mark for mark in MARKS if mark != NAMESPACE]
 
 
 @pytest.mark.parametrize(("family", "kind"), OUTPUTS)
 def test_an_output_cut_off_at_any_token_is_read_as_its_stream(family: str, kind: str) -> None:
-    said = FAMILIES[family].items()[kind]
-    ids = tokenizer().encode(said, add_special_tokens=False)
-    texts = pieces(ids)
-    assert "".join(texts) == said
-    for end in range(1, len(ids)):
-        expected = streamed(family, CHAT, ids[:end], texts[:end])
-        assert whole(family, CHAT, ids[:end], texts[:end]) == expected
-        text = expected[1]
-        assert not any(mark in text for mark in MARKS), "no markup in the answer"
-    for end in (len(ids) // 2, len(ids) - 2):
-        expected = streamed(family, RESPONSE, ids[:end], texts[:end])
-        assert whole(family, RESPONSE, ids[:end], texts[:end]) == expected
+    ids, texts = tokens(FAMILIES[family].items()[kind])
+    for end in range(1, len(ids) + 1):
+        read = whole(family, CHAT, ids[:end], texts[:end])
+        assert all(name for name, _ in read[2])
+        for size in JOINED[end % 2 :: 2]:
+            assert streamed(family, CHAT, ids[:end], texts[:end], size) == read, (end, size)
+        if end < len(ids):
+            assert not any(mark in read[1] for mark in MARKS_OF_TEXT), "no markup in the answer"
+    for end in (len(ids) // 2, len(ids) - 2, len(ids)):
+        read = whole(family, RESPONSE, ids[:end], texts[:end])
+        for size in JOINED:
+            assert streamed(family, RESPONSE, ids[:end], texts[:end], size) == read, (end, size)
 
 
-def test_a_complete_output_is_read_alike_but_for_what_is_known() -> None:
-    differ = set()
-    for family, kind in OUTPUTS:
-        ids = tokenizer().encode(FAMILIES[family].items()[kind], add_special_tokens=False)
-        texts = [*pieces(ids), ""]
-        ids.append(tokenizer().eos_token_id)
-        if streamed(family, CHAT, ids, texts) != whole(family, CHAT, ids, texts):
-            differ.add((family, kind))
-    assert differ == KNOWN.keys()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_output_of_a_request_that_takes_no_calls_is_read_as_its_stream(family: str) -> None:
+    for kind, said in FAMILIES[family].items().items():
+        ids, texts = tokens(said)
+        for request in (PLAIN, NO_CALLS):
+            for end in {3, len(ids) // 2, len(ids) - 2, len(ids)}:
+                read = whole(family, request, ids[:end], texts[:end])
+                assert read[2] == []
+                for size in JOINED:
+                    again = streamed(family, request, ids[:end], texts[:end], size)
+                    assert again == read, (kind, end, size)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": TOOLS[0]["function"]}]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forced_call_is_read_as_its_stream(family: str, choice: Any) -> None:
+    outputs = FAMILIES[family]
+    request: Any = ChatCompletionRequest.model_validate(
+        {"messages": ASK, "tools": TOOLS, "tool_choice": choice}
+    )
+    said = outputs.one if choice != "required" else outputs.several
+    expected = [name for name, _ in whole(family, CHAT, *tokens(outputs.thought + said))[2]]
+    if reader(family).tool_parser_cls.supports_required_and_named:  # such a call is plain JSON
+        said, expected = TWO, ["weather"]
+        if choice == "required":
+            calls = (
+                f'{{"name": "{n}", "parameters": {p}}}'
+                for n, p in (("weather", TWO), ("time", "{}"))
+            )
+            said = f"[{', '.join(calls)}]"
+            expected = ["weather", "time"]
+    ids, texts = tokens(outputs.thought + said)
+    for end in range(3, len(ids) + 1, 4):
+        read = whole(family, request, ids[:end], texts[:end])
+        for size in JOINED:
+            assert streamed(family, request, ids[:end], texts[:end], size) == read, (end, size)
+    assert [name for name, _ in whole(family, request, ids, texts)[2]] == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_that_an_engine_holds_back_for_a_stop_string_changes_nothing(family: str) -> None:
+    """With a stop string a token's text comes later than the token."""
+    for kind, said in FAMILIES[family].items().items():
+        ids, texts = tokens(said)
+        late, shown = [], 0
+        for end in range(1, len(ids)):
+            now = max(shown, sum(map(len, texts[:end])) - 1)
+            late.append(said[shown:now])
+            shown = now
+        late.append(said[shown:])
+        expected = whole(family, CHAT, ids, texts)
+        for size in JOINED:
+            assert streamed(family, STOPS, ids, late, size) == expected, (kind, size)
 
 
 LLAMAS = [
@@ -178,34 +243,79 @@ def test_a_stream_has_calls_of_which_its_parser_streams_nothing(order: str) -> N
         assert read_stream(completed, CHAT, ids, texts)[2] == expected
 
 
-def test_a_stream_that_did_not_end_by_itself_stays_as_it_is() -> None:
-    ids = tokenizer().encode(LLAMAS[0], add_special_tokens=False)
-    assert streamed("llama", CHAT, ids, pieces(ids))[2] == [("time", "")]
+def test_a_call_behind_an_answer_is_no_text_of_it() -> None:
+    ids, texts = tokens(f"Look: {LLAMAS[1]}")
+    expected = ("", "Look: ", [("weather", '{"city": "Rome"}')])
+    for size in JOINED:
+        assert streamed("llama", CHAT, ids, texts, size) == expected
+    assert whole("llama", CHAT, ids, texts) == expected
 
 
-def test_a_streamed_answer_gets_no_calls() -> None:
-    """Its text is out already: a call beside it would say the same twice."""
-    said = f"Look: {LLAMAS[1]}"
-    ids = tokenizer().encode(said, add_special_tokens=False)
-    texts = [*pieces(ids), ""]
-    ids.append(tokenizer().eos_token_id)
-    assert streamed("llama", CHAT, ids, texts) == ("", said, [])
-    assert whole("llama", CHAT, ids, texts)[2] == [("weather", '{"city": "Rome"}')]
+def test_text_is_streamed_until_it_may_be_a_call() -> None:
+    """What only looks like one is not held back to the output's end."""
+    ids, texts = tokens('Say {"a": 1} or <tool_cake>, and then {"b": 2}.')
+    for family in ("llama", "jamba", "hermes", "granite4", "dots", "olmo3", "phi4_mini_json"):
+        parser = reader(family)(tokenizer(), TOOLS and CHAT.tools)
+        shown = ""
+        for text, token in zip(texts[:-3], ids[:-3], strict=True):
+            delta = parser.parse_delta(text, [token], CHAT, prompt_token_ids=[1], finished=False)
+            if delta is not None:
+                shown += (delta.content or "") + (delta.reasoning or "")
+        assert shown.startswith('Say {"a": 1} or <tool_cake>, and then'), family
+
+
+def test_a_parser_that_fails_leaves_the_output_as_text() -> None:
+    said = FAMILIES["internlm"].broken
+    ids, texts = tokens(said)
+    assert whole("internlm", CHAT, ids, texts) == ("", said, [])
+    assert streamed("internlm", CHAT, ids, texts, 3) == ("", said, [])
+
+
+def test_an_output_behind_a_thought_that_the_prompt_ended_is_no_thought() -> None:
+    ids, _ = tokens("It is 3 < 4.")
+    prompt = tokenizer().encode("<think>\n\n</think>\n\n", add_special_tokens=False)
+    for family in ("deepseek_r1", "qwq", "olmo3", "ernie45", "step3", "qwen3", "glm"):
+        parser = reader(family)(tokenizer(), CHAT.tools)
+        parser.set_prompt_token_ids(prompt)
+        read = parser.parse("It is 3 < 4.", CHAT, True, ids)
+        assert read[:2] == (None, "It is 3 < 4."), family
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_says_what_it_means(family: str) -> None:
     """Its outputs are read as they were meant, so that the tests above compare something."""
     meant = {kind: read_complete(family, kind) for kind in ("answer", "one", "several")}
-    thought = bool(FAMILIES[family].thought)
-    assert {bool(reasoning) for reasoning, _, _ in meant.values()} == {thought}
+    thought = FAMILIES[family].thought and "Hm."
+    assert {reasoning.strip() for reasoning, _, _ in meant.values()} == {thought}
     assert meant["answer"][1:] == (meant["answer"][1], [])
     assert meant["answer"][1].strip() == "It is 3 < 4."
-    assert meant["one"][2] == [("weather", plain('{"city": "Malmö", "days": 3}'))]
-    assert len(meant["several"][2]) == (1 if family == "held" else 2)
+    city = "\\nMalmö\\n" if family == "mimo" else "Malmö"  # its values are verbatim
+    assert meant["one"][2] == [("weather", plain(f'{{"city": "{city}", "days": 3}}'))]
+    is_single = FAMILIES[family].parser in ("held", "internlm")
+    assert len(meant["several"][2]) == (1 if is_single else 2)
 
 
 def read_complete(family: str, kind: str) -> Read:
     said = FAMILIES[family].items()[kind]
     ids = [*tokenizer().encode(said, add_special_tokens=False), tokenizer().eos_token_id]
     return whole(family, CHAT, ids, [said])
+
+
+def test_each_parser_that_is_read_whole_is_one_of_vllms() -> None:
+    names = {
+        ToolParserManager.get_tool_parser(name).__name__
+        for name in ToolParserManager.list_registered()
+    }
+    assert held_calls.MARKS.keys() | held_calls.BEGINNINGS.keys() <= names
+    thoughts = {
+        ReasoningParserManager.get_reasoning_parser(name).__name__
+        for name in ReasoningParserManager.list_registered()
+    }
+    assert held_calls.THOUGHTS.keys() <= thoughts
+
+
+def test_the_table_of_families_is_tried() -> None:
+    rows: list[Any] = [*families._CODED, *families._BY_TEMPLATE]
+    pairs = {(row.tool_parser, row.reasoning_parser) for row in rows}
+    tried = {(outputs.parser, outputs.reasoning_parser) for outputs in FAMILIES.values()}
+    assert pairs - tried == {("openai", "openai_gptoss")}, "which tests/serving/frontend tries"

@@ -1,0 +1,421 @@
+"""Streams that vLLM's tool parsers read wrongly, from what they read of the whole output.
+
+Many of vLLM's tool parsers lose calls, names or arguments in a stream, or stream the markup of a
+call as text, although they read a whole output correctly. `MARKS` names them. In their streams
+the text is sent up to the first mark of a call. The rest is held back, and at the output's end it
+is what the parser reads of the whole output. A call that was cut off has the arguments that the
+parser streams of it, one token after another.
+
+Parsers of reasoning with the same fault are in `THOUGHTS`: `TextReasoning` stands for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import regex
+from vllm.entrypoints.generate.base.protocol import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    FunctionCall,
+    FunctionDefinition,
+)
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
+from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
+from vllm.renderers.chat_utils import make_tool_call_id
+
+from agentrt.executors.vllm._compat.token_texts import TokenTexts
+
+_LOG = logging.getLogger(__name__)
+_Base: Any = object  # the parser that a class is put in front of
+_RECENT = 64
+"""Tokens at a prompt's end that say whether the reasoning is over."""
+
+MARKS: dict[str, str] = {
+    "ApertusToolParser": r"<\|tools_prefix\|>",
+    "DotsToolParser": "<dots_function_call>",
+    "Ernie45ToolParser": "<tool_call>",
+    "FunctionGemmaToolParser": "<start_function_call>",
+    "Granite20bFCToolParser": "<function_call>",
+    "Granite4ToolParser": "<tool_call>",
+    "HYV3ToolParser": r"<tool_calls(?::[^\s>]*)?>",
+    "HYV4ToolParser": r"<tool_calls(?::[^\s>]*)?>",
+    "HunyuanA13BToolParser": "<tool_calls>",
+    "Internlm2ToolParser": r"<\|action_start\|>",
+    "JambaToolParser": "<tool_calls>",
+    "K2HorizonToolParser": r"<ifm\|tool_calls>",
+    "Lfm2ToolParser": r"<\|tool_call_start\|>",
+    "Llama3JsonToolParser": r'<\|python_tag\|>|\{\s*"(?:name|parameters|arguments|type|function)"',
+    "Llama4PythonicToolParser": r"\A(?:<\|python_start\|>)?\[[a-zA-Z]+\w*\(",
+    "MiniCPM5XMLToolParser": r"<function\s",
+    "Olmo3PythonicToolParser": r"<function_calls>|\A\s*[a-zA-Z]+\w*\(",
+    "Phi4MiniJsonToolParser": r"functools\[",
+    "PoolsideV1ToolParser": "<tool_call>",
+    "PythonicToolParser": r"\A\[[a-zA-Z]+\w*\(",
+    "Step3ToolParser": "<｜tool_calls_begin｜>",
+}
+"""How a tool call begins, by the class of a parser whose streams differ from its whole outputs."""
+
+BEGINNINGS: dict[str, str] = {
+    "DeepSeekV3ToolParser": "<｜tool▁calls▁begin｜>",
+    "DeepSeekV31ToolParser": "<｜tool▁calls▁begin｜>",
+    "Hermes2ProToolParser": "<tool_call>",
+    "KimiK3ToolParser": r"<\|open\|>\s*tools\s*<\|sep\|>",
+    "LongcatFlashToolParser": "<longcat_tool_call>",
+    "MuseGlimmerToolParser": "<atem:",
+}
+"""The same for parsers whose streams are right, token by token. A whole output in which such a
+parser finds no call, although one begins there, is read as its stream.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """How reasoning begins and ends. Without a ``start`` in the output, an output ``is_implied``
+    to begin with reasoning, or has none. ``frame`` is what stands around the answer.
+    """
+
+    start: str
+    end: str
+    is_implied: bool
+    frame: str | None = None
+
+
+THOUGHTS: dict[str, Thought] = {
+    "Ernie45ReasoningParser": Thought("<think>", "</think>", True, r"\s*<response>|</response>\s*"),
+    "GraniteReasoningParser": Thought(
+        "Here(?:'s| is) my thought process:", "Here(?:'s| is) my response:", False
+    ),
+    "HunyuanA13BReasoningParser": Thought(
+        "<think>", "</think>", False, r"\s*<answer>\n|\n</answer>\s*"
+    ),
+    "Olmo3ReasoningParser": Thought("<think>", "</think>", True),
+}
+"""The parsers of reasoning whose streams differ from what they read of a whole output."""
+
+
+class TextReasoning(ReasoningParser):
+    """Reads reasoning by its text alone, so that it does not matter which tokens come together."""
+
+    def __init__(self, tokenizer: Any, thought: Thought) -> None:
+        super().__init__(tokenizer)
+        self._thought = thought
+        self._start = regex.compile(thought.start)
+        self._end = regex.compile(thought.end)
+        self._is_open = self._has_ended = False
+        self._text = ""
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends behind reasoning that is over."""
+        text = self.model_tokenizer.decode(list(input_ids)[-_RECENT:])
+        ends = [match.end() for match in self._end.finditer(text)]
+        return bool(ends) and not text[ends[-1] :].strip()
+
+    def is_reasoning_end_streaming(
+        self, input_ids: Sequence[int], delta_ids: Iterable[int]
+    ) -> bool:
+        return self._has_ended
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        return []
+
+    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
+        reader = TextReasoning(self.model_tokenizer, self._thought)
+        reasoning, content = reader._read(model_output)
+        last_reasoning, last_content = reader.finish()
+        return reasoning + last_reasoning or None, content + last_content or None
+
+    def extract_reasoning_streaming(
+        self,
+        previous_text: str,
+        current_text: str,
+        delta_text: str,
+        previous_token_ids: Sequence[int],
+        current_token_ids: Sequence[int],
+        delta_token_ids: Sequence[int],
+    ) -> DeltaMessage | None:
+        reasoning, content = self._read(delta_text)
+        if not reasoning and not content:
+            return None
+        return DeltaMessage(reasoning=reasoning or None, content=content or None)
+
+    def finish(self) -> tuple[str, str]:
+        """Return the reasoning and the content that were held back until the output's end."""
+        held, self._text = self._text, ""
+        is_reasoning = self._is_open or self._thought.is_implied
+        return (held, "") if is_reasoning and not self._has_ended else ("", held)
+
+    def _read(self, piece: str) -> tuple[str, str]:
+        """Return the reasoning and the content that are certain now that ``piece`` has come."""
+        self._text += piece
+        if not self._is_open:
+            match = self._start.search(self._text, partial=True)
+            before = self._text if match is None else self._text[: match.start()]
+            if before.strip():
+                if not self._thought.is_implied:
+                    return "", self._over(0)
+            elif match is None or match.partial:
+                return "", ""
+            else:
+                self._text = self._text[match.end() :]
+            self._is_open = True
+        match = self._end.search(self._text, partial=True)
+        certain = len(self._text) if match is None else match.start()
+        reasoning = self._text[:certain]
+        if match is not None and not match.partial:
+            return reasoning, self._over(match.end())
+        self._text = self._text[certain:]
+        return reasoning, ""
+
+    def _over(self, end: int) -> str:
+        """Return the content from ``end`` on: the reasoning is over."""
+        content, self._text = self._text[end:], ""
+        self._has_ended = True
+        return content
+
+
+def reading_text(parser: type[Any]) -> type[Any]:
+    """Return a class like ``parser`` with `TextReasoning` in place of a parser of `THOUGHTS`."""
+    thought = _thought_of(parser)
+    return (
+        parser if thought is None else type("Reading", (_ReadsText, parser), {"thought": thought})
+    )
+
+
+def holding(parser: type[Any], ends: frozenset[int]) -> type[Any]:
+    """Return a class like ``parser``, which is one of `MARKS`, that holds a stream's calls back.
+
+    ``ends`` are the tokens by which the model itself ends an output.
+    """
+    thought = _thought_of(parser)
+    fields = {
+        "ends": ends,
+        "mark": regex.compile(MARKS[parser.tool_parser_cls.__name__]),
+        "frame": regex.compile(thought.frame) if thought and thought.frame else None,
+    }
+    return type("Holding", (_Holds, parser), fields)
+
+
+def _thought_of(parser: type[Any]) -> Thought | None:
+    reasoning = parser.reasoning_parser_cls
+    return None if reasoning is None else THOUGHTS.get(reasoning.__name__)
+
+
+class _ReadsText(_Base):
+    """Reads the reasoning by its text, in place of the parser that the class behind it has."""
+
+    thought: Thought
+
+    def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer, *args, **kwargs)
+        self._reasoning_parser = TextReasoning(tokenizer, self.thought)
+
+    def parse_delta(self, *args: Any, **kwargs: Any) -> Any:
+        delta = super().parse_delta(*args, **kwargs)
+        if kwargs["finished"]:
+            reasoning, content = self._reasoning_parser.finish()
+            request = args[2] if len(args) > 2 else kwargs["request"]
+            if content or (reasoning and request.include_reasoning):
+                delta = delta or DeltaMessage()
+                delta.content = (delta.content or "") + content or None
+                if request.include_reasoning:
+                    delta.reasoning = (delta.reasoning or "") + reasoning or None
+        return delta
+
+
+class _Holds(_Base):
+    """Holds the calls of a stream back until they can be read whole."""
+
+    ends: frozenset[int]
+    mark: Any
+    frame: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._held = _Held(self.mark, self.frame)
+        self._is_reading: bool | None = None
+
+    def _extract_tool_calls_streaming(
+        self, *, delta_text: str, delta_token_ids: Sequence[int], request: Any, **more: Any
+    ) -> Any:
+        if self._is_reading is None:
+            self._is_reading = self._reads_calls(request)
+        if self._is_reading:
+            text = self._held.add(delta_text, delta_token_ids)
+            return (DeltaMessage(content=text) if text else None), False
+        return super()._extract_tool_calls_streaming(
+            delta_text=delta_text, delta_token_ids=delta_token_ids, request=request, **more
+        )
+
+    def parse_delta(
+        self, delta_text: str, delta_token_ids: list[int], request: Any, *args: Any, **more: Any
+    ) -> Any:
+        delta = super().parse_delta(delta_text, delta_token_ids, request, *args, **more)
+        is_tools = self._reads_calls(request) and self._in_tool_call_phase(self._stream_state)
+        if not more["finished"] or not is_tools:
+            return delta
+        is_complete = bool(delta_token_ids) and self._is_end(delta_token_ids[-1], request)
+        text, calls = self._read_body(self._held.text, request, is_complete)
+        rest = text[self._held.sent :]
+        if rest or calls:
+            delta = delta or DeltaMessage()
+            delta.content = (delta.content or "") + rest or None
+            delta.tool_calls = [begun_call(i, call) for i, call in enumerate(calls)]
+        return delta
+
+    def _extract_tool_calls(
+        self, content: str | None, request: Any, enable_auto_tools: bool = False
+    ) -> Any:
+        """Read the text and the calls of an output that is complete."""
+        if not enable_auto_tools or not self._reads_calls(request):
+            return super()._extract_tool_calls(content, request, enable_auto_tools)
+        text, calls = self._read_body(content or "", request, True)
+        return calls or None, text or None
+
+    def _reads_calls(self, request: Any) -> bool:
+        """Whether calls are read of the output's own markup, and not of JSON."""
+        choice = request.tool_choice
+        if not request.tools or choice == "none":
+            return False
+        return choice in (None, "auto") or not self._tool_parser.supports_required_and_named
+
+    def _is_end(self, token: int, request: Any) -> bool:
+        return token in self.ends or token in (getattr(request, "stop_token_ids", None) or ())
+
+    def _read_body(
+        self, body: str, request: Any, is_complete: bool
+    ) -> tuple[str, list[FunctionCall]]:
+        text, begin = self._held.shown(body)
+        if begin is None:
+            return text, []
+        if not is_complete:
+            return ("" if text.isspace() else text), self._begun_calls(request)
+        calls, rest = self._whole_calls(body, request)
+        if not calls:
+            return self._held.unframed(body), []
+        rest = (rest or "").strip().removeprefix(text.strip())
+        return ("" if text.isspace() else text) + rest, calls
+
+    def _whole_calls(self, body: str, request: Any) -> tuple[list[FunctionCall], str | None]:
+        reader = type(self.tool_parser)(self.model_tokenizer, self.tool_parser.tools)
+        try:
+            found = reader.extract_tool_calls(body, self._in_chat_form(request))
+        except Exception as error:
+            _LOG.warning("%s cannot read a tool call: %s", type(reader).__name__, error)
+            return [], None
+        calls = [call.function for call in found.tool_calls]
+        for call, made in zip(calls, found.tool_calls, strict=True):
+            call.id = self._make_tool_call_id(call.name) or made.id or make_tool_call_id()
+        return calls, found.content
+
+    def _begun_calls(self, request: Any) -> list[FunctionCall]:
+        """Return the calls of an output that was cut off, with the arguments so far."""
+        reader = type(self.tool_parser)(self.model_tokenizer, self.tool_parser.tools)
+        request = self._in_chat_form(request)
+        calls: dict[int, FunctionCall] = {}
+        text, ids = "", list[int]()
+        texts = TokenTexts(self.model_tokenizer, None, request)
+        pieces = [piece for held in self._held.pieces for piece in texts.split(*held)]
+        try:
+            for piece, tokens in pieces:
+                delta = reader.extract_tool_calls_streaming(
+                    text, text + piece, piece, ids, ids + tokens, tokens, request
+                )
+                text, ids = text + piece, ids + tokens
+                for call in delta.tool_calls if delta is not None else ():
+                    add_call(calls, call)
+        except Exception as error:
+            _LOG.warning(
+                "%s cannot read a tool call that was cut off: %s", type(reader).__name__, error
+            )
+        return [calls[index] for index in sorted(calls) if calls[index].name]
+
+
+class _Held:
+    """The part of an output that may have calls: its text, and how much of it was ``sent``."""
+
+    def __init__(self, mark: Any, frame: Any) -> None:
+        self._mark = mark
+        self._frame = frame
+        self._is_marked = False
+        self.text = ""
+        self.sent = 0
+        self.pieces: list[tuple[str, list[int]]] = []
+
+    def add(self, text: str, tokens: Sequence[int]) -> str:
+        """Take the next piece, and return the text that is certain to be no call."""
+        self.text += text
+        self.pieces.append((text, list(tokens)))
+        if self._is_marked:
+            return ""
+        shown, begin = self.shown(self.text, is_growing=True)
+        self._is_marked = begin is not None
+        if not shown.strip():  # blanks before a call are left out
+            return ""
+        certain, self.sent = shown[self.sent :], len(shown)
+        return certain
+
+    def shown(self, body: str, is_growing: bool = False) -> tuple[str, int | None]:
+        """Return the text before the first call, and where that begins.
+
+        Of a body that ``is_growing``, what may become a mark is left out.
+        """
+        match = self._mark.search(body, partial=is_growing)
+        if match is None:
+            return self.unframed(body, is_growing), None
+        text = self.unframed(body[: match.start()], is_growing)
+        return text, None if match.partial else match.start()
+
+    def unframed(self, text: str, is_growing: bool = False) -> str:
+        """Return ``text`` without what stands around an answer."""
+        if self._frame is None:
+            return text
+        last = self._frame.search(text, partial=True) if is_growing else None
+        if last is not None and last.partial:
+            text = text[: last.start()]
+        return str(self._frame.sub("", text))
+
+
+class InChatForm:
+    """A request of the Responses API with its tools in the form of chats, which parsers expect."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self.tools = chat_tools(request.tools)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+def chat_tools(tools: Iterable[Any] | None) -> list[Any] | None:
+    """Return tools of any API in the form of chats, in which some parsers look for schemas."""
+    if tools is None:
+        return None
+    return [
+        tool
+        if hasattr(tool, "function")
+        else ChatCompletionToolsParam(
+            function=FunctionDefinition(name=tool.name, parameters=tool.parameters)
+        )
+        for tool in tools
+        if hasattr(tool, "function") or getattr(tool, "type", "") == "function"
+    ]
+
+
+def add_call(calls: dict[int, FunctionCall], delta: DeltaToolCall) -> None:
+    """Add what ``delta`` says of a call to ``calls``."""
+    call = calls.setdefault(delta.index, FunctionCall(name="", arguments=""))
+    call.id = call.id or delta.id or make_tool_call_id()
+    if delta.function is not None:
+        call.name += delta.function.name or ""
+        call.arguments += delta.function.arguments or ""
+
+
+def begun_call(index: int, call: FunctionCall) -> DeltaToolCall:
+    """A whole call as one delta."""
+    function = DeltaFunctionCall(name=call.name, arguments=call.arguments)
+    return DeltaToolCall(index=index, id=call.id, type="function", function=function)
