@@ -1,6 +1,6 @@
 """``benchmarks serve``: `agentrt serve` under load, beside vLLM's own server.
 
-Both servers run, in processes of their own, with the same engine options; the load comes from
+All servers run, in processes of their own, with the same engine options; the load comes from
 this process, and one of them has it at a time, in turns. Clients are programs of a few calls,
 each the last one's chat and more, one after the other, without a pause. For the CPU time of the
 server's own process they make single calls, whole or streamed, and know nothing of programs.
@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -24,12 +24,11 @@ from agentrt.executors.base import Progress
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
-from agentrt.lab.commands.options import count_option, model_option, note
+from agentrt.lab.commands.options import ManyCommand, count_option, many, model_option, note
+from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
-from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies import policy_class
 from benchmarks.harness import WHOLE, percentile, ratios
-from benchmarks.servers import AgentrtServer, Server, both_servers
+from benchmarks.servers import AgentrtServer, Server, scheduling, stock_and_ours
 
 CALLS = 3
 TOKENS = 8
@@ -44,7 +43,7 @@ one each.
 """
 _BUSY = "429"
 _TOTAL = "{total:.0f}"
-SERVERS = ("stock", "agentrt")
+POLICIES = ("fcfs", DEFAULT)
 COLUMNS = (
     Column("calls", "calls", _TOTAL),
     Column("errors", "errors", _TOTAL),
@@ -73,7 +72,7 @@ FOOTPRINT = (
 _pause = asyncio.sleep
 
 
-@click.command()
+@click.command(cls=ManyCommand)
 @count_option("--clients", default=256)
 @click.option(
     "--minutes",
@@ -85,30 +84,33 @@ _pause = asyncio.sleep
 )
 @count_option("--repeat", default=5)
 @count_option("--max-num-seqs", default=16)
-@click.option("--policy", default="fcfs", show_default=True, metavar="NAME")
+@many("--policy", metavar="NAME…", help=f"agentrt's servers.  [default: {','.join(POLICIES)}]")
 @model_option
 def serve(**options: Any) -> None:
     """agentrt serve and vLLM's own server, with programs of three calls, in turns.
 
     The second table is the CPU time of the server's own process, without the engine's; the third
-    what agentrt's uses after each of its turns: what grows there is a leak. With policy fcfs both
-    schedule alike, and what differs is the server.
+    what agentrt's use after each of their turns: what grows there is a leak. With policy fcfs it
+    schedules as vLLM's own does, and what differs is the server.
     """
-    policy_class(options["policy"])
-    bench = ServingBench(options["clients"], options["minutes"] * 30 / options["repeat"], note)
+    policies = tuple(dict.fromkeys(options["policy"] or POLICIES))
+    for name in policies:
+        scheduling(name)
+    seconds = options["minutes"] * 60 / (1 + len(policies)) / options["repeat"]
+    bench = ServingBench(options["clients"], seconds, note, policies)
 
     def print_tables() -> None:
         tables = ((bench.measured, COLUMNS), (bench.cpu, CPU), (bench.footprints, FOOTPRINT))
         show([results.table(columns) for results, columns in tables], None)
 
-    run_shown(_measure(bench, options), print_tables)
+    run_shown(_measure(bench, options, policies), print_tables)
 
 
-async def _measure(bench: ServingBench, options: dict[str, Any]) -> None:
-    config = SchedulerConfig(policy=options["policy"])
-    engine = EngineOptions(options["model"], options["max_num_seqs"], config)
+async def _measure(bench: ServingBench, options: dict[str, Any], policies: Sequence[str]) -> None:
+    engine = EngineOptions(options["model"], options["max_num_seqs"])
     prepare_environment(engine)
-    async with both_servers(engine, options["model"] or default_model(note)) as servers:
+    model = options["model"] or default_model(note)
+    async with stock_and_ours(engine, model, policies) as servers:
         await bench.run(*servers, options["repeat"])
 
 
@@ -156,31 +158,38 @@ class ServingBench:
     has all of them for ``seconds``.
     """
 
-    def __init__(self, clients: int, seconds: float, progress: Progress) -> None:
+    def __init__(
+        self,
+        clients: int,
+        seconds: float,
+        progress: Progress,
+        policies: Sequence[str] = POLICIES,
+    ) -> None:
         self._clients, self._seconds, self._progress = clients, seconds, progress
+        self.servers = (STOCK, *policies)
         self.measured = Results({"server": "server", "clients": "clients"})
         self.cpu = Results({"server": "server", "asked": "asked for"})
-        self.footprints = Results({"turn": "after turn"})
-        self.measured.expect((name, load) for load in (1, clients) for name in SERVERS)
-        self.cpu.expect((name, load) for name in SERVERS for load in SINGLES)
+        self.footprints = Results({"server": "server", "turn": "after turn"})
+        self.measured.expect((name, load) for load in (1, clients) for name in self.servers)
+        self.cpu.expect((name, load) for name in self.servers for load in SINGLES)
         self._numbers = count(1)
         self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
 
-    async def run(self, stock: Server, ours: AgentrtServer, repeats: int) -> None:
-        """Let both servers take turns."""
+    async def run(self, stock: Server, ours: Mapping[str, AgentrtServer], repeats: int) -> None:
+        """Let the servers take turns."""
         self._progress("warming up")
+        servers: dict[str, Server] = {STOCK: stock, **ours}
         for clients in (1, self._clients):
-            for server in (ours, stock):
+            for server in servers.values():
                 await self.turn(server.base_url, clients, _WARM_UP_S)
-        await self._look(ours)
-        servers = dict(zip(SERVERS, (stock, ours), strict=True))
+        await self._look(ours, 0)
         for repeat in range(repeats):
             found = {}
-            for name in turns(SERVERS, repeat):
+            for name in turns(self.servers, repeat):
                 what = f"repeat {repeat + 1} of {repeats}: {name}"
                 found[name] = await self.once(servers[name], what)
             self.keep(found)
-            await self._look(ours)
+            await self._look(ours, repeat + 1)
 
     async def once(self, server: Server, what: str) -> dict[int | str, Figures]:
         """What each load comes to on a server, by its clients or by what is asked for."""
@@ -207,15 +216,16 @@ class ServingBench:
                 results, names = self.measured, ["p50", "p99", "rate"]
                 if load in SINGLES:
                     results, names = self.cpu, ["cpu_ms"]
-                to_stock = ratios(mine, found[SERVERS[0]][load], names, "_to_stock")
+                to_stock = ratios(mine, found[STOCK][load], names, "_to_stock")
                 results.add(name, load, figures={**mine, **to_stock})
 
-    async def _look(self, server: AgentrtServer) -> None:
-        """Keep what agentrt's process uses now."""
-        async with httpx.AsyncClient(timeout=_CALL_S) as client:
-            listed = (await client.get(f"{server.base_url}/sessions")).json()
-        figures = {**server.footprint(), "programs": len(listed["data"])}
-        self.footprints.add(len(self.footprints.samples), figures=figures)
+    async def _look(self, servers: Mapping[str, AgentrtServer], turn: int) -> None:
+        """Keep what agentrt's processes use now."""
+        for name, server in servers.items():
+            async with httpx.AsyncClient(timeout=_CALL_S) as client:
+                listed = (await client.get(f"{server.base_url}/sessions")).json()
+            figures = {**server.footprint(), "programs": len(listed["data"])}
+            self.footprints.add(name, turn, figures=figures)
 
     async def turn(self, url: str, clients: int, seconds: float, asked: str = "programs") -> Turn:
         """Load one server for so long: with programs, or with one of `SINGLES`."""

@@ -19,9 +19,11 @@ import httpx
 import psutil
 
 from agentrt.cli.engine_log import EngineLog
-from agentrt.errors import EngineStartError
+from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.vllm.options import EngineOptions, engine_args
 from agentrt.lab.commands.options import note
+from agentrt.lab.runs.contenders import contender
+from agentrt.scheduler.config import SchedulerConfig
 from tests.doubles.ports import reserved_port
 
 _HOST = "127.0.0.1"
@@ -188,6 +190,44 @@ async def both_servers(
             note("starting vLLM's own server")
             await stock.start(log.collect)
             yield stock, ours
+
+
+@contextlib.asynccontextmanager
+async def stock_and_ours(
+    options: EngineOptions, model: str, names: Sequence[str]
+) -> AsyncIterator[tuple[StockServer, dict[str, AgentrtServer]]]:
+    """vLLM's own server, and agentrt's under each of these schedulers (`contender`), started.
+
+    Raises `ConfigError` for a name that is no scheduler of ours.
+    """
+    configs = {name: scheduling(name) for name in names}
+    with EngineLog(verbose=False) as log:
+        async with contextlib.AsyncExitStack() as stack:
+            ours = {}
+            for name, config in configs.items():
+                note(f"starting agentrt serve: {name}")
+                made = our_server(replace(options, scheduler=config), model, PARSER)
+                ours[name] = await stack.enter_async_context(made)
+                await made.start()
+            note("starting vLLM's own server")
+            stock = await stack.enter_async_context(StockServer(options, model, PARSER))
+            await stock.start(log.collect)
+            yield stock, ours
+
+
+def our_server(options: EngineOptions, model: str, flags: Sequence[str] = ()) -> AgentrtServer:
+    """`agentrt serve` with the policy, retention and admission of ``options``; not started."""
+    scheduler = options.scheduler
+    more = ("--retention", scheduler.retention, "--admission", scheduler.admission)
+    return AgentrtServer(options, model, flags, more)
+
+
+def scheduling(name: str) -> SchedulerConfig:
+    """The settings of a scheduler of ours (`contender`). Raises `ConfigError` for another name."""
+    config = contender(name).config
+    if config is None:
+        raise ConfigError(f"--policy {name!r} is no scheduler of ours")
+    return config
 
 
 @contextlib.asynccontextmanager

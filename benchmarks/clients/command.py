@@ -31,9 +31,10 @@ from agentrt.lab.commands.options import (
     silence_vllm,
 )
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender
+from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks.clients import real, virtual
 from benchmarks.clients.load import QUARTER_S, Counted, by_minute
+from benchmarks.servers import scheduling
 
 OFF = "adaptive+cost"
 """The defaults with ``--admission off``."""
@@ -106,8 +107,7 @@ def _cells(options: Mapping[str, Any]) -> list[Cell]:
 def _names(options: Mapping[str, Any]) -> list[str]:
     names = [*dict.fromkeys((STOCK, *(options["policy"] or (OFF, DEFAULT))))]
     for name in names[1:]:
-        if contender(name).config is None:
-            raise ConfigError(f"--policy {name!r} is no scheduler of ours")
+        scheduling(name)
     return names
 
 

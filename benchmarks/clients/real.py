@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -13,9 +14,9 @@ import httpx
 
 from agentrt.cli.engine_log import EngineLog
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.runs.contenders import contender
+from agentrt.lab.runs.contenders import STOCK
 from benchmarks.clients.load import CALLS, Conversation, Counted
-from benchmarks.servers import AgentrtServer, Server, StockServer
+from benchmarks.servers import Server, StockServer, our_server, scheduling
 
 CONVERSATIONS = {"short": Conversation(20, 4, 4), "long": Conversation(600, 4, 20)}
 """In words of a prompt and tokens of an answer. A long one's chat is most of a small context."""
@@ -34,18 +35,15 @@ async def run(
 
 @asynccontextmanager
 async def _server(name: str, engine: EngineOptions, model: str) -> AsyncIterator[Server]:
-    config = contender(name).config
-    with EngineLog(verbose=False) as log:
-        if config is None:
+    if name == STOCK:
+        with EngineLog(verbose=False) as log:
             async with StockServer(engine, model) as stock:
                 await stock.start(log.collect)
                 yield stock
-            return
-        more = ("--retention", config.retention, "--admission", config.admission)
-        engine = EngineOptions(engine.model, engine.max_num_seqs, config)
-        async with AgentrtServer(engine, model, more=more) as ours:
-            await ours.start()
-            yield ours
+        return
+    async with our_server(replace(engine, scheduler=scheduling(name)), model) as ours:
+        await ours.start()
+        yield ours
 
 
 async def load(url: str, kind: Conversation, clients: int, counted: Counted) -> None:

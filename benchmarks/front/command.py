@@ -23,9 +23,10 @@ from agentrt.lab.bench.results import Column, Figures, Results
 from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import WHOLE, ratios, run_with_table
-from benchmarks.serve import SERVERS, SINGLES, Turn, user
+from benchmarks.serve import SINGLES, Turn, user
 from benchmarks.servers import piped
 
+SERVERS = ("stock", "agentrt")
 CALLS = {"calls": 100, "streams": 24}
 """So many in a turn."""
 _CLIENTS = 16

@@ -14,7 +14,6 @@ from benchmarks.serve import (
     COLUMNS,
     CPU,
     FOOTPRINT,
-    SERVERS,
     SINGLES,
     ServingBench,
     Turn,
@@ -78,22 +77,26 @@ async def test_each_load_has_its_part_of_the_time_and_is_compared_with_stock(
     monkeypatch.setattr(ServingBench, "turn", turn)
     bench = ServingBench(256, 60.0, lambda message: None)
     for _ in range(2):
-        servers = {"agentrt": Busy(1.2), "stock": Busy(1.0)}
+        servers = {"fcfs": Busy(1.2), "default": Busy(1.3), "stock": Busy(1.0)}
         bench.keep({name: await bench.once(server, "") for name, server in servers.items()})
     assert asked[:4] == [(1, 10.0), (256, 30.0), (16, 10.0, "calls"), (16, 10.0, "streams")]
     table = [line.replace(" ", "") for line in bench.cpu.table(CPU).splitlines()[2:]]
     assert table == [
         "|stock|calls|400|1|5.00(5.00-5.00)|5000|1.00(1.00-1.00)|",
         "|stock|streams|400|64|5.00(5.00-5.00)|78|1.00(1.00-1.00)|",
-        "|agentrt|calls|400|1|6.00(6.00-6.00)|6000|1.20(1.20-1.20)|",
-        "|agentrt|streams|400|64|6.00(6.00-6.00)|94|1.20(1.20-1.20)|",
+        "|fcfs|calls|400|1|6.00(6.00-6.00)|6000|1.20(1.20-1.20)|",
+        "|fcfs|streams|400|64|6.00(6.00-6.00)|94|1.20(1.20-1.20)|",
+        "|default|calls|400|1|6.50(6.50-6.50)|6500|1.30(1.30-1.30)|",
+        "|default|streams|400|64|6.50(6.50-6.50)|102|1.30(1.30-1.30)|",
     ]
     keys = [line.split("|")[1:4] for line in bench.measured.table(COLUMNS).splitlines()[2:]]
     assert [[cell.strip() for cell in key] for key in keys] == [
         ["stock", "1", "400"],
-        ["agentrt", "1", "400"],
+        ["fcfs", "1", "400"],
+        ["default", "1", "400"],
         ["stock", "256", "400"],
-        ["agentrt", "256", "400"],
+        ["fcfs", "256", "400"],
+        ["default", "256", "400"],
     ]
 
 
@@ -105,8 +108,8 @@ async def test_a_server_that_answers_nothing_has_no_figures(
 
     monkeypatch.setattr(ServingBench, "turn", turn)
     bench = ServingBench(2, 1.0, lambda message: None)
-    bench.keep({name: await bench.once(Busy(1.0), "") for name in SERVERS})
-    assert "| agentrt | 2       | 0     |" in bench.measured.table(COLUMNS)
+    bench.keep({name: await bench.once(Busy(1.0), "") for name in bench.servers})
+    assert "| default | 2       | 0     |" in bench.measured.table(COLUMNS)
     assert bench.cpu.medians()[0] == {"server": "stock", "asked": "calls", "calls": 0, "tokens": 1}
 
 
@@ -134,5 +137,7 @@ async def test_what_fails_is_counted_and_being_busy_is_no_error(
 def test_what_a_server_holds_is_told_after_each_turn() -> None:
     bench = ServingBench(2, 1.0, lambda message: None)
     held = {"memory_mib": 100.4, "files": 30, "threads": 5, "programs": 0}
-    bench.footprints.add(0, figures=held)
-    assert bench.footprints.table(FOOTPRINT).splitlines()[-1].replace(" ", "") == "|0|100|30|5|0|"
+    bench.footprints.add("fcfs", 0, figures=held)
+    assert (
+        bench.footprints.table(FOOTPRINT).splitlines()[-1].replace(" ", "") == "|fcfs|0|100|30|5|0|"
+    )
