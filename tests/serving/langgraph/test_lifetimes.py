@@ -170,8 +170,9 @@ async def test_more_threads_go_than_a_statement_takes(
             written.append(len(statements[-1].compile().params["thread_id_1"]))
             await write(*statements)
 
-        monkeypatch.setattr(state.storage.database, "write", counted)
-        await state.threads.remove(keys)
+        with monkeypatch.context() as patched:  # the database keeps its clock when it closes
+            patched.setattr(state.storage.database, "write", counted)
+            await state.threads.remove(keys)
         assert written == [2, 2, 1]
         assert [await checkpoints(state, key) for key in keys] == [None] * 5
 
