@@ -33,6 +33,7 @@ LIMITS = {
     "values in a message to an agent": [bodies.MOST_VALUES_OF_AGENTS],
     "the body of a search or a count": [bodies._SEARCH_BYTES],
     "the rest of a body that was refused": [DROPPED_PER_S],
+    "large requests": [bodies.LONG, bodies.MANY_OBJECTS, 1],
     "a prompt of token ids": [],
     "a prompt's text": [],
     "prompts of more than 32,000 characters": [long_prompts.LONG, 1],
@@ -100,7 +101,7 @@ def test_a_limit_on_the_page_is_the_codes(
     assert sorted(names) == sorted(limits)
     for name, row in zip(names, rows, strict=True):
         said = numbers(row[1])
-        if name.startswith(("prompts of", "chats of", "a tenant's calls")):
+        if name.startswith(("large requests", "prompts of", "chats of", "a tenant's calls")):
             said = numbers(row[0]) + said
         assert said == limits[name], row
 
