@@ -139,11 +139,13 @@ class Entry:
 @dataclass(slots=True)
 class _TenantPrograms:
     """One tenant's programs, and those of them that have names. ``single`` are those that have
-    ended one request, and shown no sign of life since, the oldest first.
+    ended one request, and shown no sign of life since, the oldest first; ``nameless`` are those
+    without a name and without a request, the one that has been idle for the longest first.
     """
 
     all: set[ClientProgram] = field(default_factory=set)
     single: dict[ClientProgram, None] = field(default_factory=dict)
+    nameless: dict[ClientProgram, None] = field(default_factory=dict)
     named: dict[str, ClientProgram] = field(default_factory=dict)
     conversations: Conversations[ChatEnd] = field(default_factory=Conversations)
 
@@ -193,6 +195,7 @@ class ClientPrograms:
         program.open += 1
         program.requests += 1
         own.single.pop(program, None)
+        own.nameless.pop(program, None)
         program.is_last |= claim.is_last
         return entry
 
@@ -236,7 +239,12 @@ class ClientPrograms:
             self._leave_end(own, program, at, scope)
         if not program.open and _is_over(program, is_cut=is_cut):
             self._end(program)
-        elif program.requests == 1 and not program.open and not program.gaps:
+            return
+        if program.open:
+            return
+        if program.name is None:
+            own.nameless[program] = None
+        if program.requests == 1 and not program.gaps:
             own.single[program] = None
 
     def _leave_end(
@@ -277,9 +285,10 @@ class ClientPrograms:
         (`_silence`). A session without a call makes room for a program that calls, and not for
         another session. Raises `BusyError` where there is none.
         """
-        if own.single:
-            self._end(next(iter(own.single)))
-            return
+        for first in (own.single, own.nameless):  # where there are many, no others are looked at
+            if first:
+                self._end(next(iter(first)))
+                return
         now = self._runtime.now()
         idle = [program for program in own.all if not program.open]
         room = [program for program in idle if program.seen_at + self._silence(program) <= now]
@@ -404,4 +413,5 @@ class ClientPrograms:
         program.left.clear()
         own.all.discard(program)
         own.single.pop(program, None)
+        own.nameless.pop(program, None)
         self._runtime.registry.close(program.run, RunState.DONE)

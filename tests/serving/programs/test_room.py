@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 
 from agentrt import Runtime
@@ -31,6 +35,20 @@ class Many:
                 run, scope, registry.begin_interrupt(run, scope, NodeKind.TOOL, "call")
             )
             self.all.leave(entry)
+
+    def converse(self, chat: str, turns: int) -> None:
+        """A chat without a name: each request goes on from the reply before it."""
+        registry = self.runtime.registry
+        hashes: list[bytes] = []
+        for turn in range(turns):
+            entry = self.all.enter("a", Claim(), hashes)
+            run, scope = entry.program.run, entry.scope()
+            registry.end_interrupt(
+                run, scope, registry.begin_interrupt(run, scope, NodeKind.TOOL, "call")
+            )
+            reply = f"{chat} {turn}".encode()
+            self.all.leave(entry, [reply])
+            hashes = [*hashes, reply]
 
     def names(self, tenant: str = "a") -> list[str | None]:
         return [program.name for program in self.all.named(tenant)]
@@ -110,3 +128,31 @@ async def test_named_programs_of_a_client_that_is_gone_make_room_too() -> None:
         now = 121.0
         third = programs.start_session("a", Claim()).name
         assert [one.name for one in programs.named("a")] == [second, third] != [first, second]
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+async def test_a_new_conversation_costs_no_more_where_many_are_idle(turns: int) -> None:
+    """Counted in lines that are executed, with clients that never say when they end."""
+
+    async def lines(most: int) -> int:
+        async with Runtime(ScriptedExecutor(), clock=lambda: 0.0) as runtime:
+            programs = Many(runtime, most)
+            for number in range(most):
+                programs.converse(f"chat {number}", turns)
+            executed = 0
+
+            def count(frame: FrameType, event: str, argument: object) -> Any:
+                nonlocal executed
+                executed += event == "line"
+                return count
+
+            before = sys.gettrace()
+            sys.settrace(count)
+            try:
+                programs.converse("one more", turns)
+            finally:
+                sys.settrace(before)
+            assert len(programs.all) == most
+            return executed
+
+    assert await lines(400) <= 1.1 * await lines(40)
