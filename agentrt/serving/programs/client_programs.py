@@ -237,10 +237,13 @@ class ClientPrograms:
         # Of equal replies the first is kept, since its tools are those that run.
         for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
             self._leave_end(own, program, at, scope)
-        if not program.open and _is_over(program, is_cut=is_cut):
+        if not program.open:
+            self._rest(own, program, is_cut=is_cut)
+
+    def _rest(self, own: _TenantPrograms, program: ClientProgram, *, is_cut: bool) -> None:
+        """A program has no request any more: it is over, or may make room for another."""
+        if _is_over(program, is_cut=is_cut):
             self._end(program)
-            return
-        if program.open:
             return
         if program.name is None:
             own.nameless[program] = None
