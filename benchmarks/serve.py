@@ -20,6 +20,7 @@ from typing import Any
 import click
 import httpx
 
+from agentrt.cli.numbers import NumberRange
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
@@ -76,7 +77,7 @@ _pause = asyncio.sleep
 @count_option("--clients", default=256)
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=20.0,
     show_default=True,
     metavar="M",

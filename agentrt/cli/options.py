@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from agentrt.cli.numbers import NumberRange
 from agentrt.scheduler.config import DEFAULT_POLICY
 
 ARGUMENTS = "agentrt.arguments"
@@ -113,7 +114,7 @@ class Options:
         **terms: Any,
     ) -> Decorator:
         """A time, above 0 unless there is a ``least``."""
-        kind = click.FloatRange(min=least or 0, min_open=least is None)
+        kind = NumberRange(min=least or 0, min_open=least is None)
         return self.text(flag, metavar, about, type=kind, **terms)
 
     def file(self, flag: str, about: str, *, dir_okay: bool = False) -> Decorator:

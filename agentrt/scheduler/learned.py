@@ -187,7 +187,7 @@ class Silences:
         """The lengths in seconds of those that ended with a call, the shortest first."""
         self._gone: list[float] = []
         """The lengths of those that ended with their program."""
-        self._told = Mean()
+        self._explained = Mean()
         """The share of them of which somebody said what the program waits for."""
         self._until_look = 0
         self._ends = 0.0
@@ -204,14 +204,14 @@ class Silences:
 
     def end(self, silence: Silence, now: float, *, returned: bool) -> None:
         """See `Silence.end`."""
-        self._told.add(0.0)
+        self._explained.add(0.0)
         self._remove_open(silence)
         silence.length, silence.returned = now - silence.since, returned
         insort(self._returned if returned else self._gone, silence.length)
 
     def drop(self, silence: Silence) -> None:
         """See `Silence.drop`."""
-        self._told.add(1.0)
+        self._explained.add(1.0)
         self._remove_open(silence)
         self._latest.remove(silence)
         silence.counted = False
@@ -241,7 +241,7 @@ class Silences:
             self._until_look = len(self._latest) // 16
             older = [*islice(self._latest, len(self._latest) // 2)]
             self._ends = sum(not silence.returned for silence in older) / len(older)
-        return self._ends * (1.0 - self._told.value)
+        return self._ends * (1.0 - self._explained.value)
 
     def _forget(self, silence: Silence) -> None:
         silence.counted = False
@@ -332,7 +332,8 @@ class StepCost:
         """Steps with prompts since the last step without."""
         self._new = 0
         self._beside = -1.0
-        """What a step without prompts cost when ``_token_s`` was computed; negative for a line."""
+        """What a step without prompts cost when ``_token_s`` was computed last. Negative where
+        that was not known, and the line through the steps gave it."""
         self._token_s = self._decode_s = 0.0
 
     @property
@@ -359,7 +360,11 @@ class StepCost:
             self._new += 1
 
     def _look(self) -> None:
-        """Compute both again after every eighth of the steps, or if it is another case."""
+        """Bring both figures up to date.
+
+        They are computed again after an eighth of the remembered steps is new, and when what a
+        step without prompts costs has changed, or is not known any more.
+        """
         without_s = self._without.value if self._since < RECENT else -1.0
         if without_s > 0.0:
             self._decode_s = without_s

@@ -20,6 +20,7 @@ from typing import Any
 import click
 import httpx
 
+from agentrt.cli.numbers import NumberRange
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.bench.results import Column, Results
 from agentrt.lab.commands.options import count_option, json_option, note
@@ -56,7 +57,7 @@ COLUMNS = (
 @click.command()
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
     metavar="M",

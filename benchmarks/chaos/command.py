@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from agentrt.cli.engine_log import EngineLog
+from agentrt.cli.numbers import NumberRange
 from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.engine import VLLMEngine
@@ -51,7 +52,7 @@ _FLAGS = (
 
 
 @click.command()
-@click.option("--minutes", type=click.FloatRange(min=0), default=10.0, show_default=True)
+@click.option("--minutes", type=NumberRange(min=0), default=10.0, show_default=True)
 @count_option("--programs", default=40)
 @count_option("--replicas", default=2)
 @click.option(

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
@@ -38,7 +39,6 @@ from benchmarks.servers import scheduling
 
 OFF = "adaptive+cost"
 """The defaults with ``--admission off``."""
-SERVERS = (STOCK, OFF, DEFAULT)
 KINDS = ("short", "long")
 Cell = tuple[str, int]
 Runs = dict[Cell, dict[str, Counted]]
@@ -50,7 +50,7 @@ Runs = dict[Cell, dict[str, Counted]]
 @many("--policy", metavar="NAME…", help=f"Beside {STOCK}.  [default: {OFF},{DEFAULT}]")
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0.25),
+    type=NumberRange(min=0.25),
     default=5.0,
     show_default=True,
     metavar="M",

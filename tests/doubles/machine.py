@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentrt.steady import MachineClocks
@@ -50,3 +51,23 @@ class Machine:
         before = self.looks
         while self.looks < before + _LOOKS:
             await asyncio.sleep(0.001)
+
+
+def passes(seconds: float) -> Callable[[Machine], None]:
+    """Time passes on a machine."""
+    return lambda machine: machine.passes(seconds)
+
+
+def is_set(seconds: float) -> Callable[[Machine], None]:
+    """Somebody sets a machine's time of day, by so much."""
+    return lambda machine: machine.is_set(seconds)
+
+
+def boots(off_s: float, set_by: float = 0.0) -> Callable[[Machine], None]:
+    """A machine boots again after so long, and its time of day is set by so much then."""
+
+    def booted(machine: Machine) -> None:
+        machine.boots(off_s)
+        machine.is_set(set_by)
+
+    return booted

@@ -23,6 +23,7 @@ from typing import Any
 import click
 
 from agentrt import __version__
+from agentrt.cli.numbers import NumberRange
 from agentrt.cli.signals import STOP_WITHIN_S
 from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
 from agentrt.executors.vllm.options import EngineOptions, has_gpus, prepare_environment
@@ -42,7 +43,7 @@ from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_MINUTES = click.FloatRange(min=0.5)
+_MINUTES = NumberRange(min=0.5)
 _KEPT = 0.04
 """This share of the time is for the end, beside what a stop may take."""
 _OFFLOAD_GIB = 64

@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.bench.memory_plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
@@ -61,7 +62,7 @@ from agentrt.lab.runs.memory import (
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.lab.workloads.traces import KNOWN
 
-_FACTOR = click.FloatRange(min=0, min_open=True)
+_FACTOR = NumberRange(min=0, min_open=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMES = ", ".join(ALL_WORKS)
 _HELD = f"{FIRST_HELD_OUT} with --held-out"

@@ -14,6 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import source_of
 from agentrt.lab.commands.options import (
@@ -67,7 +68,7 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @count_option("--programs", default=600, about="Of the middle horizon.")
 @click.option(
     "--scale",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=0.25,
     show_default=True,
     help="Multiplies prompts, outputs and the tools' times.",

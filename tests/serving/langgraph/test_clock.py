@@ -19,7 +19,7 @@ from langgraph_sdk.client import LangGraphClient
 from agentrt import Context, program
 from agentrt.serving.langgraph.interrupts import Deadlines
 from agentrt.serving.langgraph.storage import open_storage
-from tests.doubles.machine import Machine
+from tests.doubles.machine import Machine, boots, is_set, passes
 from tests.serving.langgraph.graphs import steps_graph
 from tests.serving.langgraph.serve import serving
 from tests.serving.langgraph.test_questions import clients
@@ -27,22 +27,6 @@ from tests.serving.langgraph.test_runs import IN, a_thread
 
 HOUR_S = 3600.0
 LIMIT_S = 600.0
-
-
-def passes(seconds: float) -> Callable[[Machine], None]:
-    return lambda machine: machine.passes(seconds)
-
-
-def is_set(seconds: float) -> Callable[[Machine], None]:
-    return lambda machine: machine.is_set(seconds)
-
-
-def boots(off_s: float, set_by: float = 0.0) -> Callable[[Machine], None]:
-    def booted(machine: Machine) -> None:
-        machine.boots(off_s)
-        machine.is_set(set_by)
-
-    return booted
 
 
 @program

@@ -14,7 +14,7 @@ import pytest
 from agentrt import Context
 from agentrt.errors import InterruptExpiredError
 from agentrt.interrupts.events import EventSource, Subscription
-from tests.doubles.machine import Machine
+from tests.doubles.machine import Machine, boots, is_set, passes
 from tests.serving.programs.parking import Code, Local, of, served
 
 HOUR_S = 3600.0
@@ -26,22 +26,6 @@ class Restart:
     """The server ends, and another begins after this."""
 
     meanwhile: Callable[[Machine], None]
-
-
-def passes(seconds: float) -> Callable[[Machine], None]:
-    return lambda machine: machine.passes(seconds)
-
-
-def is_set(seconds: float) -> Callable[[Machine], None]:
-    return lambda machine: machine.is_set(seconds)
-
-
-def boots(off_s: float, set_by: float = 0.0) -> Callable[[Machine], None]:
-    def booted(machine: Machine) -> None:
-        machine.boots(off_s)
-        machine.is_set(set_by)
-
-    return booted
 
 
 Step = Callable[[Machine], None] | Restart

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-from typing import Any
-
 import pytest
 
 from agentrt import Runtime
@@ -14,6 +10,7 @@ from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import Claim
 from agentrt.serving.tenants import BusyError, Limits
 from tests.doubles.scripted import ScriptedExecutor
+from tests.lines import lines_run
 
 
 class Many:
@@ -139,19 +136,7 @@ async def test_a_new_conversation_costs_no_more_where_many_are_idle(turns: int) 
             programs = Many(runtime, most)
             for number in range(most):
                 programs.converse(f"chat {number}", turns)
-            executed = 0
-
-            def count(frame: FrameType, event: str, argument: object) -> Any:
-                nonlocal executed
-                executed += event == "line"
-                return count
-
-            before = sys.gettrace()
-            sys.settrace(count)
-            try:
-                programs.converse("one more", turns)
-            finally:
-                sys.settrace(before)
+            executed = lines_run(lambda: programs.converse("one more", turns))
             assert len(programs.all) == most
             return executed
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrt.cli.numbers import NumberRange
 from agentrt.cli.options import Options, together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.bench.asked import Asked, Measured, read
@@ -73,7 +74,7 @@ policies_options = together(
         "--scale",
         "X",
         "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
-        type=click.FloatRange(min=0, min_open=True),
+        type=NumberRange(min=0, min_open=True),
     ),
     _work.count("--calls", "Cut programs after N calls."),
     _work.text(

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from agentrt.cli.numbers import NumberRange
 from agentrt.cli.options import together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import Option, count_option, file, many, silence_vllm
@@ -29,7 +30,7 @@ from agentrt.scheduler import SchedulerConfig
 
 
 def _scale(name: str, about: str, *, zero: bool = False) -> Option:
-    kind = click.FloatRange(min=0, min_open=not zero)
+    kind = NumberRange(min=0, min_open=not zero)
     return click.option(name, type=kind, default=1.0, metavar="X", help=f"Multiplies the {about}.")
 
 
@@ -66,7 +67,7 @@ _MACHINE: Option = together(
     ),
     click.option(
         "--step-ms",
-        type=click.FloatRange(min=0, min_open=True),
+        type=NumberRange(min=0, min_open=True),
         metavar="MS",
         help="steps: milliseconds per step, which gives each running call one token.  "
         "[default: 25]",
@@ -101,7 +102,7 @@ engine_options: Option = together(
     _MACHINE,
     click.option(
         "--hints",
-        type=click.FloatRange(0, 1),
+        type=NumberRange(0, 1),
         metavar="X",
         help="How well the sizes that NAME+hints is told correlate with the true ones.  "
         "[default: 0.5]",
