@@ -187,7 +187,9 @@ class WorkingSet(Admission):
         """Whether it fits, once those whose time is up have left: no more of them than it takes."""
         while (until := self._away.first_key()) is not None and until <= now:
             self._due[self._away.pop()] = None
-        due = sum(one.claim for one in self._due)
+        if self._fits(row):  # most often, and without a look at each that could leave
+            return True
+        due = sum(member.claim for member in self._due)
         if self.claimed - due + self._needs(row) > self.capacity.blocks:
             return False
         while self._due and not self._fits(row):
