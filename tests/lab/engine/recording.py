@@ -28,7 +28,8 @@ Event = Mapping[str, Any]
 
 ``start``: the engine's dimensions and the scheduler's settings. ``add``: a request,
 with its prompt's token ids. ``schedule``: what a step runs, {request: tokens}, what of
-it was computed before, and who was preempted. ``update``: the tokens that came out of
+it was computed before, who was preempted, and what waits then: each call's state, level and
+promotions, the best first. ``update``: the tokens that came out of
 step ``step``, and who finished. ``finish``: requests aborted. ``control``: a client's
 message. ``reset``: the prefix cache was emptied. ``stop``: how much there was.
 ``clock`` are the scheduler's clock readings within an event, in seconds.
@@ -132,6 +133,10 @@ class Recorder:
             "scheduled": dict(output.num_scheduled_tokens),
             "computed": computed_before(output),
             "preempted": list(self._preempted),
+            "queued": [
+                [call.call_id, call.state.value, call.level, call.promotions]
+                for call in self._scheduler.queues.in_order()
+            ],
         }
 
     def _updated(

@@ -16,7 +16,10 @@ from typing import Any
 from agentrt.lab.engine.headless import complete, make_request, make_scheduler
 from tests.lab.engine.recording import Event, Recorder, read
 
-_COMPARED = {"schedule": ("scheduled", "computed", "preempted"), "update": ("finished",)}
+_COMPARED = {
+    "schedule": ("scheduled", "computed", "preempted", "queued"),
+    "update": ("finished",),
+}
 
 
 @dataclass(frozen=True, slots=True)
