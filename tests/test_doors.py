@@ -195,7 +195,7 @@ def test_the_bare_plug_in(settings: dict[str, Any], expected: tuple[str, str, st
     scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=40, settings=settings)
     assert isinstance(scheduler, ProgramScheduler)
     assert named(scheduler.config) == expected
-    policy, admission = scheduler.queues.policy.name, scheduler.queues.admission
+    policy, admission = scheduler.core.policy.name, scheduler.core.admission
     assert (policy, "off" if admission is None else admission.name) == (expected[0], expected[2])
 
 

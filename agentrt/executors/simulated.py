@@ -18,10 +18,18 @@ from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.info import ExecutorInfo
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.core import SchedulerCore
+from agentrt.scheduler.events import (
+    CallArrived,
+    CallFinished,
+    CallPreempted,
+    CallStarted,
+    ProgramEnded,
+    StepFinished,
+)
 from agentrt.scheduler.policies import AttainedService
-from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.records import QueuedCall
-from agentrt.scheduler.table import ProcessTable, ProgramTotals
+from agentrt.scheduler.table import ProgramTotals
 
 _WORDS = ("lorem", "ipsum", "dolor", "sit", "amet", "elit", "sed", "eiusmod", "tempor", "magna")
 _LEAST, _MOST = 12, 48
@@ -59,8 +67,7 @@ class SimulatedEngine(Executor):
         self._clock = clock
         self._step_s = step_s
         self._steps = 0
-        self._table = ProcessTable()
-        self._queues = LevelQueues(scheduling, slots=slots)
+        self._core = SchedulerCore(scheduling, slots=slots)
         self._running: list[QueuedCall] = []
         self._cut_off: dict[str, CallReport] = {}
         self._has_calls = asyncio.Event()
@@ -83,9 +90,9 @@ class SimulatedEngine(Executor):
         """Change the scheduler's settings; what it has learned is forgotten. Raises `ConfigError`
         while calls are unfinished.
         """
-        if self._queues.calls:
-            raise ConfigError(f"{len(self._queues.calls)} calls are unfinished; wait for them")
-        self._queues = LevelQueues(scheduling, slots=self.slots)
+        if self._core.calls:
+            raise ConfigError(f"{len(self._core.calls)} calls are unfinished; wait for them")
+        self._core = SchedulerCore(scheduling, slots=self.slots)
 
     async def forget_prefixes(self) -> None:
         """Do nothing: this engine has no cache."""
@@ -117,33 +124,30 @@ class SimulatedEngine(Executor):
 
     def _arrived(self, call: Call, words: list[str]) -> QueuedCall:
         who, now = call.identity, self._clock()
-        row = self._table.get(who.program_id) or self._table.start_program(
+        table = self._core.table
+        row = table.get(who.program_id) or table.start_program(
             who.program_id, who.program_type, now, tenant=who.tenant, session=who.session
         )
         row.size_hint = who.size_hint if row.size_hint is None else row.size_hint
-        self._table.catch_up(row, who.service_s, who.program_path_s, who.waiting_s)
-        self._table.call_arrived(row, call.call_id, now)
+        table.catch_up(row, who.service_s, who.program_path_s, who.waiting_s)
         queued = QueuedCall(call.call_id, row, _Work(words), who.path_s, now, node=who.node)
         queued.arrived_step = self._steps + 1
         queued.max_tokens = call.spec.max_tokens or 0
         # About so many: the words of the chat.
         chat = (str(message.get("content")) for message in call.spec.messages)
         queued.prompt_tokens = sum(len(text.split()) for text in chat)
-        self._queues.put(self._queues.call_arrived(queued, now))
+        self._core.handle(CallArrived(queued, now))
+        self._core.queue.put(queued)
         self._has_calls.set()
         return queued
 
     def _left(self, call: QueuedCall) -> None:
         """A call has ended, or nobody reads it any more."""
-        if call.call_id not in self._queues.calls:
+        if call.call_id not in self._core.calls:
             return
-        now = self._clock()
         if call in self._running:
             self._running.remove(call)
-        self._queues.remove(call, now)
-        times = call.served_s, call.waited_s
-        self._table.call_ended(call.program, call.call_id, now, call.path_s, *times)
-        self._queues.call_ended(call, now)
+        self._core.handle(CallFinished(call, self._clock()))
 
     def _report(self, call: QueuedCall, said: int) -> CallReport:
         return CallReport(
@@ -159,20 +163,19 @@ class SimulatedEngine(Executor):
         return self._cut_off.pop(call_id, CallReport())
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        if (row := self._table.end_program(program_id)) is not None:
-            self._table.catch_up(row, 0.0 if totals is None else totals.service_s)
-            self._queues.program_ended(row, self._clock())
+        totals = totals or ProgramTotals(program_id, "")
+        self._core.handle(ProgramEnded(totals, self._clock()))
 
     async def snapshot(self) -> Mapping[str, Any]:
-        waiting = enumerate(self._queues.in_order())
+        waiting = enumerate(self._core.in_order())
         return {
             "steps": self._steps,
             "sizes": {"max_num_seqs": self.slots},
-            "levelled": isinstance(self._queues.policy, AttainedService),
-            "programs": [row.program_id for row in self._table],
+            "levelled": isinstance(self._core.policy, AttainedService),
+            "programs": [row.program_id for row in self._core.table],
             "running": [_described(call) for call in self._running],
             "waiting": [{**_described(call), "ahead": index} for index, call in waiting],
-            "requests": len(self._queues.calls),
+            "requests": len(self._core.calls),
         }
 
     # -- steps -------------------------------------------------------------------------
@@ -185,32 +188,32 @@ class SimulatedEngine(Executor):
                 await asyncio.sleep(self._step_s)
                 self._end_step(began, self._clock())
         finally:
-            for call in self._queues.calls.values():
+            for call in self._core.calls.values():
                 call.item.said.put_nowait(None)
 
     def _choose(self, now: float) -> None:
         """Promote, preempt and admit, as an engine does before a step."""
-        queues, running = self._queues, self._running
-        queues.promote(now)
+        core, running = self._core, self._running
+        core.promote(now)
         running.sort(key=attrgetter("key"))
-        for call, _ in queues.victims(running, self.slots - len(running)):
+        for call, better in core.victims(running, self.slots - len(running)):
             running.remove(call)
-            queues.call_preempted(call, now)
-            queues.put(call)
-        while len(running) < self.slots and queues.head() is not None:
-            running.append(call := queues.take())
-            queues.call_began(call, now)
+            core.handle(CallPreempted(call, now, better=better))
+            core.queue.put(call)
+        while len(running) < self.slots and core.queue.head() is not None:
+            running.append(call := core.queue.take())
+            core.handle(CallStarted(call, now))
 
     def _end_step(self, began: float, now: float) -> None:
         running = list(self._running)
         self._steps += 1
         names = [call.call_id for call in running]
-        self._queues.charge_step(names, now - began, now, tokens=len(names))
+        self._core.handle(StepFinished(names, now - began, now, tokens=len(names)))
         for call in running:
             call.item.said.put_nowait(call.item.words.pop())
             if not call.item.words:
                 self._left(call)
-        if not self._queues.calls:
+        if not self._core.calls:
             self._has_calls.clear()
 
 

@@ -17,6 +17,7 @@ from agentrt.lab.outcome import Outcome, Ran
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
+from agentrt.scheduler.programs import ProgramStats
 from agentrt.scheduler.table import ProcessTable
 
 _CALL, _PROGRAM = range(2)
@@ -43,7 +44,7 @@ class Driver:
         self, backend: Backend, programs: Sequence[ProgramShape], gate: Gate | None = None
     ) -> None:
         self.outcomes: list[Outcome] = []
-        self.table = ProcessTable()
+        self.table = ProcessTable(ProgramStats)
         self._backend = backend
         self._gate = gate
         self._held: dict[str, list[tuple[LiveProgram, int]]] = {}

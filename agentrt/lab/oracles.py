@@ -19,7 +19,7 @@ from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler import policies
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy, Priority
-from agentrt.scheduler.records import ProgramRow
+from agentrt.scheduler.records import EngineProgram
 
 if TYPE_CHECKING:
     from agentrt.scheduler.records import QueuedCall
@@ -32,7 +32,9 @@ class Srpt(Policy):
     starving: ClassVar[bool] = False
     follows_program: ClassVar[bool] = True
 
-    def __init__(self, config: SchedulerConfig, remaining_s: Callable[[ProgramRow], float]) -> None:
+    def __init__(
+        self, config: SchedulerConfig, remaining_s: Callable[[EngineProgram], float]
+    ) -> None:
         super().__init__(config)
         self._remaining_s = remaining_s
 
@@ -67,7 +69,7 @@ class Laws:
         for kind in {(shape.type, None), (shape.type, _hint_bin(shape.hint_tokens))}:
             self._sizes.setdefault(kind, []).append(size)
 
-    def cost_s(self, row: ProgramRow) -> float:
+    def cost_s(self, row: EngineProgram) -> float:
         """The seconds of service that an end costs, at best, of programs like this one: the
         inverse of the Gittins index at what it has had.
         """
@@ -140,7 +142,7 @@ def check_policy(name: str) -> None:
 
 
 def make_policy(
-    config: SchedulerConfig, remaining_s: Callable[[ProgramRow], float], laws: Laws
+    config: SchedulerConfig, remaining_s: Callable[[EngineProgram], float], laws: Laws
 ) -> Policy:
     """A fresh policy; one that knows more asks ``remaining_s`` or ``laws``."""
     if config.policy == Srpt.name:

@@ -15,7 +15,7 @@ from agentrt.lab.engine.virtual import PrioritizedCall, StockPolicy, tokens
 from agentrt.lab.runs.machine import prompt_tokens
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport, CallSpec, Identity
-from agentrt.scheduler.records import ProgramRow
+from agentrt.scheduler.programs import ProgramStats
 
 Words = Callable[[str, int], list[int]]
 """The first so many token ids of the text that belongs to a name alone."""
@@ -35,7 +35,7 @@ class LiveProgram:
     """
 
     shape: ProgramShape
-    row: ProgramRow
+    row: ProgramStats
     arrived_s: float = 0.0
     words: Words = plain_words
     prompts: dict[int, list[int]] = field(default_factory=dict)

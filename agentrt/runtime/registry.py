@@ -33,6 +33,7 @@ from agentrt.runtime.events import (
     ProgramStarted,
 )
 from agentrt.runtime.run import Run, RunState
+from agentrt.scheduler.programs import ProgramStats
 from agentrt.scheduler.table import ProcessTable
 from agentrt.tracking.scope import Scope
 
@@ -51,7 +52,7 @@ class RunRegistry:
     def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:
         self.clock = clock
         self._mark = mark
-        self.table = ProcessTable()
+        self.table = ProcessTable(ProgramStats)
         self.runs: dict[str, Run] = {}
         self.opened = 0
         self.lock = RLock()

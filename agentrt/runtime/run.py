@@ -11,7 +11,7 @@ from typing import Any
 from agentrt.graph import ExecutionDAG, to_svg
 from agentrt.journal import ProgramRecord
 from agentrt.request import CallReport
-from agentrt.scheduler.records import ProgramRow
+from agentrt.scheduler.programs import ProgramStats
 
 
 class RunState(StrEnum):
@@ -70,7 +70,7 @@ class Run:
 
     id: str
     type: str
-    row: ProgramRow
+    row: ProgramStats
     dag: ExecutionDAG
     started_at: float
     state: RunState = RunState.RUNNING
@@ -84,7 +84,7 @@ class Run:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     left: bool = False
     draws_as: str = ""
-    recalled: ProgramRow = field(default_factory=lambda: ProgramRow("", ""), repr=False)
+    recalled: ProgramStats = field(default_factory=lambda: ProgramStats("", ""), repr=False)
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     async def wait(self) -> Any:

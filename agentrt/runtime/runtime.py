@@ -32,6 +32,7 @@ from agentrt.runtime.journaled import JournaledEmitter
 from agentrt.runtime.registry import Listener, RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
 from agentrt.runtime.services import Services
+from agentrt.scheduler.programs import ProgramStats
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 from agentrt.steady import SteadyClock
 from agentrt.tracking.current import running_loop
@@ -106,7 +107,7 @@ class Runtime:
         )
 
     @property
-    def table(self) -> ProcessTable:
+    def table(self) -> ProcessTable[ProgramStats]:
         """The process table over all live programs."""
         return self.registry.table
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.policies import Policy, make_policy, policy_names
-from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.programs import ProgramStats
+from agentrt.scheduler.records import EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProcessTable, ProgramState, ProgramTotals
 
 __all__ = [
-    "LevelQueues",
+    "EngineProgram",
     "Policy",
     "ProcessTable",
-    "ProgramRow",
     "ProgramState",
+    "ProgramStats",
     "ProgramTotals",
     "QueuedCall",
     "SchedulerConfig",
+    "SchedulerCore",
     "make_policy",
     "policy_names",
 ]

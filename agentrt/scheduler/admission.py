@@ -9,10 +9,10 @@ from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.events import Events
+from agentrt.scheduler.events import Part
 from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.records import OUTSIDE, CachedBlocks, ProgramRow, QueuedCall
+from agentrt.scheduler.records import NOT_ADMITTED, CachedBlocks, EngineProgram, QueuedCall
 
 
 class Capacity(NamedTuple):
@@ -23,12 +23,29 @@ class Capacity(NamedTuple):
     slots: int
 
 
-class Admission(Events):
-    """Decides which programs are *members*, by their rows' ``member``: whose calls may run.
+class Admit(NamedTuple):
+    """A decision: this program becomes resident, and those ``expelled`` for it leave."""
 
-    A call that arrives begins as its level says if it `goes_on`; else it waits outside until
-    `let_in` names it. All calls of a program are inside or all are outside. ``changed`` is called
-    with the cached blocks of programs that became members or ceased to be.
+    program: EngineProgram
+    expelled: tuple[EngineProgram, ...] = ()
+
+
+class Keep(NamedTuple):
+    """A decision: a program stays out, at least ``until`` then if nothing happens.
+
+    ``tool_of`` is the resident program for whose tool an idle engine keeps it out.
+    """
+
+    until: float = math.inf
+    tool_of: EngineProgram | None = None
+
+
+class Admission(Part):
+    """Decides which programs are *resident*: their calls may run and use the KV cache.
+
+    All calls of a program wait for its admission, or none does. A subclass answers two questions,
+    `may_stay` and `decide`, and changes nothing in them; this class applies the answers.
+    ``changed`` is called with the cached blocks of programs that became resident or ceased to be.
     """
 
     name: ClassVar[str]
@@ -36,56 +53,93 @@ class Admission(Events):
     def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
         self.config, self.capacity, self.learned = config, capacity, learned
         self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
-        self.members: dict[ProgramRow, None] = {}  # as they came in
-        self._outside: Heap[QueuedCall] = Heap()
+        self.residents: dict[EngineProgram, None] = {}
+        """The resident programs, in the order of their admission."""
+        self._not_admitted: Heap[QueuedCall] = Heap()
 
-    def rank(self, call: QueuedCall) -> tuple[Any, ...]:
-        """The least is the first to be let in; asked anew when the policy's answer changes."""
-        return call.key
-
-    @abstractmethod
-    def goes_on(self, call: QueuedCall) -> bool:
-        """Whether a call that arrives or comes back is a member's, and may stay one."""
+    # -- what a subclass decides -----------------------------------------------------------
 
     @abstractmethod
-    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
-        """Whether the program of a call outside becomes a member now.
+    def may_stay(self, call: QueuedCall) -> bool:
+        """Whether the resident program of a call that arrives or comes back may stay."""
 
-        ``running`` calls are inside, those that could begin among them. Where nothing is running
-        it has to say yes, or `next_moment` when it will.
+    @abstractmethod
+    def decide(self, call: QueuedCall, now: float, running: int) -> Admit | Keep:
+        """Whether the program of a call becomes resident now.
+
+        ``running`` counts the calls that run or could start. Where it is 0 the answer has to be
+        `Admit`, or a `Keep` that ends.
         """
 
-    def wait(self, call: QueuedCall) -> None:
-        """A call waits outside, or has another priority there. O(log n)."""
-        self._outside.put(call, self.rank(call))
+    def rank(self, call: QueuedCall) -> tuple[Any, ...]:
+        """A call's place among those not admitted; the least is asked about first."""
+        return call.key
 
-    def leave(self, call: QueuedCall) -> None:
-        """A call waits outside no longer."""
-        self._outside.discard(call)
-
-    def asked(self, now: float, running: int) -> Iterable[QueuedCall]:
-        """Those that may come in next, the first first."""
-        return islice(self._outside, 1)
-
-    def let_in(self, now: float, running: int) -> list[QueuedCall]:
-        """The calls that wait outside no longer, those of one program; none for no program."""
-        for call in self.asked(now, running):
-            if self.admits(call, now, running):
-                calls = [one for one in call.program.queued.values() if one.state is OUTSIDE]
-                for one in calls:
-                    self.leave(one)
-                return calls
-        return []
+    def candidates(self, now: float, running: int) -> Iterable[QueuedCall]:
+        """The calls whose programs may be admitted next, the first first."""
+        return islice(self._not_admitted, 1)
 
     def next_moment(self) -> float:
-        """When somebody may come in at the earliest, if nothing happens till then; or inf."""
+        """When a program may be admitted at the earliest, if nothing happens till then; or inf."""
         return math.inf
 
-    def _set_member(self, row: ProgramRow, member: bool) -> None:
-        row.member = member
-        if member:
-            self.members[row] = None
+    # -- what the queue and the core do with it ----------------------------------------------
+
+    def stays(self, call: QueuedCall) -> bool:
+        """Whether a call's program is resident; one that may not stay leaves."""
+        program = call.program
+        if program.resident and not self.may_stay(call):
+            self.expel(program)
+        return program.resident
+
+    def wait(self, call: QueuedCall) -> None:
+        """A call waits for admission, or has another priority there. O(log n)."""
+        self._not_admitted.put(call, self.rank(call))
+
+    def leave(self, call: QueuedCall) -> None:
+        """A call waits for admission no longer."""
+        self._not_admitted.discard(call)
+
+    def admit(self, now: float, running: int) -> list[QueuedCall]:
+        """Admit the next program; return its calls, which wait for admission no longer."""
+        for call in self.candidates(now, running):
+            decision = self.decide(call, now, running)
+            if isinstance(decision, Admit):
+                self._apply(decision)
+                calls = [
+                    waiting
+                    for waiting in call.program.queued.values()
+                    if waiting.state is NOT_ADMITTED
+                ]
+                for waiting in calls:
+                    self.leave(waiting)
+                return calls
+            self._keep(call.program, decision)
+        return []
+
+    def _apply(self, decision: Admit) -> None:
+        for program in decision.expelled:
+            self.expel(program)
+        self.join(decision.program)
+
+    def _keep(self, program: EngineProgram, decision: Keep) -> None:
+        """Note that a program stays out."""
+
+    def join(self, program: EngineProgram) -> None:
+        """Make a program resident. Idempotent."""
+        if not program.resident:
+            self._set_resident(program, True)
+
+    def expel(self, program: EngineProgram) -> None:
+        """Make a resident program leave. Idempotent."""
+        if program.resident:
+            self._set_resident(program, False)
+
+    def _set_resident(self, program: EngineProgram, resident: bool) -> None:
+        program.resident = resident
+        if resident:
+            self.residents[program] = None
         else:
-            del self.members[row]
-        if row.cached is not None:
-            self.changed(row.cached)
+            del self.residents[program]
+        if program.cached is not None:
+            self.changed(program.cached)

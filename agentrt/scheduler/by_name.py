@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from agentrt.errors import ConfigError
-from agentrt.scheduler.admission import Admission, Capacity
+from agentrt.scheduler.admission import Admission, Admit, Capacity, Keep
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
+from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import Cost, Place, Retention
 from agentrt.scheduler.working_set import WorkingSet
 
@@ -38,18 +38,16 @@ class Cap(Admission):
     def rank(self, call: QueuedCall) -> tuple[Any, ...]:
         return (call.program.started_at, call.key[2])
 
-    def goes_on(self, call: QueuedCall) -> bool:
-        return call.program.member
-
-    def admits(self, call: QueuedCall, now: float, running: int) -> bool:
-        if running and len(self.members) >= self.config.admission_cap:
-            return False
-        self._set_member(call.program, True)
+    def may_stay(self, call: QueuedCall) -> bool:
         return True
 
-    def program_ended(self, row: ProgramRow, now: float) -> None:
-        if row.member:
-            self._set_member(row, False)
+    def decide(self, call: QueuedCall, now: float, running: int) -> Admit | Keep:
+        if running and len(self.residents) >= self.config.admission_cap:
+            return Keep()
+        return Admit(call.program)
+
+    def program_ended(self, row: EngineProgram, now: float) -> None:
+        self.expel(row)
 
 
 _RETENTIONS: dict[str, type[Retention]] = {policy.name: policy for policy in (Ttl, Cost)}

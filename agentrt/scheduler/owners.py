@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
-from agentrt.scheduler.events import Events
+from agentrt.scheduler.events import Part
 from agentrt.scheduler.learned import KINDS, Learned
-from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
+from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION
 
 
-class BlockOwners(Events):
+class BlockOwners(Part):
     """The cached blocks of one engine's programs and sessions, and what programs wait for.
 
     ``changed`` is called with those whose place in the order of eviction has changed. ``learned``
@@ -50,7 +50,7 @@ class BlockOwners(Events):
                 self.changed(lost)
         return self._shared[type]
 
-    def own(self, row: ProgramRow) -> CachedBlocks:
+    def own(self, row: EngineProgram) -> CachedBlocks:
         """A program's blocks: those of its session, if it has one."""
         if row.cached is not None:
             return row.cached
@@ -66,7 +66,7 @@ class BlockOwners(Events):
         self._live[row.type] += 1
         return blocks
 
-    def forget_chains(self, rows: Iterable[ProgramRow]) -> None:
+    def forget_chains(self, rows: Iterable[EngineProgram]) -> None:
         """The cache was emptied on purpose: nothing of it counts as lost."""
         for blocks in [*(row.cached for row in rows), *self._sessions.values()]:
             if blocks is not None:
@@ -84,7 +84,7 @@ class BlockOwners(Events):
         blocks.branches |= len(row.queued) > 1
         self.changed(blocks)
 
-    def call_ended(self, call: QueuedCall, now: float) -> None:
+    def call_finished(self, call: QueuedCall, now: float) -> None:
         blocks = call.program.cached
         if blocks is None:
             return
@@ -98,7 +98,7 @@ class BlockOwners(Events):
                 blocks.silence = self._learned.usual(kind).silences.begin(now)
         self.changed(blocks)
 
-    def interrupt_began(self, row: ProgramRow, kind: str, name: str, now: float) -> None:
+    def interrupt_started(self, row: EngineProgram, kind: str, name: str, now: float) -> None:
         if row.cached is not None:
             if row.cached.silence is not None:
                 row.cached.silence.drop()
@@ -106,12 +106,12 @@ class BlockOwners(Events):
             row.cached.gap, row.cached.since = HUMAN if kind == "human" else name, now
             self.changed(row.cached)
 
-    def interrupt_ended(self, row: ProgramRow, now: float) -> None:
+    def interrupt_ended(self, row: EngineProgram, now: float) -> None:
         if row.cached is not None and not row.cached.asking:
             self._close_gap(row.cached, now)
             self.changed(row.cached)
 
-    def program_ended(self, row: ProgramRow, now: float) -> None:
+    def program_ended(self, row: EngineProgram, now: float) -> None:
         blocks, row.cached = row.cached, None
         if blocks is None:
             return

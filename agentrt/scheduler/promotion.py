@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, NamedTuple
 
-from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.records import EngineProgram, QueuedCall
 
 
 class Priority(NamedTuple):
@@ -33,8 +33,8 @@ class Promoter:
     def waits(self, call: QueuedCall) -> None:
         """A call waits in the queue, since ``call.since``; asked again when its level changes."""
 
-    def began(self, call: QueuedCall, now: float) -> None:
-        """It began to run."""
+    def started(self, call: QueuedCall, now: float) -> None:
+        """A call began to run."""
 
     def charged(self, call: QueuedCall, seconds: float) -> None:
         """A call that was moved up was served."""
@@ -42,7 +42,7 @@ class Promoter:
     def left(self, call: QueuedCall) -> None:
         """It ended, in whatever state."""
 
-    def program_changed(self, program: ProgramRow) -> None:
+    def program_changed(self, program: EngineProgram) -> None:
         """A program's own service or waiting changed."""
 
     def promote(self, now: float) -> QueuedCall | None:

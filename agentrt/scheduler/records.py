@@ -1,4 +1,4 @@
-"""The records of one engine: a program, a call with the table of its states, and cached blocks."""
+"""The records of one engine: a program, its cached blocks, and a call with its states."""
 
 from __future__ import annotations
 
@@ -10,111 +10,89 @@ from enum import StrEnum
 from typing import Any
 
 from agentrt.errors import InvariantError
-from agentrt.request import Usage
 from agentrt.scheduler.learned import SCANNED, Kind, Silence
+from agentrt.scheduler.programs import ProgramStats
 
 Key = tuple[int, Any, int]
+_EVENTS_KEPT = 16
 
 
 @dataclass(slots=True, eq=False)
-class ProgramRow:
-    """The one record of a program: what it had, what it does, and its part of the KV cache.
-
-    ``service_s`` is the sum of its completed calls' service (PLAS), ``attained_s`` that of its
-    running calls too, as far as this engine charged them; ``path_s`` the longest path of service
-    seen (ATLAS' scalar); ``waiting_s`` its completed calls' time in the engine's queue. ``calls``
-    are its active calls, each with its arrival time. ``size_hint`` is somebody's guess of its size,
-    in a unit that is the same for all programs of its type.
-
-    The rest is known in an engine core only. A ``lone`` one is a request without a program.
-    ``queued`` are its calls in this engine, ``cached`` its blocks in the prefix cache. Under
-    admission ``memory`` it claims ``claim`` blocks: for ``context_tokens``, the longest context
-    that it comes back for, of which all programs of its type share the first ``shared_tokens``, and
-    for its calls; ``growth`` of these blocks are for calls that it has not made yet. A ``member``
-    may use the cache; without calls, all of its claim is ``held`` and its growth is
-    ``growing_absent``, and with calls its growth is ``growing``. While the engine is idle it waits
-    for the tool of program ``idle_for`` until ``idle_until`` at the most (None before it had to).
-    It had attained ``attained_before_s`` when it last came in, perhaps ``by_age`` alone. Its last
-    call ended at ``turned_at``.
-    """
-
-    program_id: str
-    type: str
-    tenant: str = "default"
-    session: str | None = None
-    started_at: float = 0.0
-    service_s: float = 0.0
-    attained_s: float = 0.0
-    path_s: float = 0.0
-    waiting_s: float = 0.0
-    interrupt_s: float = 0.0
-    calls: dict[str, float] = field(default_factory=dict)
-    tools: int = 0
-    humans: int = 0
-    events: int = 0
-    size_hint: float | None = None
-    last_arrival: float = 0.0
-    last_completion: float = 0.0
-    finished_calls: int = 0
-    usage: Usage = field(default_factory=Usage)
-    ended: bool = False
+class EngineProgram(ProgramStats):
+    """A program as one engine core knows it: its calls there, and its part of the KV cache."""
 
     lone: bool = False
+    """Whether it stands for one request without a program."""
     queued: dict[str, QueuedCall] = field(default_factory=dict, repr=False)
+    """Its calls in this engine, waiting and running."""
     cached: CachedBlocks | None = None
-    context_tokens: int = 0
-    shared_tokens: int = 0
-    claim: int = 0
-    growth: int = 0
-    held: int = 0
-    growing: int = 0
-    growing_absent: int = 0
-    member: bool = False
-    idle_until: float | None = None
-    idle_for: str = ""
-    was_member: bool = False
-    by_age: bool = False
-    attained_before_s: float = 0.0
-    turned_at: float | None = None
+    """Its blocks in the prefix cache."""
 
-    @property
-    def kind(self) -> tuple[str, str]:
-        """Its tenant and type: what is learned of others like it."""
-        return self.tenant, self.type
+    # -- admission -------------------------------------------------------------------------
+    resident: bool = False
+    """Whether its calls may run and use the KV cache."""
+    was_resident: bool = False
+    """Whether it was resident before, and had to leave."""
+    admitted_by_age: bool = False
+    """Whether it was last admitted as the one that had waited the longest."""
+    attained_when_admitted_s: float = 0.0
+    """``attained_s`` when it was last admitted."""
+    tool_wait_until: float | None = None
+    """How long an idle engine may keep it out for another program's tool; None before it had to."""
+    tool_wait_for: str = ""
+    """The program whose tool the idle engine waits for instead."""
+
+    # -- its claim on the KV cache (admission ``memory``) -----------------------------------
+    context_tokens: int = 0
+    """The longest context that it comes back for."""
+    shared_tokens: int = 0
+    """The first tokens of this context, which all programs of its type share."""
+    claim: int = 0
+    """Blocks for its context, for its calls, and for calls that it has not made yet."""
+    growth: int = 0
+    """Blocks of its claim for calls that it has not made yet."""
+    counted: tuple[int, int] = (0, 0)
+    """What the residents' sums hold of it: blocks that its calls need, and its growth."""
+    last_turn_at: float | None = None
+    """When its last call ended."""
 
     def start_over(self) -> None:
-        """Forget what one engine's settings made of it; it has no call there."""
+        """Forget what one engine's settings made of it. It must have no call there."""
         self.cached = None
-        self.context_tokens = self.shared_tokens = 0
-        self.claim = self.growth = self.held = self.growing = self.growing_absent = 0
-        self.idle_until, self.idle_for = None, ""
-        self.member = self.was_member = self.by_age = False
-        self.turned_at = None
+        self.resident = self.was_resident = self.admitted_by_age = False
+        self.tool_wait_until, self.tool_wait_for = None, ""
+        self.context_tokens = self.shared_tokens = self.claim = self.growth = 0
+        self.counted = (0, 0)
+        self.last_turn_at = None
 
 
 @dataclass(slots=True, eq=False)
 class CachedBlocks:
-    """What a program, or what all programs of a type share, has in the prefix cache.
-
-    ``rows`` are its live programs: none between two programs of a session, and where it is
-    ``shared``; more than one only of a session. ``gap`` names what its program waits for outside
-    the engine since ``since``: a tool, or a name that `retention` has; where nobody has said,
-    ``silence`` counts it. One that ``branches`` had several calls at a time: some of its blocks may
-    never be used again. ``oldest`` is when the free block that it would lose first was used,
-    ``chains`` the hashes of blocks that its last calls had computed.
-    """
+    """What a program, a session, or all programs of a type have in the prefix cache."""
 
     type: str
     tenant: str = "default"
-    rows: dict[ProgramRow, None] = field(default_factory=dict, repr=False)
+    rows: dict[EngineProgram, None] = field(default_factory=dict, repr=False)
+    """The live programs that use them: several of a session only; none between two programs of a
+    session, and where the blocks are ``shared``."""
     session: tuple[str, str] | None = None
+    """Tenant and name of the session."""
     shared: bool = False
+    """Whether all programs of the type use them."""
     branches: bool = False
+    """Whether a program of them had several calls at a time: some blocks may never be used again.
+    """
     gap: str | None = None
+    """What their program waits for outside the engine: a tool's name, or one of
+    `agentrt.scheduler.retention`."""
     since: float = 0.0
+    """When this wait began."""
     silence: Silence | None = None
+    """The count of this wait, where nobody has said what the program waits for."""
     oldest: float = 0.0
+    """When the free block that they would lose first was last used."""
     chains: deque[bytearray] = field(default_factory=lambda: deque(maxlen=SCANNED), repr=False)
+    """Hashes of the blocks that their last calls had computed."""
 
     @property
     def calling(self) -> bool:
@@ -127,86 +105,96 @@ class CachedBlocks:
         return any(row.tools or row.humans for row in self.rows)
 
     @property
-    def member(self) -> bool:
+    def resident(self) -> bool:
         """Whether one of its programs may use the cache now."""
-        return any(row.member for row in self.rows)
+        return any(row.resident for row in self.rows)
 
     @property
     def released(self) -> bool:
-        """Whether nobody will come back for its blocks, so that they go first."""
+        """Whether nobody will come back for the blocks, so that they are evicted first."""
         return not (self.shared or self.rows or self.session is not None)
 
     def kinds(self, gap: str) -> tuple[Kind, Kind]:
-        """What a gap of its program is one of: any gap of its type, and this one."""
+        """What is learned from a gap of its program: of any gap of its type, and of this one."""
         return (self.tenant, self.type, ""), (self.tenant, self.type, gap)
 
 
 class CallState(StrEnum):
-    """Where a call is. Only a `WAITING` one may be taken to run."""
+    """Where a call is. Only a `WAITING` call may be taken from the queue to run."""
 
-    ASIDE = "aside"
-    """The engine has it and no queue of ours: it just arrived, was taken, or was preempted."""
+    UNQUEUED = "unqueued"
+    """The engine has the call and the queue has not: it just arrived, was taken or preempted."""
     WAITING = "waiting"
-    OUTSIDE = "outside"
-    """It waits until its program may use the KV cache (admission)."""
+    NOT_ADMITTED = "not admitted"
+    """The call waits until its program may use the KV cache (admission)."""
     DEFERRED = "deferred"
-    """It cannot start yet: an output from before its preemption is in flight, or its grammar is
-    being compiled."""
+    """The call cannot start yet: an output from before its preemption is in flight, or its grammar
+    is being compiled."""
     RUNNING = "running"
     ENDED = "ended"
 
 
 # By these names a state is found at once: an enumeration looks its members up in Python.
-ASIDE, WAITING, OUTSIDE, DEFERRED, RUNNING, ENDED = CallState
+UNQUEUED, WAITING, NOT_ADMITTED, DEFERRED, RUNNING, ENDED = CallState
 TRANSITIONS: Mapping[CallState, frozenset[CallState]] = {
-    ASIDE: frozenset({WAITING, OUTSIDE, DEFERRED, RUNNING, ENDED}),
-    WAITING: frozenset({ASIDE}),
-    OUTSIDE: frozenset({ASIDE, WAITING}),
-    DEFERRED: frozenset({ASIDE}),
-    RUNNING: frozenset({ASIDE, ENDED}),
+    UNQUEUED: frozenset({WAITING, NOT_ADMITTED, DEFERRED, RUNNING, ENDED}),
+    WAITING: frozenset({UNQUEUED}),
+    NOT_ADMITTED: frozenset({UNQUEUED, WAITING}),
+    DEFERRED: frozenset({UNQUEUED}),
+    RUNNING: frozenset({UNQUEUED, ENDED}),
     ENDED: frozenset(),
 }
-"""From each state, the states that may follow. A queued call that ends is set aside before."""
-QUEUED = frozenset({WAITING, OUTSIDE, DEFERRED})
+"""From each state, the states that may follow. A queued call that ends leaves the queue first."""
+QUEUED = frozenset({WAITING, NOT_ADMITTED, DEFERRED})
 """The states of calls that count as waiting in the engine's queue."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """One call, from its arrival at the engine to its end.
+    """One call of a program, from its arrival at the engine to its end.
 
-    ``item`` is the engine's own request, ``node`` the call's name in its program's graph,
-    ``path_s`` its p(c) of Eq. 2 (None where its parents are unknown), ``prompt_tokens`` what of
-    its prompt the engine has to compute as far as it knows at arrival, ``max_tokens`` its limit of
-    output tokens (0: unknown). Times are seconds of the
-    caller's clock: ``since`` is when its present wait began (None while it runs), ``began_at``
-    when it last began to run. ``waited_s``, ``served_s`` and ``steps`` cover its whole life.
-    Of its prompt, the program's own calls had computed ``known_tokens`` before it came, another
-    call of the program that was there has ``beside_tokens`` in common with it, and
-    ``cached_tokens`` were found when it first began; ``computed_tokens`` are those of prompt and
-    output when it last stopped. ``adds`` and ``holds`` are its claim on the KV cache in tokens:
-    what it adds to its program's context, and all that it holds beside other calls.
+    Times are seconds of the engine's clock; ``waited_s``, ``served_s`` and ``steps`` cover the
+    call's whole life.
     """
 
     call_id: str
-    program: ProgramRow
+    program: EngineProgram
     item: Any
+    """The engine's own request."""
     path_s: float | None
+    """p(c) of Agentix, Eq. 2; None where the call's parents are unknown."""
     arrived_at: float
     node: str = ""
+    """The call's name in its program's graph."""
     prompt_tokens: int = 0
+    """Prompt tokens that the engine has to compute, as far as it knows at arrival."""
     max_tokens: int = 0
-    state: CallState = ASIDE
+    """The call's limit of output tokens; 0 where it is unknown."""
+    resumable: bool = False
+    """Whether it is a streaming session, which may wait for its client between two turns."""
+    identity: Any = None
+    """What its client said of it, as the engine knows it."""
+    arrived_step: int = 0
+
+    # -- its place in the queue ------------------------------------------------------------
+    state: CallState = UNQUEUED
     level: int = 0
     key: Key = (0, 0.0, 0)
     """Its level, its order there, and a new number with each priority: a smaller key runs first."""
     quantum_ends_s: float = math.inf
     """``served_s`` at which its quantum is used up."""
+    promoted: bool = False
+    """Whether it goes before its policy's order, for its program's age or waiting."""
+    stuck: bool = False
+    """Whether the engine could not start it when it last looked at it, though there was a slot: its
+    LoRA adapter does not fit, or its KV cache is on its way."""
+
+    # -- waiting and running ---------------------------------------------------------------
     since: float | None = None
-    began_at: float = 0.0
-    gave_way_to: str = ""
-    """The program that it was preempted for last, while it waits."""
+    """When its present wait began; None while it runs."""
     waited_s: float = 0.0
+    began_at: float = 0.0
+    """When it last began to run."""
     served_s: float = 0.0
     steps: int = 0
     began_at_step: int = 0
@@ -215,31 +203,42 @@ class QueuedCall:
     """``served_s`` when it last began to run."""
     settled_at_s: float = 0.0
     """``served_s`` from which it may be preempted again; infinite until its first token since it
-    last began to run (`LevelQueues.first_token`)."""
-    lost_tokens: int = 0
-    """Tokens that it computed again when it last began to run."""
-    stuck: bool = False
-    """Whether the engine could not start it when it last looked at it, though there was a slot: its
-    LoRA adapter does not fit, or its KV cache is on its way."""
-    resumable: bool = False
-    """Whether it is a streaming session, which may wait for its client between two turns."""
-    promoted: bool = False
-    """Whether it goes before its policy's order, for its program's age or waiting."""
+    last began to run (`agentrt.scheduler.core`)."""
+    gave_way_to: str = ""
+    """The program that it was last preempted for, while it waits."""
+
+    # -- counts ----------------------------------------------------------------------------
     preemptions: int = 0
     demotions: int = 0
     promotions: int = 0
+
+    # -- its tokens in the KV cache --------------------------------------------------------
     known_tokens: int = 0
+    """Prompt tokens that its program's own calls had computed before it came."""
     beside_tokens: int = 0
+    """Prompt tokens that it has in common with another call of its program that was there."""
     cached_tokens: int | None = None
+    """Prompt tokens that were in the cache when it first began."""
     computed_tokens: int = 0
+    """Tokens of prompt and output that were computed when it last stopped."""
+    lost_tokens: int = 0
+    """Tokens that it computed again when it last began to run."""
     recomputed_tokens: int = 0
+    """All tokens that it has computed again."""
     adds: int = 0
+    """Tokens that it adds to its program's context (admission ``memory``)."""
     holds: int = 0
-    identity: Any = None
-    """What its client said of it, as the engine knows it."""
-    notes: list[Any] = field(default_factory=list, repr=False)  # `agentrt.scheduler.account`
-    cause: list[Any] | None = field(default=None, repr=False)  # it, as one others wait for
-    arrived_step: int = 0
+    """Tokens that it holds beside other calls of its program (admission ``memory``)."""
+
+    # -- its story, for people -------------------------------------------------------------
+    notes: list[Any] = field(default_factory=list, repr=False)
+    """What `agentrt.scheduler.account` makes its spans of."""
+    cause: list[Any] | None = field(default=None, repr=False)
+    """The call as one that others wait for, in these notes."""
+    events: deque[tuple[str, float]] = field(
+        default_factory=lambda: deque(maxlen=_EVENTS_KEPT), repr=False
+    )
+    """Its last events: their names and times."""
 
     @property
     def queued(self) -> bool:
@@ -256,8 +255,12 @@ class QueuedCall:
         """Whether a preemption would leave it with progress that is kept."""
         return self.served_s >= self.settled_at_s
 
-    def go(self, state: CallState) -> None:
-        """Change its state. Raises `InvariantError` for a change that `TRANSITIONS` has not."""
+    def change_state(self, state: CallState) -> None:
+        """Enter a state. Raises `InvariantError` for a change that `TRANSITIONS` does not have."""
         if state not in TRANSITIONS[self.state]:
-            raise InvariantError(f"call {self.call_id}: {self.state.value} to {state.value}")
+            events = ", ".join(f"{name} at {at:.6g} s" for name, at in self.events) or "none"
+            raise InvariantError(
+                f"call {self.call_id} cannot go from {self.state.value!r} to {state.value!r}; "
+                f"its last events: {events}"
+            )
         self.state = state

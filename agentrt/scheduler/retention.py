@@ -68,7 +68,7 @@ class Cost(Retention):
     name: ClassVar[str] = "cost"
 
     def place(self, blocks: CachedBlocks) -> Place | None:
-        if blocks.shared or blocks.member:
+        if blocks.shared or blocks.resident:
             return None
         return (float(bool(blocks.rows)), blocks.since)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.promotion import Priority, Promoter
-from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.records import EngineProgram, QueuedCall
 
 
 @dataclass(slots=True, eq=False)
@@ -44,9 +44,9 @@ class Starvation(Promoter):
         self._most = config.max_promoted
         self._promoted: set[QueuedCall] = set()
         self._debts: dict[QueuedCall, _Debt] = {}
-        self._watched: dict[ProgramRow, Heap[QueuedCall]] = {}
+        self._watched: dict[EngineProgram, Heap[QueuedCall]] = {}
         """The waiting calls below Q_1 by ``born``, for each program."""
-        self._programs: Heap[ProgramRow] = Heap()
+        self._programs: Heap[EngineProgram] = Heap()
 
     def waits(self, call: QueuedCall) -> None:
         if math.isinf(self._beta) or call.since is None:
@@ -61,7 +61,7 @@ class Starvation(Promoter):
         else:
             self._unwatch(call)
 
-    def began(self, call: QueuedCall, now: float) -> None:
+    def started(self, call: QueuedCall, now: float) -> None:
         if (debt := self._debts.get(call)) is not None:
             debt.waited_s += now - debt.since
         self._settle(call)
@@ -72,7 +72,7 @@ class Starvation(Promoter):
         self._settle(call)
         self._unwatch(call)
 
-    def program_changed(self, program: ProgramRow) -> None:
+    def program_changed(self, program: EngineProgram) -> None:
         self._file(program)
 
     def promote(self, now: float) -> QueuedCall | None:
@@ -104,7 +104,7 @@ class Starvation(Promoter):
         if heap is not None and heap.discard(call):
             self._file(call.program)
 
-    def _file(self, program: ProgramRow) -> None:
+    def _file(self, program: EngineProgram) -> None:
         """Note when the first of a program's calls starves."""
         heap = self._watched.get(program)
         if heap is None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from agentrt.errors import InvariantError
 from agentrt.request import Usage
-from agentrt.scheduler.records import ProgramRow
+from agentrt.scheduler.programs import ProgramStats
+from agentrt.scheduler.records import EngineProgram
+
+ProgramT = TypeVar("ProgramT", bound=ProgramStats)
 
 
 class ProgramState(StrEnum):
@@ -26,7 +29,7 @@ class ProgramState(StrEnum):
     STALE = "stale"
 
 
-def state_of(row: ProgramRow, now: float, stale_after_s: float) -> ProgramState:
+def state_of(row: ProgramStats, now: float, stale_after_s: float) -> ProgramState:
     """What a program is doing at ``now``."""
     if row.calls:
         return ProgramState.RUNNING
@@ -55,24 +58,25 @@ class ProgramTotals(NamedTuple):
     service_s: float = 0.0
 
     @classmethod
-    def of(cls, row: ProgramRow) -> Self:
+    def of(cls, row: ProgramStats) -> Self:
         """Those of a row."""
         return cls(row.program_id, row.type, row.tenant, row.size_hint, row.service_s)
 
-    def row(self) -> ProgramRow:
-        """A row for those who never had one."""
-        row = ProgramRow(self.program_id, self.type, self.tenant, size_hint=self.size_hint)
+    def row(self) -> EngineProgram:
+        """A row for an engine that never had one."""
+        row = EngineProgram(self.program_id, self.type, self.tenant, size_hint=self.size_hint)
         row.service_s = row.attained_s = self.service_s
         return row
 
 
-class ProcessTable:
-    """Rows by program id, the longest unheard-of first."""
+class ProcessTable(Generic[ProgramT]):
+    """Rows by program id, the longest unheard-of first. ``row_type`` is what a row is."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_type: type[ProgramT]) -> None:
+        self._row_type = row_type
         # A dict keeps insertion order; touching a row moves it to the end, so that
         # stale rows are found at the front without a scan.
-        self._rows: dict[str, ProgramRow] = {}
+        self._rows: dict[str, ProgramT] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -80,10 +84,10 @@ class ProcessTable:
     def __contains__(self, program_id: object) -> bool:
         return program_id in self._rows
 
-    def __iter__(self) -> Iterator[ProgramRow]:
+    def __iter__(self) -> Iterator[ProgramT]:
         return iter(list(self._rows.values()))
 
-    def get(self, program_id: str) -> ProgramRow | None:
+    def get(self, program_id: str) -> ProgramT | None:
         """The row of a live program, else None."""
         return self._rows.get(program_id)
 
@@ -95,22 +99,22 @@ class ProcessTable:
         *,
         tenant: str = "default",
         session: str | None = None,
-    ) -> ProgramRow:
+    ) -> ProgramT:
         """Add a row. Raises `InvariantError` if the program is live already."""
         if program_id in self._rows:
             raise InvariantError(f"program {program_id} is in the process table already")
-        row = ProgramRow(program_id, type, tenant, session, started_at=now, last_arrival=now)
+        row = self._row_type(program_id, type, tenant, session, started_at=now, last_arrival=now)
         self._rows[program_id] = row
         return row
 
-    def end_program(self, program_id: str) -> ProgramRow | None:
+    def end_program(self, program_id: str) -> ProgramT | None:
         """Drop a program's row, whatever its state. Idempotent."""
         row = self._rows.pop(program_id, None)
         if row is not None:
             row.ended = True
         return row
 
-    def call_arrived(self, row: ProgramRow, call_id: str, now: float) -> None:
+    def call_arrived(self, row: ProgramT, call_id: str, now: float) -> None:
         """A call of the program was emitted."""
         row.calls[call_id] = now
         row.last_arrival = now
@@ -118,7 +122,7 @@ class ProcessTable:
 
     def call_ended(
         self,
-        row: ProgramRow,
+        row: ProgramT,
         call_id: str,
         now: float,
         path_s: float | None,
@@ -142,13 +146,13 @@ class ProcessTable:
         row.last_completion = now
         self._touch(row)
 
-    def interrupt_started(self, row: ProgramRow, now: float, kind: str) -> None:
+    def interrupt_started(self, row: ProgramT, now: float, kind: str) -> None:
         """A ``tool`` call began, a question to a ``human``, or the wait for an ``event``."""
         self._count_interrupt(row, kind, 1)
         row.last_arrival = now
         self._touch(row)
 
-    def interrupt_ended(self, row: ProgramRow, now: float, kind: str, *, seconds: float) -> None:
+    def interrupt_ended(self, row: ProgramT, now: float, kind: str, *, seconds: float) -> None:
         """It was over after ``seconds``."""
         self._count_interrupt(row, kind, -1)
         row.interrupt_s += seconds
@@ -156,7 +160,7 @@ class ProcessTable:
         self._touch(row)
 
     @staticmethod
-    def _count_interrupt(row: ProgramRow, kind: str, by: int) -> None:
+    def _count_interrupt(row: ProgramT, kind: str, by: int) -> None:
         if kind == "human":
             row.humans += by
         elif kind == "event":
@@ -165,7 +169,7 @@ class ProcessTable:
             row.tools += by
 
     def catch_up(
-        self, row: ProgramRow, service_s: float, path_s: float = 0.0, waiting_s: float = 0.0
+        self, row: ProgramT, service_s: float, path_s: float = 0.0, waiting_s: float = 0.0
     ) -> None:
         """Raise a row to what another table knows: service elsewhere counts here too."""
         row.service_s = max(row.service_s, service_s)
@@ -173,14 +177,12 @@ class ProcessTable:
         row.path_s = max(row.path_s, path_s)
         row.waiting_s = max(row.waiting_s, waiting_s)
 
-    def stale(
-        self, now: float, stale_after_s: float, *, in_tools: bool = False
-    ) -> list[ProgramRow]:
+    def stale(self, now: float, stale_after_s: float, *, in_tools: bool = False) -> list[ProgramT]:
         """Rows with nothing active that were not heard of for ``stale_after_s``; cheap.
 
         With ``in_tools`` those too that wait for a tool, a human or an event.
         """
-        found: list[ProgramRow] = []
+        found: list[ProgramT] = []
         for row in self._rows.values():
             if now - last_heard(row) < stale_after_s:
                 break
@@ -198,13 +200,13 @@ class ProcessTable:
             if row.path_s > row.service_s + 1e-6:
                 raise InvariantError(f"program {program_id} has a path longer than its service")
 
-    def _touch(self, row: ProgramRow) -> None:
+    def _touch(self, row: ProgramT) -> None:
         # Another program may have come under the same id since this one ended.
         if self._rows.get(row.program_id) is row:
             del self._rows[row.program_id]
             self._rows[row.program_id] = row
 
 
-def last_heard(row: ProgramRow) -> float:
+def last_heard(row: ProgramStats) -> float:
     """When a program last began or ended something."""
     return max(row.last_arrival, row.last_completion)

@@ -56,7 +56,7 @@ def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
     _silence()
     engine = make_engine(cls or ProgramScheduler, plan.engine, plan.settings, plan.seed)
     watch = Watch(engine)
-    clients = Clients(engine, plan, watch, ours=watch.queues is not None)
+    clients = Clients(engine, plan, watch, ours=watch.core is not None)
     fault: Violation | None = None
     try:
         clients.run()

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from agentrt.executors.vllm._compat.scheduling import admitted
+from agentrt.executors.vllm._compat.scheduling import started
 from agentrt.scheduler.heap import Heap
-from agentrt.scheduler.records import CallState, ProgramRow, QueuedCall
+from agentrt.scheduler.records import CallState, EngineProgram, QueuedCall
 from benchmarks.stress.engine import StressEngine
 from benchmarks.stress.faults import Violation
 
@@ -101,9 +101,9 @@ class Watch:
         engine.scheduler._preempt_request = self._preempting
 
     @property
-    def queues(self) -> Any:
-        """The scheduler's queues, which are others after new settings; None of stock's."""
-        return getattr(self.scheduler, "queues", None)
+    def core(self) -> Any:
+        """The scheduler's core, which is another after new settings; None of stock's."""
+        return getattr(self.scheduler, "core", None)
 
     def note(self, subject: str, text: str) -> None:
         """Record something that happened to a call or a program."""
@@ -118,7 +118,7 @@ class Watch:
 
     def standing(self) -> list[str]:
         """Return a line for each call in the engine, with its state."""
-        calls = {} if self.queues is None else self.queues.calls
+        calls = {} if self.core is None else self.core.calls
         lines = []
         for name, request in self.scheduler.requests.items():
             state = calls[name].state.value if name in calls else "ended"
@@ -132,7 +132,7 @@ class Watch:
         """Take a step and look at it. Returns whether anything ran."""
         scheduler = self.scheduler
         paused = scheduler.pause_state.value != _UNPAUSED
-        self._before = self._standing() if paused and self.queues is not None else None
+        self._before = self._standing() if paused and self.core is not None else None
         ran = bool(self.engine.step().scheduled)
         self.figures.steps += ran
         if self._checks and self.engine.steps % _EVERY == 0:
@@ -140,12 +140,12 @@ class Watch:
         return ran
 
     def _standing(self) -> _Before:
-        calls = self.queues.calls
+        calls = self.core.calls
         promotions = sum(call.promotions for call in calls.values())
         return _Before({name: call.state for name, call in calls.items()}, promotions)
 
     def _preempting(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        call = None if self.queues is None else self.queues.calls.get(request.request_id)
+        call = None if self.core is None else self.core.calls.get(request.request_id)
         better = "" if call is None else call.gave_way_to
         progress = request.num_output_tokens, request.num_computed_tokens
         self._preempted.append((request, progress, better))
@@ -155,7 +155,7 @@ class Watch:
 
     def _scheduled(self, output: Any) -> None:
         """Look at a step that was scheduled."""
-        begun = list(admitted(output))
+        begun = list(started(output))
         for name in begun:
             self._began(name, output)
         preempted, self._preempted = self._preempted, []
@@ -187,7 +187,7 @@ class Watch:
     def _was_preempted(self, request: Any, progress: tuple[int, int], better: str) -> None:
         """Look at a preemption: the call's outputs and computed tokens, and for which program."""
         name, (outputs, computed) = request.request_id, progress
-        call = None if self.queues is None else self.queues.calls.get(name)
+        call = None if self.core is None else self.core.calls.get(name)
         better = better or ("" if call is None else call.gave_way_to)
         reason = f"for {better}" if better else "for memory"
         self.note(name, f"preempted {reason} after {computed} tokens, {outputs} of them output")
@@ -217,7 +217,7 @@ class Watch:
     def _check_paused(self, ran: int, begun: list[str], preempted: list[Any]) -> None:
         """Only running calls may go on in a pause; vLLM itself may preempt them for memory."""
         assert self._before is not None
-        before, calls = self._before, self.queues.calls
+        before, calls = self._before, self.core.calls
         if ran and self.scheduler.pause_state.value == _PAUSED_ALL:
             raise Violation("paused", f"{ran} tokens are computed while all calls are paused")
         for request in preempted:
@@ -225,12 +225,12 @@ class Watch:
             if call is not None and call.gave_way_to:
                 raise Violation("paused", "preempted for another call", request.request_id)
         for name in begun:
-            if before.queued.get(name) in (CallState.WAITING, CallState.OUTSIDE):
+            if before.queued.get(name) in (CallState.WAITING, CallState.NOT_ADMITTED):
                 raise Violation("paused", "begins", name)
         for name, state in before.queued.items():
             call = calls.get(name)
-            if state is CallState.OUTSIDE and call is not None and call.state is not state:
-                raise Violation("paused", f"admitted: it was outside, now {call.state}", name)
+            if state is CallState.NOT_ADMITTED and call is not None and call.state is not state:
+                raise Violation("paused", f"it was not admitted, and is now {call.state}", name)
         if sum(call.promotions for call in calls.values()) > before.promotions:
             raise Violation("paused", "a call was promoted")
 
@@ -282,7 +282,7 @@ class Watch:
             idle_s = self._idle_s[name] = self._idle_s.get(name, 0.0) + seconds
             limit_s = PROMPTS * plan.alone_s(request.num_tokens, 0) + SLACK_S
             if idle_s > limit_s:
-                state = "waits" if self.queues is None else self.queues.calls[name].state.value
+                state = "waits" if self.core is None else self.core.calls[name].state.value
                 detail = (
                     f"an idle engine kept it for {idle_s:.1f} s (at most {limit_s:.1f}): {state}"
                 )
@@ -297,18 +297,18 @@ class Watch:
             return
         startable = [request.request_id for request in self._startable()]
         figures.idle_slots += bool(startable)
-        if self.queues is not None:
-            states = (self.queues.calls[name].state for name in startable)
-            figures.kept_out += any(state is CallState.OUTSIDE for state in states)
+        if self.core is not None:
+            states = (self.core.calls[name].state for name in startable)
+            figures.kept_out += any(state is CallState.NOT_ADMITTED for state in states)
 
     # -- everything ----------------------------------------------------------------------
 
     def check_everything(self) -> None:
         """Check that blocks are counted once, and that queues, table and vLLM's lists agree."""
         self._check_blocks()
-        if self.queues is None:
+        if self.core is None:
             return
-        scheduler, calls = self.scheduler, self.queues.calls
+        scheduler, calls = self.scheduler, self.core.calls
         live = {name for name, call in scheduler.requests.items() if not call.is_finished()}
         if live != set(calls):
             raise Violation(
@@ -324,8 +324,8 @@ class Watch:
                 raise Violation("queues", f"runs, and is {call.state}", name)
             if call.program.queued.get(name) is not call:
                 raise Violation("queues", "is not among its program's calls", name)
-        if len(self.queues) != queued:
-            raise Violation("queues", f"{queued} calls wait, {len(self.queues)} are counted")
+        if len(self.core.queue) != queued:
+            raise Violation("queues", f"{queued} calls wait, {len(self.core.queue)} are counted")
         scheduler.table.check_integrity()
 
     def _check_blocks(self) -> None:
@@ -355,10 +355,10 @@ class Watch:
         }
         pool = scheduler.kv_cache_manager.block_pool
         left["used blocks"] = self._free_at_start - pool.get_num_free_blocks()
-        if self.queues is not None:
+        if self.core is not None:
             left["rows"] = len(scheduler.table)
-            admission = self.queues.admission
-            left["members"] = 0 if admission is None else len(admission.members)
+            admission = self.core.admission
+            left["residents"] = 0 if admission is None else len(admission.residents)
             left["protected blocks of ended programs"] = _protected_of_nobody(scheduler)
         for place, number in left.items():
             if number:
@@ -380,13 +380,13 @@ def _protected_of_nobody(scheduler: Any) -> int:
     )
 
 
-def reachable(scheduler: Any) -> Iterator[tuple[str, QueuedCall | ProgramRow]]:
+def reachable(scheduler: Any) -> Iterator[tuple[str, QueuedCall | EngineProgram]]:
     """Find the calls and programs that a scheduler's own parts still hold, and where."""
     stack: list[tuple[str, Any]] = list(vars(scheduler).items())
     seen: set[int] = set()
     while stack:
         path, thing = stack.pop()
-        if isinstance(thing, QueuedCall | ProgramRow):
+        if isinstance(thing, QueuedCall | EngineProgram):
             yield path, thing
             continue
         if id(thing) in seen or thing is scheduler:

@@ -96,7 +96,9 @@ class Forgets(ProgramScheduler):
 
     def end_program(self, *args: Any) -> None: ...
 
-    def _drop_silent(self, now: float) -> None: ...
+    def use(self, *args: Any) -> None:
+        super().use(*args)
+        self.core.drop_stale = lambda now: None  # type: ignore[method-assign]
 
 
 class Keeps(ProgramScheduler):
@@ -106,9 +108,9 @@ class Keeps(ProgramScheduler):
         super().__init__(*args, **kwargs)
         self.ended: list[Any] = []
 
-    def _call_ended(self, request: Any) -> Any:
-        self.ended.append(self.queues.calls.get(request.request_id))
-        return super()._call_ended(request)
+    def _call_finished(self, request: Any) -> Any:
+        self.ended.append(self.core.calls.get(request.request_id))
+        return super()._call_finished(request)
 
 
 class Loses(ProgramScheduler):
@@ -166,7 +168,7 @@ class Exceeds(ProgramScheduler):
 class Fails(ProgramScheduler):
     """Dies of a call's end."""
 
-    def _call_ended(self, request: Any) -> Any:
+    def _call_finished(self, request: Any) -> Any:
         raise KeyError(request.request_id)
 
 
@@ -228,7 +230,7 @@ def test_calls_that_lose_all_their_work_again_and_again_are_found(
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             if any(not request.num_output_tokens for request in self.running):
                 for request in self.running:
-                    self.queues.calls[request.request_id].gave_way_to = better
+                    self.core.calls[request.request_id].gave_way_to = better
                 self.reset_prefix_cache(reset_running_requests=True)
             return super().schedule(*args, **kwargs)
 

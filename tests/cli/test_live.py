@@ -12,13 +12,13 @@ from agentrt.cli.live import render
 from agentrt.graph import ExecutionDAG, Interrupt, NodeKind, NodeState, Progress
 from agentrt.request import CallReport
 from agentrt.runtime.run import Run, RunState
-from agentrt.scheduler.records import ProgramRow
+from agentrt.scheduler.programs import ProgramStats
 
 
 def make_run(number: int = 1) -> Run:
     run_id = f"react-{number}"
     dag = ExecutionDAG(run_id, "react")
-    return Run(run_id, "react", ProgramRow(run_id, "react"), dag, started_at=0.0)
+    return Run(run_id, "react", ProgramStats(run_id, "react"), dag, started_at=0.0)
 
 
 def emit(run: Run, name: str, scope: str, kind: NodeKind = NodeKind.CALL, at: float = 1.0) -> int:

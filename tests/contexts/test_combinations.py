@@ -118,8 +118,8 @@ def check_nothing_is_left(replicas: SteppedReplicas) -> None:
         assert found["protected_blocks"] <= len(SHARED) // BLOCK_SIZE
         assert found["programs"] == found["running"] == found["waiting"] == []
         assert found["free_blocks"] == engine.blocks - 1
-        admission = engine.scheduler.queues.admission
-        assert admission is None or len(admission._outside) == len(admission.members) == 0
+        admission = engine.scheduler.core.admission
+        assert admission is None or len(admission._not_admitted) == len(admission.residents) == 0
         assert engine.scheduler.reset_prefix_cache()
 
 

@@ -8,7 +8,7 @@ from agentrt.lab.oracles import Laws
 from agentrt.lab.workloads.arrivals import at_once
 from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
-from agentrt.scheduler import ProcessTable, ProgramRow, SchedulerConfig
+from agentrt.scheduler import EngineProgram, ProcessTable, SchedulerConfig
 from tests.lab.drives import simulate
 
 
@@ -16,8 +16,8 @@ def shape(seconds: int, hint: float | None = None) -> ProgramShape:
     return ProgramShape("p", "t", (CallShape(seconds),), hint_tokens=hint)
 
 
-def row(attained_s: float, hint: float | None = None) -> ProgramRow:
-    one = ProcessTable().start_program("p", "t", 0.0)
+def row(attained_s: float, hint: float | None = None) -> EngineProgram:
+    one = ProcessTable(EngineProgram).start_program("p", "t", 0.0)
     one.attained_s, one.size_hint = attained_s, hint
     return one
 

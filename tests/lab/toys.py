@@ -1,6 +1,6 @@
 """An engine for tests of decisions that visits every step: B batch slots, one second each.
 
-The queues, the table and the policies are the real ones. What is left out is the model,
+The core, the table and the policies are the real ones. What is left out is the model,
 the memory, and prefill: a call is a number of decode steps.
 """
 
@@ -10,9 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.records import ProgramRow, QueuedCall
-from agentrt.scheduler.table import ProcessTable
+from agentrt.scheduler.core import SchedulerCore
+from agentrt.scheduler.events import (
+    CallArrived,
+    CallFinished,
+    CallPreempted,
+    CallStarted,
+    ProgramEnded,
+    StepFinished,
+)
+from agentrt.scheduler.records import EngineProgram, QueuedCall
+from agentrt.scheduler.table import ProgramTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class _Live:
     """A program under way: what each of its calls still needs, and its path to there."""
 
     program: ToyProgram
-    row: ProgramRow
+    row: EngineProgram
     left: list[int]
     path_s: list[float]
     emitted: set[int] = field(default_factory=set)
@@ -85,9 +93,8 @@ class ToyEngine:
     """
 
     def __init__(self, config: SchedulerConfig, batch: int, *, strict: bool = True) -> None:
-        self.queues = LevelQueues(config)
-        self._strict = strict and self.queues.policy.levelled
-        self.table = ProcessTable()
+        self.core = SchedulerCore(config)
+        self._strict = strict and self.core.policy.levelled
         self.now = 0
         self.running: list[QueuedCall] = []
         self.ends: dict[str, int] = {}
@@ -112,7 +119,7 @@ class ToyEngine:
     @property
     def busy(self) -> bool:
         """Whether a program is still to come or to end."""
-        return bool(self._coming or len(self.table))
+        return bool(self._coming or len(self.core.table))
 
     def step(self) -> list[str]:
         """One step. The ids of the calls that ran in it."""
@@ -122,12 +129,11 @@ class ToyEngine:
         served = sorted(call.call_id for call in self.running)
         for live in self._serve():
             self.ends[live.program.name] = self.now
-            self.table.end_program(live.program.name)
-            self.queues.program_ended(live.row, self.now)
+            self.core.handle(ProgramEnded(ProgramTotals.of(live.row), self.now))
         return served
 
     def _arrive(self, program: ToyProgram) -> None:
-        row = self.table.start_program(program.name, "toy", self.now)
+        row = self.core.table.start_program(program.name, "toy", self.now)
         lefts = [call.steps for call in program.calls]
         self._emit_ready(_Live(program, row, lefts, [0.0] * len(lefts)))
 
@@ -140,36 +146,36 @@ class ToyEngine:
                 (live.path_s[i] + live.program.calls[i].steps for i in call.after), default=0.0
             )
             call_id = f"{live.program.name}{index}"
-            self.table.call_arrived(live.row, call_id, self.now)
             item = (live, index)
             made = QueuedCall(call_id, live.row, item, live.path_s[index], self.now)
-            self.queues.put(self.queues.call_arrived(made, self.now))
+            self.core.handle(CallArrived(made, self.now))
+            self.core.queue.put(made)
 
     def _choose(self) -> None:
-        queues = self.queues
-        queues.promote(self.now)
+        core = self.core
+        core.promote(self.now)
         self.running.sort(key=lambda call: call.key)
         for call in self._strict_victims() if self._strict else self._victims():
             self.running.remove(call)
-            queues.call_preempted(call, self.now)
+            core.handle(CallPreempted(call, self.now))
             if self._strict:  # it goes to the tail of its level
-                call.key = (*call.key[:2], next(queues._seqs))
-            queues.put(call)
+                call.key = (*call.key[:2], next(core.queue._seqs))
+            core.queue.put(call)
             self.preemptions += 1
-        while len(self.running) < self._batch and queues.head() is not None:
-            call = queues.take()
-            queues.call_began(call, self.now)
+        while len(self.running) < self._batch and core.queue.head() is not None:
+            call = core.queue.take()
+            core.handle(CallStarted(call, self.now))
             self.running.append(call)
         self.running.sort(key=lambda call: call.key)
 
     def _strict_victims(self) -> list[QueuedCall]:
-        ranked = sorted([*self.running, *self.queues.in_order()], key=lambda call: call.key)
+        ranked = sorted([*self.running, *self.core.in_order()], key=lambda call: call.key)
         best = ranked[: self._batch]
         return [call for call in reversed(self.running) if call not in best]
 
     def _victims(self) -> list[QueuedCall]:
         free = self._batch - len(self.running)
-        return [victim for victim, _ in self.queues.victims(self.running, free)]
+        return [victim for victim, _ in self.core.victims(self.running, free)]
 
     def _serve(self) -> list[_Live]:
         """One step of service. The programs that ended with it."""
@@ -178,18 +184,15 @@ class ToyEngine:
         self.running = [call for call in self.running if call not in ended]
         done = []
         for call in ended:
-            self.queues.charge_step([call.call_id], 1.0, self.now)
+            self.core.handle(StepFinished([call.call_id], 1.0, self.now))
             live, index = call.item
             live.ended.add(index)
-            self.queues.remove(call, self.now)
-            times = call.served_s, call.waited_s
-            self.table.call_ended(live.row, call.call_id, self.now, call.path_s, *times)
-            self.queues.call_ended(call, self.now)
+            self.core.handle(CallFinished(call, self.now))
             self._emit_ready(live)
             if len(live.ended) == len(live.left):
                 done.append(live)
         for call in self.running:
-            self.queues.charge_step([call.call_id], 1.0, self.now)
+            self.core.handle(StepFinished([call.call_id], 1.0, self.now))
         return done
 
     @staticmethod

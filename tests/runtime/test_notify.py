@@ -12,7 +12,7 @@ from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.owners import BlockOwners
-from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.records import EngineProgram, QueuedCall
 from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
 from tests.interrupts.scripted import Scripted
@@ -96,19 +96,19 @@ def ranks(notes: list[Notification], retention: str) -> list[object]:
     learned = Learned()
     made = make_retention(SchedulerConfig(retention=retention), learned)
     assert made is not None
-    owners, row = BlockOwners(learned), ProgramRow(notes[0].program_id, "agent", member=True)
+    owners, row = BlockOwners(learned), EngineProgram(notes[0].program_id, "agent", resident=True)
     call = QueuedCall("c", row, None, None, 0.0)
     row.queued["c"] = call
     owners.call_arrived(call, 0.0)
     row.queued.clear()
-    owners.call_ended(call, 1.0)
+    owners.call_finished(call, 1.0)
     blocks = row.cached
     assert blocks is not None
     found: list[object] = []
     for at, note in enumerate(notes, 2):
         row.tools += 1 if note.what == "tool" else -1
         if note.what == "tool":
-            owners.interrupt_began(row, "tool", note.name, at)
+            owners.interrupt_started(row, "tool", note.name, at)
         else:
             owners.interrupt_ended(row, at)
         worth = made.worth(blocks, at + 0.5, 1)

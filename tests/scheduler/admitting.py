@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrt.scheduler import LevelQueues, ProcessTable, QueuedCall, SchedulerConfig
+from agentrt.scheduler import ProgramTotals, QueuedCall, SchedulerConfig, SchedulerCore
 from agentrt.scheduler.admission import Admission, Capacity
+from agentrt.scheduler.events import (
+    CallArrived,
+    CallFinished,
+    CallStarted,
+    InterruptEnded,
+    InterruptStarted,
+    ProgramEnded,
+    StepFinished,
+)
 from agentrt.scheduler.records import CallState
 from agentrt.scheduler.working_set import WorkingSet
 
@@ -27,17 +36,17 @@ class Admitting:
     def __init__(self, admission: str, *, blocks: int = 100, slots: int = 8, **more: Any) -> None:
         self.config = SchedulerConfig(**{"policy": "fcfs", "admission": admission, **more})
         capacity = Capacity(blocks, BLOCK, slots)
-        self.queues = LevelQueues(self.config, slots=slots, capacity=capacity)
-        self.learned = self.queues.learned
-        self.table = ProcessTable()
+        self.core = SchedulerCore(self.config, slots=slots, capacity=capacity)
+        self.table = self.core.table
+        self.learned = self.core.learned
         self.running: list[QueuedCall] = []
         self.contexts: dict[str, int] = {}
         self.slots, self.now, self._named = slots, 0.0, 0
 
     @property
     def admission(self) -> Admission:
-        assert self.queues.admission is not None
-        return self.queues.admission
+        assert self.core.admission is not None
+        return self.core.admission
 
     @property
     def working(self) -> WorkingSet:
@@ -45,12 +54,12 @@ class Admitting:
         return self.admission
 
     def inside(self) -> set[str]:
-        return {row.program_id for row in self.table if row.member}
+        return {row.program_id for row in self.table if row.resident}
 
     def outside(self) -> set[str]:
         """The calls that are kept outside."""
-        calls = self.queues.calls.values()
-        return {call.call_id for call in calls if call.state is CallState.OUTSIDE}
+        calls = self.core.calls.values()
+        return {call.call_id for call in calls if call.state is CallState.NOT_ADMITTED}
 
     def arrive(
         self, program: str, tokens: int, type: str = "t", *, fresh: bool = False, beside: int = 0
@@ -62,59 +71,60 @@ class Admitting:
         row = self.table.get(program) or self.table.start_program(program, type, self.now)
         call_id, known = f"{program}/{self._named}", 0 if fresh else self.contexts.get(program, 0)
         self._named += 1
-        self.table.call_arrived(row, call_id, self.now)
         call = QueuedCall(call_id, row, None, None, self.now, prompt_tokens=known + tokens)
         call.known_tokens, call.beside_tokens = known, beside
-        self.queues.put(self.queues.call_arrived(call, self.now))
+        self.core.handle(CallArrived(call, self.now))
+        self.core.queue.put(call)
         return call_id
 
     def step(self, seconds: float = 1.0) -> list[str]:
         """Let in who may come in, fill the slots, and let time pass. What began."""
         self.let_in(len(self.running))
         began = []
-        while len(self.running) < self.slots and self.queues.head() is not None:
-            call = self.queues.take()
+        while len(self.running) < self.slots and self.core.queue.head() is not None:
+            call = self.core.queue.take()
             call.cached_tokens = self.contexts.get(call.program.program_id, 0)
-            self.queues.call_began(call, self.now)
+            self.core.handle(CallStarted(call, self.now))
             self.running.append(call)
             began.append(call.call_id)
         for call in self.running:
-            self.queues.charge_step([call.call_id], seconds, self.now)
+            self.core.handle(StepFinished([call.call_id], seconds, self.now))
         self.now += seconds
         return began
 
     def let_in(self, running: int = 1) -> None:
-        self.queues.let_in(self.now, running)
+        self.core.admit(self.now, running)
+        check_sums(self.core.admission)
 
     def end(self, call_id: str, output: int = 16) -> None:
         """A call ends, in whatever state, with so many tokens of output."""
-        call = self.queues.calls[call_id]
+        call = self.core.calls[call_id]
         if call in self.running:
             self.running.remove(call)
             call.computed_tokens = call.prompt_tokens + output
             self.contexts[call.program.program_id] = call.computed_tokens
-        self.queues.remove(call, self.now)
-        times = call.served_s, call.waited_s
-        self.table.call_ended(call.program, call_id, self.now, call.path_s, *times)
-        self.queues.call_ended(call, self.now)
+        self.core.handle(CallFinished(call, self.now))
 
     def begins(self, program: str, kind: str = "tool", name: str = "grep") -> None:
         """A program waits for a tool of this name, or for a human."""
         if (row := self.table.get(program)) is not None:
-            self.table.interrupt_started(row, self.now, kind)
-            self.queues.interrupt_began(row, kind, name, self.now)
+            self.core.handle(InterruptStarted(row, kind, name, self.now))
 
     def answered(self, program: str, kind: str = "tool") -> None:
         row = self.table.get(program)
         if row is not None and (row.humans if kind == "human" else row.tools):
-            self.table.interrupt_ended(row, self.now, kind, seconds=0.0)
-            self.queues.interrupt_ended(row, self.now)
+            self.core.handle(InterruptEnded(row, kind, self.now))
 
     def end_program(self, program: str) -> None:
         """A program ends, or is cancelled."""
-        row = self.table.end_program(program)
+        row = self.table.get(program)
         assert row is not None
-        self.queues.program_ended(row, self.now)
+        self.core.handle(ProgramEnded(ProgramTotals.of(row), self.now))
+
+
+def held(working: WorkingSet) -> int:
+    """Blocks that the residents without calls claim."""
+    return sum(row.claim for row in working.residents if not row.queued)
 
 
 class Counted(Admitting):
@@ -132,6 +142,16 @@ class Counted(Admitting):
 
     def wants(self, program: str, blocks: int, type: str = "t") -> str:
         return self.arrive(program, (blocks - 1) * BLOCK, type)
+
+
+def check_sums(admission: Admission | None) -> None:
+    """Check that a working set's sums are those of its residents."""
+    if not isinstance(admission, WorkingSet):
+        return
+    calling = [row for row in admission.residents if row.queued]
+    assert admission._needed == sum(row.claim - row.growth for row in calling)
+    assert admission._growth == sum(row.growth for row in admission.residents)
+    assert admission.claimed == admission._shared + sum(r.claim for r in admission.residents)
 
 
 def full(**more: Any) -> Counted:

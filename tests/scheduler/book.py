@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
@@ -22,7 +22,7 @@ class Book:
         made = make_retention(SchedulerConfig(retention=retention, **settings), self.learned)
         assert made is not None
         self.retention = made
-        self.rows: dict[str, ProgramRow] = {}
+        self.rows: dict[str, EngineProgram] = {}
         self.changed: list[CachedBlocks] = []
         self.owners.changed = self.changed.append
 
@@ -31,7 +31,9 @@ class Book:
     ) -> CachedBlocks:
         row = self.rows.get(name)
         if row is None:
-            row = self.rows[name] = ProgramRow(name, type, "acme", session=session, member=True)
+            row = self.rows[name] = EngineProgram(
+                name, type, "acme", session=session, resident=True
+            )
         call = QueuedCall(f"{name}/{len(row.queued)}", row, None, None, now)
         row.queued[call.call_id] = call
         self.owners.call_arrived(call, now)
@@ -42,7 +44,7 @@ class Book:
         """The last of its calls ends, after a second of service."""
         row = self.rows[name]
         row.service_s += 1.0
-        self.owners.call_ended(row.queued.popitem()[1], now)
+        self.owners.call_finished(row.queued.popitem()[1], now)
 
     def called(self, name: str, now: float, **more: Any) -> CachedBlocks:
         """A program whose one call has ended."""
@@ -56,7 +58,7 @@ class Book:
         kind = "human" if what == HUMAN else "tool"
         row.humans += kind == "human"
         row.tools += kind == "tool"
-        self.owners.interrupt_began(row, kind, what, now)
+        self.owners.interrupt_started(row, kind, what, now)
 
     def answered(self, name: str, kind: str, now: float) -> None:
         row = self.rows[name]

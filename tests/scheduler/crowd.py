@@ -14,10 +14,18 @@ from operator import attrgetter
 from random import Random
 
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.core import SchedulerCore
+from agentrt.scheduler.events import (
+    CallArrived,
+    CallFinished,
+    CallPreempted,
+    CallStarted,
+    ProgramEnded,
+    StepFinished,
+)
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.records import ProgramRow, QueuedCall
-from agentrt.scheduler.table import ProcessTable
+from agentrt.scheduler.records import EngineProgram, QueuedCall
+from agentrt.scheduler.table import ProgramTotals
 
 SLOTS = 64
 STEP_S = 0.025
@@ -45,8 +53,8 @@ class Crowd:
     ) -> None:
         config = replace(config, beta=max(1.0, live / SLOTS))
         self.live = live
-        self.table = ProcessTable()
-        self.queues = LevelQueues(config, policy, slots=SLOTS)
+        self.core = SchedulerCore(config, policy, slots=SLOTS)
+        self.table = self.core.table
         self.running: list[QueuedCall] = []
         self.now = 0.0
         self.started = 0
@@ -85,20 +93,17 @@ class Crowd:
     def charge(self) -> None:
         """Every running call was served for a step."""
         for call in self.running:
-            if self.queues.charge_step([call.call_id], STEP_S, self.now):
-                self._unsorted = True
+            key = call.key
+            self.core.handle(StepFinished([call.call_id], STEP_S, self.now))
+            self._unsorted |= call.key is not key
 
     def end(self) -> None:
         """One call ends, and perhaps its program with it."""
         call = self._ended()
         row = call.program
-        self.queues.remove(call, self.now)
-        times = call.served_s, call.waited_s
-        self.table.call_ended(row, call.call_id, self.now, call.path_s, *times)
-        self.queues.call_ended(call, self.now)
+        self.core.handle(CallFinished(call, self.now))
         if self._next_program is not None:
-            self.table.end_program(row.program_id)
-            self.queues.program_ended(row, self.now)
+            self.core.handle(ProgramEnded(ProgramTotals.of(row), self.now))
 
     def arrive(self) -> None:
         """The next call of that program arrives, or the first of a new one."""
@@ -109,17 +114,17 @@ class Crowd:
 
     def choose(self) -> None:
         """Who runs in the next step: promote, preempt, fill the batch."""
-        self.queues.promote(self.now)
+        self.core.promote(self.now)
         if self._unsorted:
             self.running.sort(key=_key)
             self._unsorted = False
-        for call, _ in self.queues.victims(self.running, SLOTS - len(self.running)):
+        for call, _ in self.core.victims(self.running, SLOTS - len(self.running)):
             self.running.remove(call)
-            self.queues.call_preempted(call, self.now)
-            self.queues.put(call)
-        while len(self.running) < SLOTS and self.queues.head() is not None:
-            call = self.queues.take()
-            self.queues.call_began(call, self.now)
+            self.core.handle(CallPreempted(call, self.now))
+            self.core.queue.put(call)
+        while len(self.running) < SLOTS and self.core.queue.head() is not None:
+            call = self.core.queue.take()
+            self.core.handle(CallStarted(call, self.now))
             self.running.append(call)
             self.started += 1
             self._unsorted = True
@@ -139,17 +144,17 @@ class Crowd:
         service_s = _LEAST_PAST_S
         while self._rng.random() >= 1 / CALLS_A_PROGRAM:
             service_s += self._rng.expovariate(1 / (SLOTS * STEP_S))
-        waited_s = self._rng.random() * self.queues.config.beta * service_s
+        waited_s = self._rng.random() * self.core.config.beta * service_s
         return service_s, service_s, waited_s
 
     def _draw_call(self) -> tuple[str, str, int]:
         node = f"node-{self._rng.randrange(TYPES)}"
         return self._name("c"), node, self._rng.randint(1, _MOST_PROMPT_TOKENS)
 
-    def _emit(self, row: ProgramRow, call_id: str, node: str, tokens: int) -> None:
-        self.table.call_arrived(row, call_id, self.now)
+    def _emit(self, row: EngineProgram, call_id: str, node: str, tokens: int) -> None:
         call = QueuedCall(call_id, row, None, row.path_s, self.now, node=node, prompt_tokens=tokens)
-        self.queues.put(self.queues.call_arrived(call, self.now))
+        self.core.handle(CallArrived(call, self.now))
+        self.core.queue.put(call)
 
     def _ended(self) -> QueuedCall:
         assert self._ending is not None, "prepare comes first"

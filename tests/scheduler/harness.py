@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrt.scheduler import LevelQueues, Policy, ProcessTable, QueuedCall, SchedulerConfig
-from agentrt.scheduler.policies.adaptive import Lane
+from agentrt.scheduler import Policy, ProgramTotals, QueuedCall, SchedulerConfig, SchedulerCore
+from agentrt.scheduler.events import (
+    CallArrived,
+    CallFinished,
+    CallPreempted,
+    CallStarted,
+    ProgramEnded,
+    StepFinished,
+)
+from agentrt.scheduler.policies.adaptive import AgeingShare
 from agentrt.scheduler.records import DEFERRED
 from tests.scheduler.integrity import check_queues
 
@@ -18,8 +26,8 @@ class Harness:
     ) -> None:
         values: dict[str, Any] = {"min_residency_steps": 0, "max_preemptions_per_step": 99}
         config = SchedulerConfig(policy, **{**values, **settings})
-        self.table = ProcessTable()
-        self.queues = LevelQueues(config, given, slots=slots)
+        self.core = SchedulerCore(config, given, slots=slots)
+        self.table = self.core.table
         self.now = 0.0
         self.running: list[QueuedCall] = []
         self._named = 0
@@ -29,55 +37,51 @@ class Harness:
         row = self.table.get(program) or self.table.start_program(program, type, self.now)
         call_id = f"{program}/{self._named}"
         self._named += 1
-        self.table.call_arrived(row, call_id, self.now)
         call = QueuedCall(call_id, row, None, row.path_s, self.now, node=node, prompt_tokens=tokens)
-        self.queues.put(self.queues.call_arrived(call, self.now))
+        self.core.handle(CallArrived(call, self.now))
+        self.core.queue.put(call)
         return call
 
     def start(self) -> QueuedCall:
         """The best waiting call starts."""
-        call = self.queues.take()
-        self.queues.call_began(call, self.now)
+        call = self.core.queue.take()
+        self.core.handle(CallStarted(call, self.now))
         self.running.append(call)
         return call
 
     def serve(self, call: QueuedCall, seconds: float) -> None:
         """A running call is served, and time passes."""
         self.now += seconds
-        self.queues.charge_step([call.call_id], seconds, self.now)
+        self.core.handle(StepFinished([call.call_id], seconds, self.now))
 
     def preempt(self, call: QueuedCall, *, hold: bool = False) -> None:
         """A running call waits again."""
         self.running.remove(call)
-        self.queues.call_preempted(call, self.now)
-        self.queues.put(call, deferred=hold)
+        self.core.handle(CallPreempted(call, self.now))
+        self.core.queue.put(call, deferred=hold)
 
     def end(self, call: QueuedCall, *, program: bool = False) -> None:
         """A call ends in whatever state, and its program with it if so wanted."""
         if call in self.running:
             self.running.remove(call)
-        self.queues.remove(call, self.now)
-        times = call.served_s, call.waited_s
-        self.table.call_ended(call.program, call.call_id, self.now, call.path_s, *times)
-        self.queues.call_ended(call, self.now)
+        self.core.handle(CallFinished(call, self.now))
         if program:
-            self.table.end_program(call.program.program_id)
-            self.queues.program_ended(call.program, self.now)
+            self.core.handle(ProgramEnded(ProgramTotals.of(call.program), self.now))
 
     def victims(self) -> list[QueuedCall]:
         """Whom to preempt for those that wait, in a full batch."""
         running = sorted(self.running, key=lambda call: call.key)
-        return [victim for victim, _ in self.queues.victims(running, 0)]
+        return [victim for victim, _ in self.core.victims(running, 0)]
 
     def order(self) -> list[str]:
         """The programs of the waiting calls, best first."""
-        return [call.program.program_id for call in self.queues.in_order()]
+        return [call.program.program_id for call in self.core.in_order()]
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> AgeingShare:
         """The lane of a policy that keeps one."""
-        lane = self.queues._promoter
-        assert isinstance(lane, Lane)
+        lane = self.core.promoter
+        assert isinstance(lane, AgeingShare)
         return lane
 
     def live(self, program: str, seconds: float, type: str = "t") -> None:
@@ -89,15 +93,15 @@ class Harness:
 
     def check_integrity(self) -> None:
         """Whatever must hold between two events."""
-        check_queues(self.queues)
+        check_queues(self.core)
         self.table.check_integrity()
-        if not isinstance(self.queues._promoter, Lane):
+        if not isinstance(self.core.promoter, AgeingShare):
             return
         lane = self.lane
-        assert lane._inside == sum(call.promoted for call in self.queues.calls.values())
+        assert lane._inside == sum(call.promoted for call in self.core.calls.values())
         waiting = {
             call
-            for call in self.queues.calls.values()
+            for call in self.core.calls.values()
             if call.since is not None and call.state is not DEFERRED and not call.promoted
         }
         assert set(lane._line) == waiting

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from agentrt.scheduler import LevelQueues
+from agentrt.scheduler import SchedulerCore
 from agentrt.scheduler.records import CallState
 from agentrt.scheduler.starvation import Starvation
 
 
-def check_queues(queues: LevelQueues) -> None:
+def check_queues(core: SchedulerCore) -> None:
     """Fail on a state that must not be."""
-    calls = queues.calls
+    calls = core.calls
     for call in calls.values():
-        waits = call in queues._waiting, call in queues._deferred
+        waits = call in core.queue._waiting, call in core.queue._deferred
         assert waits == (call.state is CallState.WAITING, call.state is CallState.DEFERRED), call
         assert (call.since is None) == (call.state is CallState.RUNNING), call
         assert call.program.queued.get(call.call_id) is call
-    assert len(queues) == sum(call.queued for call in calls.values())
-    if isinstance(promoter := queues._promoter, Starvation):
+    assert len(core.queue) == sum(call.queued for call in calls.values())
+    if isinstance(promoter := core.promoter, Starvation):
         for heap in promoter._watched.values():
             for call in heap:
                 assert call.call_id in calls

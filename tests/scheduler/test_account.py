@@ -17,7 +17,7 @@ from agentrt.request.spans import (
     RECOMPUTE,
     STARTING,
 )
-from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler.account import (
     ARRIVED,
     BEGAN,
@@ -39,7 +39,7 @@ class Life:
     """A call of which notes are taken, and all its notes, none of them made into spans."""
 
     def __init__(self) -> None:
-        self.call = QueuedCall("c", ProgramRow("p", "t"), None, None, 0.0)
+        self.call = QueuedCall("c", EngineProgram("p", "t"), None, None, 0.0)
         self.notes: list[tuple[Any, ...]] = []
 
     def note(self, kind: int, now: float, *more: Any, level: int = 0, had: float = 0.0) -> None:

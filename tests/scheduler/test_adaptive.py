@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from agentrt.executors.history import saved
-from agentrt.scheduler import ProcessTable, ProgramRow, QueuedCall
+from agentrt.scheduler import EngineProgram, ProcessTable, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.events import CallArrived
 from agentrt.scheduler.policies.adaptive import Adaptive
 from tests.scheduler.harness import Harness
 
@@ -107,10 +108,9 @@ def test_of_an_unknown_type_a_branch_stands_by_its_own_path() -> None:
     harness.end(served(harness, "a", 64.0))
     row = harness.table.get("a")
     assert row is not None
-    on_short, on_long = (
-        harness.queues.call_arrived(QueuedCall(f"a/{s}", row, None, s, 64.0), 64.0)
-        for s in (2.0, 64.0)
-    )
+    on_short, on_long = (QueuedCall(f"a/{s}", row, None, s, 64.0) for s in (2.0, 64.0))
+    for call in (on_short, on_long):
+        harness.core.handle(CallArrived(call, 64.0))
     assert on_short.level == math.floor(2 * math.log2(2.0))
     assert on_long.level == math.floor(2 * math.log2(64.0))
 
@@ -172,11 +172,12 @@ def test_a_lost_program_teaches_nothing() -> None:
     call = harness.start()
     harness.serve(call, 500.0)
     harness.end(call)
-    learned = saved(harness.queues.learned)
-    assert visits(harness.queues.policy)
-    harness.queues.program_lost(call.program, harness.now)
-    assert saved(harness.queues.learned) == learned
-    assert not visits(harness.queues.policy)
+    learned = saved(harness.core.learned)
+    assert visits(harness.core.policy)
+    harness.now += harness.core.config.stale_after_s
+    harness.core.drop_stale(harness.now)
+    assert saved(harness.core.learned) == learned
+    assert not visits(harness.core.policy)
 
 
 def visits(policy: Any) -> dict[Any, Any]:
@@ -193,21 +194,21 @@ class Past:
 
     def __init__(self) -> None:
         self.policy = Adaptive(SchedulerConfig("adaptive"))
-        self.table = ProcessTable()
+        self.table = ProcessTable(EngineProgram)
         self._started = 0
 
-    def begin(self, type: str = "t", hint: float | None = None, **who: Any) -> ProgramRow:
+    def begin(self, type: str = "t", hint: float | None = None, **who: Any) -> EngineProgram:
         self._started += 1
         row = self.table.start_program(f"p{self._started}", type, 0.0, **who)
         row.size_hint = hint
         return row
 
-    def serve(self, row: ProgramRow, seconds: float) -> None:
+    def serve(self, row: EngineProgram, seconds: float) -> None:
         """One more call of a program, from its beginning to its end."""
         row.attained_s += seconds
         self.table.call_ended(row, "c", 0.0, None, seconds, 0.0)
 
-    def ask(self, row: ProgramRow, node: str = "") -> float:
+    def ask(self, row: EngineProgram, node: str = "") -> float:
         return self.policy._expected_s(row, node, row.path_s)
 
     def live(
@@ -259,8 +260,8 @@ def test_no_hint_is_too_odd(past: Past, hint: Any) -> None:
 def test_a_call_stands_by_its_path_with_its_own_service() -> None:
     """The path to it is 3 s, and it has had 13 s itself."""
     policy = Adaptive(SchedulerConfig("adaptive"))
-    policy.program_ended(ProgramRow("past", "another", service_s=1.0), 0.0)
-    row = ProgramRow("p", "t", started_at=7.0, attained_s=4.0)
+    policy.program_ended(EngineProgram("past", "another", service_s=1.0), 0.0)
+    row = EngineProgram("p", "t", started_at=7.0, attained_s=4.0)
     call = QueuedCall("c", row, None, 3.0, 0.0, served_s=13.0)
     assert policy.priority(call, 0.0) == (8, 2.0, (4, 7.0))
     row.attained_s = 64.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.adaptive import Adaptive
 from tests.scheduler.ages import bin_of, edge
@@ -34,7 +34,7 @@ class Reference:
         known = self.samples.get(key, [])
         return max((sum(known) + 8 * prior) / (len(known) + 8), 0.05)
 
-    def expect(self, row: ProgramRow, node: str, path_s: float) -> float:
+    def expect(self, row: EngineProgram, node: str, path_s: float) -> float:
         def key(what: str) -> Key:
             return row.tenant, row.type, what, bin_of(row.attained_s)
 
@@ -48,7 +48,7 @@ class Reference:
             expected *= self.refined(key(what), aged) / aged
         return max(expected, 0.05)
 
-    def learn(self, row: ProgramRow) -> None:
+    def learn(self, row: EngineProgram) -> None:
         """It was at every age up to its last, and elsewhere where it was first asked about."""
         seen = self.asked.pop(row.program_id, {})
         for age in range(bin_of(row.service_s) + 1):
@@ -58,7 +58,9 @@ class Reference:
             self.samples.setdefault(key, []).append(max(row.service_s - attained, 0.0))
 
 
-def priority(row: ProgramRow, expected: float, ended: bool) -> tuple[int, float, tuple[int, float]]:
+def priority(
+    row: EngineProgram, expected: float, ended: bool
+) -> tuple[int, float, tuple[int, float]]:
     """Level, quantum and order of a call whose program is expected to need so much."""
     quantum = max(0.5, row.attained_s / 8, expected / 8)
     size = math.floor(math.log2(row.attained_s + expected)) if ended else 0
@@ -85,7 +87,7 @@ def test_priorities_are_those_of_the_reference(
     """Programs that are asked about as they go on, and end; some are lost."""
     policy, reference = Adaptive(SchedulerConfig("adaptive", lane=0.0)), Reference()
     for number, (total, type_, hint, node, ends) in enumerate(story):
-        row = ProgramRow(f"p{number}", type_, size_hint=hint, started_at=float(number))
+        row = EngineProgram(f"p{number}", type_, size_hint=hint, started_at=float(number))
         for part in (0.0, 0.3, 0.33, 0.7):
             row.attained_s = row.service_s = row.path_s = part * total
             call = QueuedCall(f"c{part}", row, None, row.path_s, 0.0, node=node)

@@ -11,9 +11,10 @@ from agentrt.errors import ConfigError
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.admission import Capacity
 from agentrt.scheduler.by_name import Cap, make_admission
+from agentrt.scheduler.events import CallFinished, StepFinished
 from agentrt.scheduler.learned import DOUBT, SCANNED, Learned
 from agentrt.scheduler.working_set import OLDEST_EVERY, WorkingSet
-from tests.scheduler.admitting import BLOCK, KIND, Admitting, Counted, full
+from tests.scheduler.admitting import BLOCK, KIND, Admitting, Counted, full, held
 
 # -- by name, and by a cap -------------------------------------------------------------
 
@@ -73,7 +74,7 @@ def test_the_lane_promotes_nobody_outside() -> None:
     for name in "abc":
         engine.arrive(name, 16)
     engine.let_in()
-    assert [call.call_id for call in engine.queues.promote(100.0)] == ["a/0"]
+    assert [call.call_id for call in engine.core.promote(100.0)] == ["a/0"]
 
 
 # -- what is claimed -------------------------------------------------------------------
@@ -83,7 +84,7 @@ def test_programs_come_in_while_their_contexts_fit() -> None:
     engine = Counted()
     a, b = engine.wants("a", 60), engine.wants("b", 40)
     assert engine.step() == [a, b]
-    assert (engine.working.claimed, engine.working.held) == (100, 0)
+    assert (engine.working.claimed, held(engine.working)) == (100, 0)
     c = engine.wants("c", 1)
     assert engine.step() == []
     engine.end(b)
@@ -94,7 +95,7 @@ def test_programs_come_in_while_their_contexts_fit() -> None:
 def test_all_that_come_in_at_a_time_are_named() -> None:
     engine = full()
     some = [engine.wants(name, 15) for name in ("b", "c")]
-    assert [call.call_id for call in engine.queues.let_in(0.0, 1)] == some
+    assert [call.call_id for call in engine.core.admit(0.0, 1)] == some
 
 
 def test_a_program_that_waits_for_a_tool_claims_its_context_beside_its_types_prefix() -> None:
@@ -147,9 +148,9 @@ def test_a_chain_is_counted_with_what_it_comes_back_for() -> None:
     call = engine.arrive("a", 10 * BLOCK)
     engine.step()
     engine.end(call, output=0)
-    assert (engine.working.claimed, engine.working.held) == (10, 10)
+    assert (engine.working.claimed, held(engine.working)) == (10, 10)
     engine.arrive("a", 2 * BLOCK)
-    assert (engine.working.claimed, engine.working.held) == (12 + 1, 0)
+    assert (engine.working.claimed, held(engine.working)) == (12 + 1, 0)
     engine.arrive("a", 4 * BLOCK, fresh=True)
     assert engine.working.claimed == 12 + 4 + 2
 
@@ -161,7 +162,7 @@ def test_with_nothing_running_the_first_comes_in_whatever_it_needs() -> None:
     assert engine.working.claimed == 100
     engine.end(large)
     engine.end_program("a")
-    assert engine.working.claimed == len(engine.working.members) == 0
+    assert engine.working.claimed == len(engine.working.residents) == 0
 
 
 def test_a_shared_prefix_is_claimed_by_the_first_and_given_back_by_the_last() -> None:
@@ -176,7 +177,7 @@ def test_a_shared_prefix_is_claimed_by_the_first_and_given_back_by_the_last() ->
         claimed.append(engine.working.claimed)
     # 21 each, and 10 for the prefix.
     assert claimed == [94, 73, 52, 31, 0]
-    assert engine.working.held == 0
+    assert held(engine.working) == 0
 
 
 @pytest.mark.parametrize(("there", "fits"), [(69, True), (70, False)])
@@ -229,7 +230,7 @@ def test_a_program_keeps_the_prefix_that_was_known_when_it_began(what: str) -> N
     engine.step()
     first = engine.wants("a", 20)
     engine.step()
-    row = engine.queues.calls[first].program
+    row = engine.core.calls[first].program
     if what == "ended":
         engine.end(first, output=0)
         engine.begins("a", "human")
@@ -237,7 +238,7 @@ def test_a_program_keeps_the_prefix_that_was_known_when_it_began(what: str) -> N
         engine.let_in()
         assert engine.inside() == {"b"}
     elif what == "member":
-        engine.queues.remove(engine.queues.calls[first], engine.now)
+        engine.core.handle(CallFinished(engine.core.calls[first], engine.now))
     engine.learned.usual(KIND).shared.add(10 * BLOCK)
     engine.wants("a", 20)
     assert row.shared_tokens == 0
@@ -271,8 +272,8 @@ def test_what_a_token_takes_is_learned_from_the_steps() -> None:
     engine = Admitting("memory")
     call = engine.arrive("a", 16)
     engine.step(0.0)
-    engine.queues.charge_step([call], 0.5, 0.5, tokens=1)
-    engine.queues.charge_step([call], 1.5, 2.0, tokens=17)
+    engine.core.handle(StepFinished([call], 0.5, 0.5, tokens=1))
+    engine.core.handle(StepFinished([call], 1.5, 2.0, tokens=17))
     assert engine.learned.costs.token_s == 1.0 / 16
 
 
@@ -313,7 +314,7 @@ def test_nobody_is_passed_where_no_slot_is_free(running: int, comes_in: bool) ->
 def test_nobody_passes_the_oldest_when_it_is_next_for_its_age() -> None:
     engine = full()
     engine.wants("b", 30)
-    engine.working.came_in = OLDEST_EVERY - 1
+    engine.working.admissions = OLDEST_EVERY - 1
     engine.let_in()
     assert engine.inside() == {"a"}
 

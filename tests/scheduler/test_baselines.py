@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import (
     make_policy,
@@ -41,7 +41,7 @@ def test_program_fcfs_never_preempts_for_a_slot() -> None:
 
 def test_a_turn_is_a_quantum_of_service_from_when_a_program_came() -> None:
     policy = make_policy(SchedulerConfig("round-robin", quanta=(2.0,)))
-    row = ProgramRow("p", "t", attained_s=5.0)
+    row = EngineProgram("p", "t", attained_s=5.0)
     call = QueuedCall("c", row, None, None, 0.0)
     assert policy.priority(call, 0.0) == Priority(0, 2.0)
     row.attained_s = 6.0
@@ -52,7 +52,7 @@ def test_a_turn_is_a_quantum_of_service_from_when_a_program_came() -> None:
 
 def test_a_lost_program_has_its_turn_anew() -> None:
     policy = make_policy(SchedulerConfig("round-robin", quanta=(2.0,)))
-    call = QueuedCall("c", ProgramRow("p", "t"), None, None, 0.0)
+    call = QueuedCall("c", EngineProgram("p", "t"), None, None, 0.0)
     policy.priority(call, 0.0)
     policy.program_lost(call.program)
     call.program.attained_s = 9.0
@@ -119,7 +119,7 @@ def test_a_new_program_starts_in_the_round_that_is_being_served() -> None:
 def test_a_program_that_was_away_saves_up_no_turns() -> None:
     turns = Turns(a=(1, 99.0), b=(1, 99.0))
     assert turns.run(8) == "aaaabbbb"
-    turns.harness.end(next(c for c in turns.harness.queues.calls.values() if c.queued))
+    turns.harness.end(next(c for c in turns.harness.core.calls.values() if c.queued))
     assert turns.run(80) == "b" * 80
     turns.harness.call("a")
     assert turns.run(40).count("a") == pytest.approx(20, abs=4)
@@ -129,7 +129,7 @@ def test_ended_programs_are_forgotten() -> None:
     harness = Harness("round-robin")
     harness.live("a", 3.0)
     # The policy of this harness is known to be the one that has offsets.
-    assert harness.queues.policy._offsets == {}  # type: ignore[attr-defined]
+    assert harness.core.policy._offsets == {}  # type: ignore[attr-defined]
 
 
 # -- srtf ------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def names(prefix: str, count: int) -> list[str]:
 
 
 def staging(harness: Harness) -> TwoLevel:
-    policy = harness.queues.policy
+    policy = harness.core.policy
     assert isinstance(policy, TwoLevel)
     return policy
 
@@ -209,7 +209,9 @@ def test_a_call_that_is_aborted_in_line_is_forgotten_at_once() -> None:
 
 def test_a_call_that_leaves_the_line_makes_no_room() -> None:
     policy = make_policy(SchedulerConfig("two-level"))
-    calls = [QueuedCall(f"c{n}", ProgramRow("p", "t"), None, None, 0.0) for n in range(STAGED + 2)]
+    calls = [
+        QueuedCall(f"c{n}", EngineProgram("p", "t"), None, None, 0.0) for n in range(STAGED + 2)
+    ]
     levels = [policy.priority(call, 0.0).level for call in calls]
     assert levels == [0] * STAGED + [1, 1]
     assert list(policy.call_left(calls[-1])) == []

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from agentrt.scheduler import Policy, ProgramRow, QueuedCall, SchedulerConfig, policy_names
+from agentrt.scheduler import EngineProgram, Policy, QueuedCall, SchedulerConfig, policy_names
 from agentrt.scheduler.policies import Priority
 from tests.lines import lines_run
 from tests.scheduler.crowd import SLOTS, Crowd
@@ -55,7 +55,7 @@ def lines_per_decision(live: int, name: str = "fcfs", policy: Policy | None = No
         crowd.prepare()
         for part, act in crowd.parts.items():
             spent[part] += lines_run(act)
-    check_queues(crowd.queues)
+    check_queues(crowd.core)
     crowd.table.check_integrity()
     times = {"choose": crowd.started - started, "charge": STEPS * (SLOTS - 1)}
     return sum(lines / times.get(part, STEPS) for part, lines in spent.items())
@@ -97,7 +97,7 @@ class LooksAtAll(Policy):
         self._look("leave")
         return ()
 
-    def program_ended(self, row: ProgramRow, now: float) -> None:
+    def program_ended(self, row: EngineProgram, now: float) -> None:
         if self._when == "program ends":
             min(self._known.values(), key=lambda call: call.key[1])
 
@@ -135,15 +135,15 @@ def test_a_crowd_keeps_its_size_and_its_batch_full(name: str) -> None:
     for _ in range(200):
         crowd.step()
         assert len(crowd.running) == SLOTS
-        assert len(crowd.queues) == 50
+        assert len(crowd.core.queue) == 50
         assert len(crowd.table) == 50 + SLOTS
-    check_queues(crowd.queues)
+    check_queues(crowd.core)
     crowd.table.check_integrity()
 
 
 def test_a_crowd_spreads_over_the_levels_and_all_types() -> None:
     crowd = Crowd(SchedulerConfig(policy="plas"), 1000)
-    waiting = crowd.queues.in_order()
+    waiting = crowd.core.in_order()
     assert len({call.level for call in waiting}) >= 5
     assert len({row.type for row in crowd.table}) == 8
 

@@ -129,12 +129,12 @@ def test_who_comes_back_goes_before_new_ones_of_its_level_and_its_blocks_move() 
     engine.step()
     engine.end(call, output=0)
     engine.begins("a", "human")
-    engine.queues.owners.changed = changed.append
+    engine.core.owners.changed = changed.append
     other = engine.wants("b", 60)
     engine.step()
     row = engine.table.get("a")
     assert row is not None
-    assert (row.member, row.was_member) == (False, True)
+    assert (row.resident, row.was_resident) == (False, True)
     assert row.cached in changed
     engine.wants("c", 60)
     engine.contexts.clear()

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies.adaptive import Lane
+from agentrt.scheduler.events import StepFinished
+from agentrt.scheduler.policies.adaptive import AgeingShare
 from agentrt.scheduler.records import CallState
 from tests.scheduler.harness import Harness
 
@@ -23,20 +24,20 @@ def harness(lane: float, slots: int = 4) -> Harness:
 
 
 def waiting(name: str, started_at: float = 0.0) -> QueuedCall:
-    row = ProgramRow(name, "t", started_at=started_at)
+    row = EngineProgram(name, "t", started_at=started_at)
     return QueuedCall(name, row, None, None, started_at, key=(0, 0.0, int(name)))
 
 
-def lane_of(*started_at: float, slots: int = 8) -> tuple[Lane, list[QueuedCall]]:
+def lane_of(*started_at: float, slots: int = 8) -> tuple[AgeingShare, list[QueuedCall]]:
     """A lane of a quarter of the slots, and who is in its line."""
-    lane = Lane(SchedulerConfig("adaptive", lane=0.25), slots)
+    lane = AgeingShare(SchedulerConfig("adaptive", lane=0.25), slots)
     calls = [waiting(str(n), at) for n, at in enumerate(started_at)]
     for call in calls:
         lane.waits(call)
     return lane, calls
 
 
-def promoted(lane: Lane, now: float) -> QueuedCall | None:
+def promoted(lane: AgeingShare, now: float) -> QueuedCall | None:
     """Whom the lane promotes, as the queues do it."""
     if (call := lane.promote(now)) is not None:
         call.promoted = True
@@ -54,7 +55,7 @@ def test_the_oldest_programs_call_is_promoted_and_goes_first() -> None:
     d.now = 10.0
     d.call("small")
     assert d.order() == ["small", "big"]
-    assert d.queues.promote(d.now) == [big]
+    assert d.core.promote(d.now) == [big]
     assert big.level == d.lane.priority.level
     assert d.order() == ["big", "small"]
 
@@ -78,9 +79,9 @@ def test_without_a_share_there_is_no_lane() -> None:
     d = harness(0.0)
     d.call("a")
     d.now = 1e6
-    assert d.queues.promote(d.now) == []
-    assert d.queues.next_promotion(d.now) is None
-    assert not isinstance(d.queues._promoter, Lane)
+    assert d.core.promote(d.now) == []
+    assert d.core.next_promotion(d.now) is None
+    assert not isinstance(d.core.promoter, AgeingShare)
 
 
 def test_a_share_of_no_slots_promotes_nobody() -> None:
@@ -92,7 +93,7 @@ def test_a_share_of_no_slots_promotes_nobody() -> None:
 def test_a_policy_without_a_lane_keeps_none() -> None:
     d = Harness("program-fcfs", slots=4, lane=0.5)
     d.call("a")
-    assert d.queues.promote(1e6) == []
+    assert d.core.promote(1e6) == []
 
 
 def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
@@ -103,7 +104,7 @@ def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
     small = d.start()
     big = d.call("big")
     assert d.victims() == []
-    assert d.queues.promote(d.now) == [big]
+    assert d.core.promote(d.now) == [big]
     assert d.victims() == [small], "for the lane, whatever its own place"
     d.preempt(small)
     assert d.start() is big
@@ -116,9 +117,11 @@ def test_a_lanes_call_stays_where_it_is_and_gets_its_quantum_anew() -> None:
     d = harness(0.25)
     d.now = 10.0
     call = d.call("a")
-    assert d.queues.promote(d.now) == [call]
+    assert d.core.promote(d.now) == [call]
     d.start()
-    assert not d.queues.charge_step([call.call_id], 500.0, d.now)
+    key = call.key
+    d.core.handle(StepFinished([call.call_id], 500.0, d.now))
+    assert call.key is key
     assert call.quantum_ends_s == 500.0 + d.lane.priority.quantum_s
 
 
@@ -129,24 +132,24 @@ def test_all_is_intact_after_aborts(policy: str, lane: float) -> None:
     d, rng = Harness(policy, slots=4, lane=lane, beta=0.5), random.Random(2)
     for index in range(3000):
         d.now += 0.05
-        calls = list(d.queues.calls.values())
+        calls = list(d.core.calls.values())
         if rng.random() < 0.5 and len(calls) < 30:
             d.call(f"p{index}")
         elif calls and rng.random() < 0.7:
             d.end(rng.choice(calls), program=True)
         elif d.running and rng.random() < 0.5:
             d.preempt(rng.choice(d.running), hold=rng.random() < 0.3)
-        elif len(d.running) < 4 and d.queues.head() is not None:
+        elif len(d.running) < 4 and d.core.queue.head() is not None:
             d.start()
         for call in d.running:
-            d.queues.charge_step([call.call_id], 0.05, d.now)
-        d.queues.release(lambda call: rng.random() < 0.7)
-        d.queues.promote(d.now)
+            d.core.handle(StepFinished([call.call_id], 0.05, d.now))
+        d.core.queue.release(lambda call: rng.random() < 0.7)
+        d.core.promote(d.now)
         d.check_integrity()
-    for call in list(d.queues.calls.values()):
+    for call in list(d.core.calls.values()):
         d.end(call, program=True)
     d.check_integrity()
-    assert (len(d.queues), len(d.table)) == (0, 0)
+    assert (len(d.core.queue), len(d.table)) == (0, 0)
 
 
 # -- by itself -------------------------------------------------------------------------
@@ -172,7 +175,7 @@ def test_a_call_lines_up_once_and_never_while_it_is_inside() -> None:
 
 def test_who_began_or_left_otherwise_is_in_line_no_longer() -> None:
     lane, calls = lane_of(1.0, 2.0, 3.0)
-    lane.began(calls[0], 4.0)
+    lane.started(calls[0], 4.0)
     lane.left(calls[1])
     assert list(lane._line) == [calls[2]]
     assert promoted(lane, 4.0) is calls[2]
@@ -191,7 +194,7 @@ def test_no_moment_is_named_while_the_lane_is_full_or_nobody_waits() -> None:
 
 def test_who_went_outside_makes_way_and_lines_up_again() -> None:
     lane, calls = lane_of(0.0, 1.0)
-    calls[0].state = CallState.OUTSIDE
+    calls[0].state = CallState.NOT_ADMITTED
     assert promoted(lane, 9.0) is calls[1]
     calls[0].state = CallState.WAITING
     assert promoted(lane, 9.0) is None
@@ -202,7 +205,7 @@ def test_who_went_outside_makes_way_and_lines_up_again() -> None:
 @pytest.mark.parametrize("quantum_s", [0.5, 2.0])
 def test_it_is_charged_twice_in_a_quantum(quantum_s: float) -> None:
     """So that no credit of that time is cut off at what can be saved up, two quanta."""
-    lane = Lane(SchedulerConfig("adaptive", (quantum_s,), lane=0.25), 8)
+    lane = AgeingShare(SchedulerConfig("adaptive", (quantum_s,), lane=0.25), 8)
     assert lane.priority.quantum_s == quantum_s / 2
     lane.promote(1e6)
     assert lane._credit == 2 * quantum_s * 2
@@ -265,7 +268,7 @@ def test_the_lane_promotes_as_the_reference(
         elif event == "end" and lane.inside:
             harness.end(lane.inside.pop(number % len(lane.inside)))
         elif event == "look":
-            for call in harness.queues.promote(harness.now):
+            for call in harness.core.promote(harness.now):
                 assert share > 0
                 assert call is lane.promote(harness.now)
                 assert harness.start() is call
@@ -273,7 +276,7 @@ def test_the_lane_promotes_as_the_reference(
         assert all(call.promoted and call.level < -1_000_000 for call in lane.inside)
         assert not any(call.promoted for call in lane.line)
         moment = lane.next_moment(harness.now) if share else None
-        assert harness.queues.next_promotion(harness.now) == (moment and pytest.approx(moment))
+        assert harness.core.next_promotion(harness.now) == (moment and pytest.approx(moment))
 
 
 def test_a_streaming_session_does_not_hold_up_the_lane() -> None:

@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from agentrt.scheduler import ProcessTable, learned
+from agentrt.scheduler import EngineProgram, ProcessTable, learned
+from agentrt.scheduler.events import CallPreempted, CallStarted, PreemptionReason
 from agentrt.scheduler.working_set import OLDEST_EVERY
-from tests.scheduler.admitting import BLOCK, KIND, WORTH_S, Counted, full
+from tests.scheduler.admitting import BLOCK, KIND, WORTH_S, Counted, full, held
 from tests.scheduler.integrity import check_queues
 
 # -- calls and programs that go --------------------------------------------------------
@@ -35,23 +36,23 @@ def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there(
     monkeypatch.setattr(learned, "BRANCHING", 1.0)  # none does
     gone, *stay = (engine.wants("b", blocks) for blocks in (60, 2, 2))
     assert engine.step() == []
-    assert (engine.outside(), len(engine.queues)) == ({"large/1", gone, *stay}, 4)
+    assert (engine.outside(), len(engine.core.queue)) == ({"large/1", gone, *stay}, 4)
     engine.end(gone)
     assert engine.outside() == {"large/1", *stay}
     assert engine.step() == stay, "they fit without it"
     engine.end("large/1")
     engine.end_program("large")
-    assert (len(engine.admission._outside), len(engine.queues)) == (0, 0)
+    assert (len(engine.admission._not_admitted), len(engine.core.queue)) == (0, 0)
     assert engine.step() == []
-    check_queues(engine.queues)
+    check_queues(engine.core)
 
 
 def test_a_call_that_runs_makes_its_program_a_member() -> None:
     """vLLM has queues of its own, which nobody is kept out of."""
     engine = full()
-    call = engine.queues.calls["large/1"]
-    engine.queues.discard(call)
-    engine.queues.call_began(call, engine.now)
+    call = engine.core.calls["large/1"]
+    engine.core.queue.discard(call)
+    engine.core.handle(CallStarted(call, engine.now))
     assert engine.inside() == {"a", "large"}
 
 
@@ -67,8 +68,9 @@ def test_who_is_preempted_for_memory_leaves_unless_others_of_it_run_or_nobody_el
     if beside:
         engine.wants("b", 5)
     engine.step()
-    call = engine.queues.calls[mine[0]]
-    engine.queues.call_preempted(call, engine.now, for_memory=for_memory)
+    call = engine.core.calls[mine[0]]
+    reason = PreemptionReason.MEMORY if for_memory else PreemptionReason.SLOT
+    engine.core.handle(CallPreempted(call, engine.now, reason))
     assert ("a" in engine.inside()) is stays
 
 
@@ -195,7 +197,7 @@ def test_the_only_member_goes_on_though_it_has_outgrown_the_cache() -> None:
     engine.learned.usual(KIND).shared.add(10 * BLOCK)
     call = engine.wants("a", 120)
     engine.step()
-    assert engine.working.claimed - engine.working.held > 100
+    assert engine.working.claimed - held(engine.working) > 100
     engine.end(call, output=0)
     engine.arrive("a", BLOCK)
     assert engine.inside() == {"a"}
@@ -215,12 +217,12 @@ def test_nobody_gives_way_to_nobody_to_who_fits_or_to_its_own_level() -> None:
 
 def test_age_counts_for_who_came_in_by_it_and_for_who_is_next() -> None:
     old, equal = Turns(), Turns(100.0)
-    old.working.came_in = OLDEST_EVERY - 1
+    old.working.admissions = OLDEST_EVERY - 1
     for engine in (old, equal):
         engine.begin()
         engine.wants("b", 41)
     assert old.back(20.0)
-    equal.working.came_in = OLDEST_EVERY - 1
+    equal.working.admissions = OLDEST_EVERY - 1
     assert not equal.back(20.0)
 
 
@@ -240,8 +242,8 @@ def test_the_oldest_stays_the_oldest_when_its_priority_changes() -> None:
     first = engine.working.first()
     assert first is not None
     assert first.program.program_id == "small"
-    engine.admission.wait(engine.queues.calls["large/1"])
-    engine.working.came_in = OLDEST_EVERY - 1
+    engine.admission.wait(engine.core.calls["large/1"])
+    engine.working.admissions = OLDEST_EVERY - 1
     first = engine.working.first()
     assert first is not None
     assert first.call_id == "large/1"
@@ -251,22 +253,22 @@ def test_a_row_that_starts_over_is_as_new() -> None:
     engine = Counted()
     engine.learned.usual(KIND).shared.add(10 * BLOCK)
     call = engine.wants("a", 31)
-    engine.working.came_in = OLDEST_EVERY - 1
+    engine.working.admissions = OLDEST_EVERY - 1
     engine.step()
     engine.end(call, output=16)
     row = engine.table.get("a")
     assert row is not None
-    row.was_member = True
+    row.was_resident = True
     row.start_over()
-    new = ProcessTable().start_program("a", "t", 0.0)
+    new = ProcessTable(EngineProgram).start_program("a", "t", 0.0)
     for name in ("cached", "context_tokens", "shared_tokens", "claim"):
         assert getattr(row, name) == getattr(new, name), name
-    assert (row.member, row.was_member, row.by_age) == (False, False, False)
+    assert (row.resident, row.was_resident, row.admitted_by_age) == (False, False, False)
 
 
 def test_its_age_counts_for_one_stay_only() -> None:
     engine = Turns()
-    engine.working.came_in = OLDEST_EVERY - 1
+    engine.working.admissions = OLDEST_EVERY - 1
     engine.begin()
     engine.end(engine.a, output=0)
     engine.begins("a", "human")

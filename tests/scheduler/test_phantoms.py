@@ -9,7 +9,7 @@ import pytest
 
 from agentrt.scheduler import policy_names
 from agentrt.scheduler.working_set import WorkingSet
-from tests.scheduler.admitting import BLOCK, KIND, Admitting
+from tests.scheduler.admitting import BLOCK, KIND, Admitting, held
 from tests.scheduler.integrity import check_queues
 
 PHANTOM = "phantom"
@@ -18,14 +18,14 @@ BLOCKS, SLOTS, CAP = 40, 3, 2
 
 def state(engine: Admitting) -> dict[str, Any]:
     """Who is in, who waits and in which order, what is claimed, and what was learned."""
-    queues, admission, learned = engine.queues, engine.queues.admission, engine.learned
-    live = queues.owners
+    core, admission, learned = engine.core, engine.core.admission, engine.learned
+    live = core.owners
     found: dict[str, Any] = {
         "rows": {
-            row.program_id: (row.member, row.was_member, row.claim, row.context_tokens)
+            row.program_id: (row.resident, row.was_resident, row.claim, row.context_tokens)
             for row in engine.table
         },
-        "order": [call.program.program_id for call in queues.in_order()],
+        "order": [call.program.program_id for call in core.in_order()],
         "owners": (live.sharers("t"), len(live), sorted(map(str, live._sessions))),
         "output": learned.output(KIND),
         "learned": [
@@ -35,12 +35,12 @@ def state(engine: Admitting) -> dict[str, Any]:
         ],
     }
     if admission is not None:
-        found["members"] = [row.program_id for row in admission.members]
-        found["outside"] = len(admission._outside)
+        found["members"] = [row.program_id for row in admission.residents]
+        found["outside"] = len(admission._not_admitted)
     if isinstance(admission, WorkingSet):
-        found["claims"] = admission.claimed, admission.held, admission.came_in
+        found["claims"] = admission.claimed, held(admission), admission.admissions
         found["types"] = dict(admission._sharers)
-        found["away"] = len(admission._away), len(admission._by_age)
+        found["away"] = len(admission._held), len(admission._by_age)
     return found
 
 
@@ -85,8 +85,8 @@ class Life:
         row = engine.table.start_program(PHANTOM, "t", engine.now, session=session)
         call_id = engine.arrive(PHANTOM, BLOCKS * BLOCK)
         engine.let_in(len(engine.running))
-        assert engine.queues.calls[call_id].queued
-        assert engine.queues.admission is None or not row.member
+        assert engine.core.calls[call_id].queued
+        assert engine.core.admission is None or not row.resident
         if way == "its program first":
             engine.end_program(PHANTOM)
             engine.let_in(len(engine.running))
@@ -94,7 +94,7 @@ class Life:
         if way == "its call first":
             engine.let_in(len(engine.running))
             engine.end_program(PHANTOM)
-        check_queues(engine.queues)
+        check_queues(engine.core)
         return True
 
 

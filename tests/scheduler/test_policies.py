@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import (
     ENTRY_POINT_GROUP,
@@ -24,8 +24,8 @@ from agentrt.scheduler.promotion import Priority
 @pytest.mark.parametrize("name", ["round-robin", "adaptive"])
 def test_a_program_that_a_policy_never_saw_may_end_or_get_lost(name: str) -> None:
     policy = make_policy(SchedulerConfig(name))
-    policy.program_ended(ProgramRow("p", "t", service_s=3.0), 0.0)
-    policy.program_lost(ProgramRow("q", "t"))
+    policy.program_ended(EngineProgram("p", "t", service_s=3.0), 0.0)
+    policy.program_lost(EngineProgram("q", "t"))
 
 
 @pytest.fixture
@@ -74,7 +74,9 @@ def test_a_policy_keeps_its_settings() -> None:
 
 @pytest.mark.parametrize("name", ["fcfs", "program-fcfs", "srtf"])
 def test_without_levels_all_stand_in_the_first(name: str) -> None:
-    call = QueuedCall("c", ProgramRow("p", "t", started_at=3.0), None, None, 0.0, prompt_tokens=3)
+    call = QueuedCall(
+        "c", EngineProgram("p", "t", started_at=3.0), None, None, 0.0, prompt_tokens=3
+    )
     order = 0.0 if name == "fcfs" else 3.0
     assert make_policy(SchedulerConfig(name)).priority(call, 5.0) == Priority(0, order=order)
 
@@ -84,7 +86,7 @@ def test_a_spent_quantum_means_asking_again_where_a_policy_says_nothing_else() -
         def priority(self, call: QueuedCall, now: float) -> Priority:
             return Priority(int(now))
 
-    call = QueuedCall("c", ProgramRow("p", "t"), None, None, 0.0)
+    call = QueuedCall("c", EngineProgram("p", "t"), None, None, 0.0)
     assert Clock(SchedulerConfig()).on_quantum_expired(call, 7.0) == Priority(7)
 
 

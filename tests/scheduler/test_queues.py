@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from agentrt.errors import InvariantError
 from agentrt.scheduler import (
-    LevelQueues,
-    ProcessTable,
     QueuedCall,
     SchedulerConfig,
+    SchedulerCore,
     policy_names,
 )
+from agentrt.scheduler.events import CallArrived, CallPreempted, CallStarted, StepFinished
 from agentrt.scheduler.starvation import Starvation
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 from tests.scheduler.integrity import check_queues
@@ -36,8 +36,8 @@ class Harness:
     """Queues and a table, with one-line events."""
 
     def __init__(self, **changes: object) -> None:
-        self.table = ProcessTable()
-        self.queues = LevelQueues(config(**changes))
+        self.core = SchedulerCore(config(**changes))
+        self.table = self.core.table
 
     def arrive(
         self, call_id: str, program: str, now: float = 0, service: float = 0, waited: float = 0
@@ -45,12 +45,13 @@ class Harness:
         row = self.table.get(program) or self.table.start_program(program, "t", now)
         self.table.catch_up(row, service, service, waited)
         call = QueuedCall(call_id, row, call_id, None, now)
-        self.queues.put(self.queues.call_arrived(call, now))
+        self.core.handle(CallArrived(call, now))
+        self.core.queue.put(call)
         return call
 
     def run(self, call: QueuedCall, now: float = 0) -> QueuedCall:
-        assert self.queues.take() is call
-        self.queues.call_began(call, now)
+        assert self.core.queue.take() is call
+        self.core.handle(CallStarted(call, now))
         return call
 
 
@@ -58,29 +59,34 @@ def test_a_step_that_was_in_flight_is_charged_to_the_call_that_waits() -> None:
     """Its deadline moves by beta times its service, and what it spent of Q_1 counts there, too."""
     harness = Harness(beta=2.0)
     call = harness.run(harness.arrive("a", "p", service=4))
-    harness.queues.call_preempted(call, 10.0)
-    harness.queues.put(call)
-    assert not harness.queues.charge_step([call.call_id], 0.5, 10.0)
-    assert harness.queues.next_promotion(10.0) == 10.0 + 2.0 * (4.0 + 0.5)
-    assert harness.queues.promote(19.0) == [call]
-    assert harness.queues.charge_step([call.call_id], 1.0, 19.0)
+    harness.core.handle(CallPreempted(call, 10.0))
+    harness.core.queue.put(call)
+    key = call.key
+    harness.core.handle(StepFinished([call.call_id], 0.5, 10.0))
+    assert call.key is key
+    assert harness.core.next_promotion(10.0) == 10.0 + 2.0 * (4.0 + 0.5)
+    assert harness.core.promote(19.0) == [call]
+    harness.core.handle(StepFinished([call.call_id], 1.0, 19.0))
     assert (call.level, call.demotions) == (1, 1)
 
 
 def test_a_call_is_neither_queued_nor_started_twice() -> None:
     harness = Harness()
     call = harness.arrive("a", "p")
-    with pytest.raises(InvariantError, match=r"^call a: waiting to waiting$"):
-        harness.queues.put(call)
-    with pytest.raises(InvariantError, match=r"^call a: waiting to running$"):
-        harness.queues.call_began(call, 0)
+    with pytest.raises(
+        InvariantError,
+        match=r"^call a cannot go from 'waiting' to 'waiting'; its last events: CallArrived at",
+    ):
+        harness.core.queue.put(call)
+    with pytest.raises(InvariantError, match=r"^call a cannot go from 'waiting' to 'running'"):
+        harness.core.handle(CallStarted(call, 0))
     with pytest.raises(InvariantError, match=r"^call a is queued already$"):
         harness.arrive("a", "p")
-    harness.queues.take()
-    with pytest.raises(InvariantError, match=r"^call a: aside to aside$"):
-        harness.queues.call_preempted(call, 0)
+    harness.core.queue.take()
+    with pytest.raises(InvariantError, match=r"^call a cannot go from 'unqueued' to 'unqueued'"):
+        harness.core.handle(CallPreempted(call, 0))
     with pytest.raises(InvariantError, match=r"^no call waits$"):
-        harness.queues.take()
+        harness.core.queue.take()
 
 
 @pytest.mark.parametrize("what", ["counted", "runs", "offered", "program", "promoted", "watched"])
@@ -89,16 +95,16 @@ def test_integrity_sees_what_is_wrong(what: str) -> None:
     harness.run(harness.arrive("runs", "p"))
     harness.arrive("gone", "q", service=5)
     harness.arrive("waits", "r", service=5)
-    check_queues(harness.queues)
-    waiting, running = harness.queues.calls["waits"], harness.queues.calls["runs"]
-    starvation = harness.queues._promoter
+    check_queues(harness.core)
+    waiting, running = harness.core.calls["waits"], harness.core.calls["runs"]
+    starvation = harness.core.promoter
     assert isinstance(starvation, Starvation)
     if what == "counted":
-        del harness.queues.calls["gone"]
+        del harness.core.calls["gone"]
     elif what == "runs":
         waiting.since = None
     elif what == "offered":
-        harness.queues._waiting.discard(waiting)
+        harness.core.queue._waiting.discard(waiting)
     elif what == "program":
         waiting.program.queued.clear()
     elif what == "promoted":
@@ -106,7 +112,7 @@ def test_integrity_sees_what_is_wrong(what: str) -> None:
     elif what == "watched":
         waiting.level = 0
     with pytest.raises(AssertionError):
-        check_queues(harness.queues)
+        check_queues(harness.core)
 
 
 @st.composite
@@ -136,7 +142,7 @@ configs = st.builds(
 def toy(made: list[ToyProgram], settings_: SchedulerConfig, batch: int, strict: bool) -> ToyEngine:
     """A toy engine with a lane as wide as the settings say, where its policy keeps one."""
     engine = ToyEngine(settings_, batch, strict=strict)
-    engine.queues = LevelQueues(settings_, slots=batch)
+    engine.core = SchedulerCore(settings_, slots=batch)
     engine.submit(made)
     return engine
 
@@ -153,12 +159,12 @@ def test_nothing_is_lost_doubled_or_left_behind(
         assert len(ran) == len(set(ran)) <= batch
         for call_id in ran:
             served[call_id] = served.get(call_id, 0) + 1
-        check_queues(engine.queues)
-        engine.table.check_integrity()
+        check_queues(engine.core)
+        engine.core.table.check_integrity()
         assert engine.now < 2_000
     wanted = {f"{p.name}{i}": c.steps for p in made for i, c in enumerate(p.calls)}
     assert served == wanted
-    assert len(engine.table) == len(engine.queues) == len(engine.queues.calls) == 0
+    assert len(engine.core.table) == len(engine.core.queue) == len(engine.core.calls) == 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -176,9 +182,9 @@ def test_levels_and_slots_are_respected(
     watched = engine._serve
 
     def serve() -> object:
-        waiting = engine.queues.in_order()
+        waiting = engine.core.in_order()
         check([c.call_id for c in engine.running], {c.call_id for c in waiting})
-        if engine.queues.policy.levelled and waiting and settings_.preemption:
+        if engine.core.policy.levelled and waiting and settings_.preemption:
             safe = settings_.min_residency_steps
             worst = [c.level for c in engine.running if c.residency_steps >= safe]
             assert all(level <= waiting[0].level for level in worst)

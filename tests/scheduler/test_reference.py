@@ -8,11 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.scheduler import (
-    LevelQueues,
+    EngineProgram,
     ProcessTable,
-    ProgramRow,
     QueuedCall,
     SchedulerConfig,
+    SchedulerCore,
+)
+from agentrt.scheduler.events import (
+    CallArrived,
+    CallFinished,
+    CallPreempted,
+    CallStarted,
+    StepFinished,
 )
 from tests.scheduler.integrity import check_queues
 from tests.scheduler.reference import RANKS, Call, Program, Reference
@@ -44,14 +51,14 @@ class Both:
     """The real queues and table, and the reference, with one call of each for every name."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.queues, self.table = LevelQueues(config), ProcessTable()
+        self.core, self.table = SchedulerCore(config), ProcessTable(EngineProgram)
         self.reference = Reference(config)
         self.programs: dict[str, Program] = {}
         self.now = 0.0
         self.named = 0
 
     def real(self, call: Call) -> QueuedCall:
-        return self.queues.calls[call.name]
+        return self.core.calls[call.name]
 
     def do(self, event: str, which: int, seconds: float) -> None:
         """One event, of the call or program that the number picks, after so many seconds."""
@@ -70,8 +77,8 @@ class Both:
         elif event == "end" and self.reference.calls():
             self.end(self.reference.calls()[which % len(self.reference.calls())])
         elif event == "defer" and waiting:
-            assert self.queues.head() is self.real(waiting[0])
-            self.queues.put(self.queues.take(), deferred=True)
+            assert self.core.queue.head() is self.real(waiting[0])
+            self.core.queue.put(self.core.queue.take(), deferred=True)
             waiting[0].deferred = True
         elif event == "look":
             self.promote()
@@ -83,13 +90,14 @@ class Both:
         self.named += 1
         self.table.call_arrived(row, name, self.now)
         real = QueuedCall(name, row, None, path_s, self.now)
-        self.queues.put(self.queues.call_arrived(real, self.now))
+        self.core.handle(CallArrived(real, self.now))
+        self.core.queue.put(real)
         known = self.programs.setdefault(program, Program())
         self.reference.arrive(Call(name, known, path_s, self.now, debt_since=self.now))
 
     def start(self, call: Call) -> None:
-        assert self.queues.take().call_id == call.name
-        self.queues.call_began(self.real(call), self.now)
+        assert self.core.queue.take().call_id == call.name
+        self.core.handle(CallStarted(self.real(call), self.now))
         self.reference.start(call, self.now)
 
     def serve(self, call: Call, seconds: float, *, late: bool) -> None:
@@ -100,22 +108,20 @@ class Both:
         before = call.level
         moved = call.left_s <= seconds
         real = self.real(call)
-        charged = self.queues.charge_step([real.call_id], seconds, self.now)
-        assert charged == ([real] if moved else [])
+        key = real.key
+        self.core.handle(StepFinished([real.call_id], seconds, self.now))
+        assert (real.key is not key) == moved
         self.reference.serve(call, seconds)
         assert self.real(call).demotions >= (call.level > before)
 
     def stop(self, call: Call, *, defer: bool) -> None:
-        self.queues.call_preempted(self.real(call), self.now)
-        self.queues.put(self.real(call), deferred=defer)
+        self.core.handle(CallPreempted(self.real(call), self.now))
+        self.core.queue.put(self.real(call), deferred=defer)
         self.reference.stop(call, self.now, defer=defer)
 
     def end(self, call: Call) -> None:
         real = self.real(call)
-        self.queues.remove(real, self.now)
-        times = real.served_s, real.waited_s
-        self.table.call_ended(real.program, real.call_id, self.now, call.path_s, *times)
-        self.queues.call_ended(real, self.now)
+        self.core.handle(CallFinished(real, self.now))
         self.reference.end(call, self.now)
         row, program = real.program, call.program
         assert (row.service_s, row.path_s, row.waiting_s) == (
@@ -127,7 +133,7 @@ class Both:
     def promote(self) -> None:
         """Those that are equally overdue may rise in any order."""
         by_name = {call.name: call for call in self.reference.calls()}
-        for real in self.queues.promote(self.now):
+        for real in self.core.promote(self.now):
             starving = self.reference.starving(self.now)
             assert self.reference.promotion_is_open()
             call = by_name[real.call_id]
@@ -140,20 +146,20 @@ class Both:
     def release(self, which: int) -> None:
         """Every other deferred call is offered again."""
         chosen = {call.name for call in self.reference.calls()[which % 2 :: 2]}
-        self.queues.release(lambda call: call.call_id in chosen)
+        self.core.queue.release(lambda call: call.call_id in chosen)
         for call in self.reference.calls():
             call.deferred = call.deferred and call.name not in chosen
 
     def compare(self, which: int, seconds: float) -> None:
         """Everything that the two can be asked, without changing either."""
-        check_queues(self.queues)
+        check_queues(self.core)
         waiting = self.reference.waiting()
-        head = self.queues.head()
+        head = self.core.queue.head()
         assert (head and head.call_id) == (waiting[0].name if waiting else None)
-        listed = [call.call_id for call in self.queues.in_order()]
+        listed = [call.call_id for call in self.core.in_order()]
         everybody = self.reference.calls()
         assert listed == [call.name for call in everybody if call.since is not None]
-        assert len(self.queues) == len(listed)
+        assert len(self.core.queue) == len(listed)
         for call in everybody:
             real = self.real(call)
             assert (real.level, real.promoted) == (call.level, call.promoted)
@@ -164,11 +170,11 @@ class Both:
     def compare_next_promotion(self) -> None:
         """It may be too early, where what it waited for is gone, but never too late."""
         expected = self.reference.next_promotion(self.now)
-        found = self.queues.next_promotion(self.now)
+        found = self.core.next_promotion(self.now)
         if expected is not None and math.isfinite(expected):
             assert found is not None
             assert found <= expected
-        if not self.reference.promotion_is_open() or math.isinf(self.queues.config.beta):
+        if not self.reference.promotion_is_open() or math.isinf(self.core.config.beta):
             assert found is None
 
     def compare_victims(self, which: int, slots: int) -> None:
@@ -182,7 +188,7 @@ class Both:
 
         running = [self.real(call) for call in self.reference.running()]
         blocks = which % 5
-        victims = self.queues.victims(
+        victims = self.core.victims(
             running, slots, blocks, needed, lambda call: call.call_id in spared
         )
         expected = self.reference.victims(slots, blocks, lambda call: size(call.name), spared)
@@ -210,7 +216,7 @@ def test_promotions_come_when_they_are_announced(
     for event, which, seconds in story:
         both.do(event, which, seconds)
         both.promote()
-        while (moment := both.queues.next_promotion(both.now)) is not None:
+        while (moment := both.core.next_promotion(both.now)) is not None:
             assert moment >= both.now
             both.now = moment
             both.promote()
@@ -236,13 +242,13 @@ def test_victims_give_their_slots_to_one_call_after_the_other(
     config = SchedulerConfig(
         "plas", (1, 1, 1), min_residency_steps=safe, max_preemptions_per_step=most
     )
-    queues = LevelQueues(config)
+    core = SchedulerCore(config)
     reference, sizes, spared = Reference(config), dict[str, int](), set[str]()
     real: dict[str, QueuedCall] = {}
     for kind, crowd_ in (("run", runs), ("wait", waits)):
         for level, size, steps, is_spared in crowd_:
             name = f"{kind}{len(real)}"
-            row = ProgramRow(name, "t")
+            row = EngineProgram(name, "t")
             key = (level, 0.0, len(real))
             real[name] = QueuedCall(name, row, None, None, 0.0, level=level, key=key, steps=steps)
             call = Call(name, Program(), None, 0.0 if kind == "wait" else None, level, steps=steps)
@@ -254,8 +260,8 @@ def test_victims_give_their_slots_to_one_call_after_the_other(
         return sizes[call.call_id]
 
     for call in reference.waiting():
-        queues.put(real[call.name])
+        core.queue.put(real[call.name])
     running = [real[call.name] for call in reference.running()]
     expected = reference.victims(slots, blocks, lambda call: sizes[call.name], spared)
-    victims = queues.victims(running, slots, blocks, needed, lambda call: call.call_id in spared)
+    victims = core.victims(running, slots, blocks, needed, lambda call: call.call_id not in spared)
     assert [call.call_id for call, _ in victims] == [call.name for call in expected]

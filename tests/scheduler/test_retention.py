@@ -8,7 +8,7 @@ import random
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.scheduler import ProgramRow, QueuedCall
+from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler import owners as module
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
@@ -83,12 +83,12 @@ def test_the_last_of_several_tools_brings_the_program_back(book: Book) -> None:
 
 
 def test_what_was_never_heard_of_does_no_harm(book: Book) -> None:
-    row = ProgramRow("nobody", "a")
-    book.owners.interrupt_began(row, "tool", "grep", 0.0)
+    row = EngineProgram("nobody", "a")
+    book.owners.interrupt_started(row, "tool", "grep", 0.0)
     book.owners.interrupt_ended(row, 1.0)
-    book.owners.call_ended(QueuedCall("c", row, None, None, 0.0), 2.0)
+    book.owners.call_finished(QueuedCall("c", row, None, None, 0.0), 2.0)
     book.owners.program_ended(row, 3.0)
-    alone = ProgramRow("alone", "a", lone=True)
+    alone = EngineProgram("alone", "a", lone=True)
     book.owners.call_arrived(QueuedCall("d", alone, None, None, 0.0), 0.0)
     assert row.cached is alone.cached is None
     assert (book.changed, book.gaps()) == ([], [])
@@ -116,14 +116,14 @@ def test_a_call_that_outlives_its_program_changes_nothing(book: Book) -> None:
     blocks = book.call("p", 0.0, session="chat")
     row = book.rows["p"]
     book.end("p", 1.0)
-    book.owners.call_ended(row.queued.popitem()[1], 2.0)
+    book.owners.call_finished(row.queued.popitem()[1], 2.0)
     assert (waits_for(blocks), row.cached, len(book.owners)) == ((SESSION, 1.0), None, 1)
 
 
 def test_a_session_is_a_tenants_own(book: Book) -> None:
     ours = book.called("p", 0.0, session="chat")
     book.end("p", 1.0)
-    other = ProgramRow("q", "a", "other", session="chat")
+    other = EngineProgram("q", "a", "other", session="chat")
     assert book.owners.own(other) is not ours
     assert book.called("chat", 2.0) is not ours
 
@@ -182,7 +182,7 @@ def test_a_cache_that_was_emptied_on_purpose_is_forgotten(book: Book) -> None:
     book.end("a", 1.0)
     for blocks in (idle, live):
         blocks.chains.append(bytearray(8))
-    book.owners.forget_chains([*book.rows.values(), ProgramRow("never called", "a")])
+    book.owners.forget_chains([*book.rows.values(), EngineProgram("never called", "a")])
     assert [len(idle.chains), len(live.chains)] == [0, 0]
 
 
@@ -195,7 +195,7 @@ def test_idle_sessions_go_first_then_those_outside_then_the_least_worth(book: Bo
         for name, at in (("late", 9.0), ("early", 1.0), ("out", 8.0), ("idle", 8.0), ("soon", 9.0))
     )
     book.end("idle", 9.5)
-    book.rows["out"].member = False
+    book.rows["out"].resident = False
     calls = book.call("calls", 0.0)
     book.begins("early", HUMAN, 1.0)
     book.begins("soon", "grep", 9.9)
@@ -240,10 +240,10 @@ def test_who_changes_its_place_is_put_there() -> None:
     for blocks in (first, second):
         order.put(blocks)
     assert (order.first(6.0), [*order.in_order(6.0)]) == (first, [first, second])
-    book.rows["b"].member = False
+    book.rows["b"].resident = False
     order.put(second)
     assert (order.first(6.0), [*order.in_order(6.0)]) == (second, [second, first])
-    book.rows["b"].member = True
+    book.rows["b"].resident = True
     order.put(second)
     assert (order.first(6.0), [*order.in_order(6.0)]) == (first, [first, second])
     order.clear()

@@ -84,7 +84,7 @@ class Rules:
                 type_, session, blocks, number % 4 < 2, since=blocks.since
             )
             program.idle, self.programs[number] = False, program
-            self.book.rows[f"p{number}"].member = program.member
+            self.book.rows[f"p{number}"].resident = program.member
         assert program.blocks is blocks
         self.back(program, program.tools)
         program.calls += 1

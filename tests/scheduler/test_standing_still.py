@@ -130,9 +130,9 @@ def test_who_runs_beside_is_no_reason_to_come_in() -> None:
 class Eager(WorkingSet):
     """Looks at those outside whenever it is asked."""
 
-    def let_in(self, now: float, running: int) -> list[QueuedCall]:
+    def admit(self, now: float, running: int) -> list[QueuedCall]:
         self._full_at = None
-        return super().let_in(now, running)
+        return super().admit(now, running)
 
 
 def play(admission: str, seed: int) -> tuple[list[list[str]], int]:
@@ -140,20 +140,20 @@ def play(admission: str, seed: int) -> tuple[list[list[str]], int]:
     draw, looks = random.Random(seed), 0
     engine = Admitting(admission, blocks=40, slots=3, policy="adaptive")
     working: Any = engine.admission
-    look = working.asked
+    look = working.candidates
 
     def counted(*state: Any) -> Any:
         nonlocal looks
         looks += 1
         return look(*state)
 
-    working.asked = counted
+    working.candidates = counted
     began = []
     for _ in range(300):
         for _ in range(draw.randrange(5)):
             happen(engine, draw)
         began.append(engine.step(draw.choice([0.01, 0.5])))
-        check_queues(engine.queues)
+        check_queues(engine.core)
     return began, looks
 
 
@@ -163,8 +163,8 @@ def happen(engine: Admitting, draw: random.Random) -> None:
     event = draw.choice(["arrive", "arrive", "end", "end", "end", "tool", "human", "back", "over"])
     if event == "arrive":
         engine.arrive(name, draw.randrange(16, 200), draw.choice("ab"))
-    elif event == "end" and engine.queues.calls:
-        engine.end(draw.choice(sorted(engine.queues.calls)), draw.randrange(1, 60))
+    elif event == "end" and engine.core.calls:
+        engine.end(draw.choice(sorted(engine.core.calls)), draw.randrange(1, 60))
     elif event in ("tool", "human"):
         engine.begins(name, event)
     elif event == "back":

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from agentrt.scheduler import ProgramRow, QueuedCall, SchedulerConfig
+from agentrt.scheduler import EngineProgram, QueuedCall, SchedulerConfig
 from agentrt.scheduler.starvation import Starvation
 
 
-def program(name: str, service_s: float = 10.0) -> ProgramRow:
-    row = ProgramRow(name, "t")
+def program(name: str, service_s: float = 10.0) -> EngineProgram:
+    row = EngineProgram(name, "t")
     row.service_s = service_s
     return row
 
 
-def waiting(row: ProgramRow, name: str, born: float, level: int = 1) -> QueuedCall:
+def waiting(row: EngineProgram, name: str, born: float, level: int = 1) -> QueuedCall:
     """A call that has waited since ``born``, and has had no service of its own."""
     return QueuedCall(name, row, None, 0.0, born, level=level, since=born)
 
@@ -42,7 +42,7 @@ def test_so_many_promoted_calls_wait_and_no_more() -> None:
     starvation = watched(*calls, most=2)
     assert [starvation.promote(10.0) for _ in range(3)] == [calls[0], calls[1], None]
     assert starvation.next_moment(10.0) is None
-    starvation.began(calls[0], 11.0)
+    starvation.started(calls[0], 11.0)
     assert starvation.promote(11.0) is calls[2]
     starvation.left(calls[1])
     assert starvation._promoted == {calls[2]}
@@ -56,7 +56,7 @@ def test_a_program_whose_calls_are_gone_is_not_kept() -> None:
     starvation.left(waiting(program("nobody"), "none", 0.0))
     starvation.program_changed(rows[0])
     assert (list(starvation._watched), list(starvation._debts)) == ([rows[1]], [calls[1]])
-    starvation.began(calls[1], 1.0)
+    starvation.started(calls[1], 1.0)
     starvation.left(calls[1])
     kept = starvation._watched, starvation._debts, starvation._programs
     assert [len(one) for one in kept] == [0, 0, 0]

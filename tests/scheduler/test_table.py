@@ -14,21 +14,22 @@ from agentrt.errors import ConfigError, InvariantError
 from agentrt.graph import NodeKind
 from agentrt.request import CallReport
 from agentrt.scheduler import (
-    LevelQueues,
+    EngineProgram,
     ProcessTable,
-    ProgramRow,
     ProgramState,
     ProgramTotals,
     QueuedCall,
     SchedulerConfig,
+    SchedulerCore,
     make_policy,
     policy_names,
 )
+from agentrt.scheduler.events import CallArrived
 from agentrt.scheduler.table import last_heard, state_of
 
 
 def test_a_row_and_its_totals_say_the_same() -> None:
-    row = ProcessTable().start_program("p", "t", 3.0, tenant="acme", session="monday")
+    row = ProcessTable(EngineProgram).start_program("p", "t", 3.0, tenant="acme", session="monday")
     row.size_hint, row.service_s = 40.0, 6.0
     assert (row.session, last_heard(row)) == ("monday", 3.0)
     totals = ProgramTotals.of(row)
@@ -37,7 +38,7 @@ def test_a_row_and_its_totals_say_the_same() -> None:
 
 
 def test_a_program_is_live_once() -> None:
-    table = ProcessTable()
+    table = ProcessTable(EngineProgram)
     table.start_program("p", "t", now=0)
     with pytest.raises(InvariantError, match="already"):
         table.start_program("p", "t", now=1)
@@ -48,7 +49,7 @@ def test_a_program_is_live_once() -> None:
 
 def test_service_elsewhere_counts_here() -> None:
     """1. What another table knows raises every sum. 2. Nothing is ever lowered by it."""
-    table = ProcessTable()
+    table = ProcessTable(EngineProgram)
     row = table.start_program("p", "t", now=0)
     table.catch_up(row, 2)
     assert (row.service_s, row.attained_s, row.path_s, row.waiting_s) == (2, 2, 0, 0)
@@ -72,7 +73,7 @@ def test_service_elsewhere_counts_here() -> None:
     ],
 )
 def test_integrity_sees_what_is_wrong(change: dict[str, Any], message: str) -> None:
-    table = ProcessTable()
+    table = ProcessTable(EngineProgram)
     row = table.start_program("p", "t", now=0)
     table.check_integrity()
     for name, value in change.items():
@@ -113,7 +114,7 @@ class Tables:
     """The real table, and a log for each of its programs."""
 
     def __init__(self) -> None:
-        self.table = ProcessTable()
+        self.table = ProcessTable(EngineProgram)
         self.logs: dict[str, Log] = {}
         self.now = 0.0
 
@@ -143,7 +144,7 @@ class Tables:
             assert self.table.end_program(name) is row
             del self.logs[name]
 
-    def end(self, row: ProgramRow, log: Log, call_id: str, number: int) -> None:
+    def end(self, row: EngineProgram, log: Log, call_id: str, number: int) -> None:
         report = CallReport(service_s=number, waiting_s=number / 4, prompt_tokens=number)
         path_s = None if number % 2 else max(log.paths_s) / 2
         times = report.service_s, report.waiting_s
@@ -197,10 +198,12 @@ def test_rows_are_what_their_logs_say(story: list[tuple[str, str, int, float]]) 
 
 def level_under(policy: str, path_s: float | None) -> int:
     """The first level, of one second each, of a call in a program of service 9 and path 6."""
-    row = ProcessTable().start_program("p", "t", now=0)
+    row = ProcessTable(EngineProgram).start_program("p", "t", now=0)
     row.service_s, row.path_s = 9, 6
-    queues = LevelQueues(SchedulerConfig(policy=policy, quanta=(1,) * 20))
-    return queues.call_arrived(QueuedCall("c", row, None, path_s, 0.0), 0.0).level
+    core = SchedulerCore(SchedulerConfig(policy=policy, quanta=(1,) * 20))
+    call = QueuedCall("c", row, None, path_s, 0.0)
+    core.handle(CallArrived(call, 0.0))
+    return call.level
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_row_that_ended_does_not_come_back_in_anothers_place() -> None:
-    table = ProcessTable()
+    table = ProcessTable(EngineProgram)
     ended = table.start_program("p", "t", 0.0)
     table.call_arrived(ended, "c", 1.0)
     table.end_program("p")

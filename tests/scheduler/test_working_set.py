@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentrt.scheduler.records import CallState
 from agentrt.scheduler.working_set import OLDEST_EVERY
-from tests.scheduler.admitting import BLOCK, Admitting
+from tests.scheduler.admitting import BLOCK, Admitting, held
 from tests.scheduler.integrity import check_queues
 
 BLOCKS, SLOTS = 400, 16
@@ -62,13 +62,13 @@ class Crowd(Admitting):
         told.context = max(told.context, self.contexts.get(program, 0))
         call_id = self.arrive(program, tokens, kind)
         told.own[call_id] = adds
-        if self.queues.calls[call_id].state is CallState.OUTSIDE:
-            outside = {self.queues.calls[one].program for one in self.outside()}
+        if self.core.calls[call_id].state is CallState.NOT_ADMITTED:
+            outside = {self.core.calls[one].program for one in self.outside()}
             self.overtaken.setdefault(call_id, OLDEST_EVERY * (1 + len(outside)))
 
     def began(self, call_id: str) -> None:
         program = call_id.partition("/")[0]
-        call, told = self.queues.calls[call_id], self.told[program]
+        call, told = self.core.calls[call_id], self.told[program]
         cached = self.contexts.get(program, 0)
         output = self.learned.output(("default", told.kind)) // 2
         adds = max(call.prompt_tokens - cached, 0) + output
@@ -80,7 +80,7 @@ class Crowd(Admitting):
         program = call_id.partition("/")[0]
         output = self.rng.choice((5, 60, 300))
         del self.ends[call_id]
-        told, prompt = self.told[program], self.queues.calls[call_id].prompt_tokens
+        told, prompt = self.told[program], self.core.calls[call_id].prompt_tokens
         self.end(call_id, output)
         del told.own[call_id]
         told.context = max(told.context, prompt + output)
@@ -97,7 +97,7 @@ class Crowd(Admitting):
 
     def give_up(self, program: str) -> None:
         """A program ends, or is cancelled, whatever it waits for."""
-        for call in [c for c in self.queues.calls.values() if c.program.program_id == program]:
+        for call in [c for c in self.core.calls.values() if c.program.program_id == program]:
             self.ends.pop(call.call_id, None)
             self.overtaken.pop(call.call_id, None)
             self.end(call.call_id, 0)
@@ -108,7 +108,7 @@ class Crowd(Admitting):
 
     def restart(self) -> None:
         """The engine dies: all that it knew is gone, and the calls that it had come again."""
-        again = [call.program.program_id for call in self.queues.calls.values()]
+        again = [call.program.program_id for call in self.core.calls.values()]
         self.__dict__.update(
             Admitting("memory", blocks=BLOCKS, slots=SLOTS, **self._settings()).__dict__
             | {"now": self.now, "_named": self._named}
@@ -136,18 +136,18 @@ class Crowd(Admitting):
             if program not in self.coming:
                 self.doomed.discard(program)
                 self.give_up(program)
-        before = self.working.came_in
+        before = self.working.admissions
         for call_id in self.step():
             self.began(call_id)
-        self.check(self.working.came_in - before, deep=self.now % 8 < 1)
+        self.check(self.working.admissions - before, deep=self.now % 8 < 1)
         for call_id in [one for one, at in self.ends.items() if at <= self.now]:
             self.finish(call_id)
 
     def check(self, came_in: int, *, deep: bool) -> None:
         """No program waits longer than its bound, and the claims are what they should be."""
         for call_id in list(self.overtaken):
-            call = self.queues.calls.get(call_id)
-            if call is None or call.state is not CallState.OUTSIDE:
+            call = self.core.calls.get(call_id)
+            if call is None or call.state is not CallState.NOT_ADMITTED:
                 del self.overtaken[call_id]
                 continue
             self.overtaken[call_id] -= came_in
@@ -156,13 +156,13 @@ class Crowd(Admitting):
             self.longest_s = max(self.longest_s, waited)
         if not deep:
             return
-        check_queues(self.queues)
+        check_queues(self.core)
         members = {name for name, told in self.told.items() if name in self.inside()}
         shared = {self.told[name].kind: self.told[name].shared for name in members}
         claims = sum(self.told[name].blocks(BLOCKS) for name in members)
         idle = sum(self.told[name].blocks(BLOCKS) for name in members if not self.told[name].own)
-        assert len(self.working.members) == len(members)
-        assert self.working.held == idle
+        assert len(self.working.residents) == len(members)
+        assert held(self.working) == idle
         assert (
             claims
             <= self.working.claimed
@@ -181,20 +181,20 @@ def through(seed: int, policy: str, target: float | None, programs: int) -> Crow
         crowd.second()
         if second in (programs // 40, programs // 10):
             crowd.restart()
-        if not crowd.coming and not crowd.queues.calls and not crowd.tools:
+        if not crowd.coming and not crowd.core.calls and not crowd.tools:
             break
     for program, left in crowd.left.items():
         if left:
             assert program in crowd.stuck, f"{program} never went on"
             crowd.give_up(program)
     assert (
-        len(crowd.working.members)
+        len(crowd.working.residents)
         == crowd.working.claimed
-        == crowd.working.held
-        == len(crowd.admission._outside)
+        == held(crowd.working)
+        == len(crowd.admission._not_admitted)
         == 0
     )
-    assert len(crowd.queues) == 0
+    assert len(crowd.core.queue) == 0
     if target is not None:
         assert crowd.longest_s <= target + 1.0
     return crowd

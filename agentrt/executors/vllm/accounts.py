@@ -24,8 +24,19 @@ from agentrt.scheduler.account import (
     Plain,
     note,
 )
-from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.records import CallState, QueuedCall
+from agentrt.scheduler.core import SchedulerCore
+from agentrt.scheduler.events import (
+    CallAdmitted,
+    CallArrived,
+    CallEvent,
+    CallFinished,
+    CallPreempted,
+    CallReranked,
+    CallStarted,
+    FirstToken,
+    PreemptionReason,
+)
+from agentrt.scheduler.records import NOT_ADMITTED, RUNNING, QueuedCall
 
 _BYTES = 8
 """Bytes of a block's hash that are kept."""
@@ -37,101 +48,87 @@ EMPTIED: Plain = ["(prefix cache emptied)", 0, 0.0]
 
 
 class CallNotes:
-    """Notes what happens to the calls of ``scheduler``, which are in ``queues``.
+    """Notes what happens to the calls of ``scheduler``: a listener of its ``core``."""
 
-    ``prefilling`` are the calls that run and have put out nothing since they began, with as much as
-    they had put out then. It is ``in_step`` while vLLM schedules; after that it has to `settle` the
-    step if there are ``evicted`` blocks, or calls that ``gave_way`` to vLLM.
-    """
-
-    def __init__(self, scheduler: AsyncScheduler, queues: LevelQueues) -> None:
-        self._scheduler, self._queues = scheduler, queues
+    def __init__(self, scheduler: AsyncScheduler, core: SchedulerCore) -> None:
+        self._scheduler, self._core = scheduler, core
         self._block_size = hash_block_size(scheduler)
         self._takers: dict[bytes, Plain] = {}
         self._before: dict[bytes, Plain] = {}
         self._most = max(_LEAST, 4 * all_blocks(scheduler))
         self._begun: deque[tuple[float, Plain]] = deque(maxlen=FEW)
         self._emptied_at = -math.inf
-        self.prefilling: dict[QueuedCall, int] = {}
-        self.evicted: list[tuple[bytes, int]] = []
-        self.gave_way: list[list[Plain]] = []
-        self.in_step = False
+        self._evicted: list[tuple[bytes, int]] = []
+        """Blocks that were given to others in this step: their old keys, and their ids."""
+        self._gave_way: list[list[Plain]] = []
+        """For each call that vLLM preempted in this step: because of whom, as yet unknown."""
         self._caches = caches_prefixes(scheduler)
         if self._caches:
-            log_evictions(scheduler, self.evicted)
+            log_evictions(scheduler, self._evicted)
 
     # -- what happens ------------------------------------------------------------------
 
-    def arrived(self, call: QueuedCall, now: float) -> None:
-        """A call waits from now on."""
-        ahead = self._ahead()
-        note(call, ARRIVED, now, ahead, [] if ahead else self._holders(call))
+    def hear(self, event: CallEvent) -> None:
+        """Note an event in its call."""
+        match event:
+            case CallArrived(call, now):
+                ahead = self._ahead()
+                note(call, ARRIVED, now, ahead, [] if ahead else self._holders(call))
+            case CallAdmitted(call, now):
+                note(call, CAME_IN, now, list(self._begun), self._holders(call), self._ahead())
+            case CallStarted(call, now, cached_tokens):
+                self._started(call, now, cached_tokens or 0)
+            case FirstToken(call, now):
+                note(call, FIRST, now)
+            case CallReranked(call, now):
+                if call.level != call.notes[-1][2] and call.state is RUNNING:
+                    note(call, MOVED, now, call.item.num_output_tokens)
+            case CallPreempted(call, now, reason, better):
+                by = self._preempted_for(reason, better)
+                counts = call.item.num_computed_tokens, call.item.num_output_tokens
+                note(call, STOPPED, now, *counts, by)
+            case CallFinished(call, now):
+                self._finished(call, now)
 
-    def let_in(self, call: QueuedCall, now: float) -> None:
-        """It was kept out until now, and still waits."""
-        note(call, CAME_IN, now, list(self._begun), self._holders(call), self._ahead())
-
-    def began(self, call: QueuedCall, now: float, cached: int) -> None:
-        """It runs from now on, with so many tokens in place, and is still what it was before."""
+    def _started(self, call: QueuedCall, now: float, cached: int) -> None:
         request, attained_s = call.item, call.program.attained_s
         known = call.computed_tokens if call.preemptions else call.known_tokens
         lost_to = self._took(call, cached, known) if known > cached else []
-        outputs = request.num_output_tokens
-        counts = cached, request.num_tokens, outputs, known
+        counts = cached, request.num_tokens, request.num_output_tokens, known
         note(call, BEGAN, now, list(self._begun), *counts, lost_to)
         call.cause = cause = [call.program.program_id, call.level, attained_s]
         self._begun.append((now, cause))
-        self.prefilling[call] = outputs
 
-    def first_tokens(self, now: float) -> None:
-        """A step has ended: those calls decode from now on that have put out more."""
-        for call, before in list(self.prefilling.items()):
-            if call.item.num_output_tokens > before:
-                del self.prefilling[call]
-                self._queues.first_token(call)
-                note(call, FIRST, now)
-
-    def moved(self, call: QueuedCall, now: float) -> None:
-        """It may have another level now."""
-        if (
-            call.level != call.notes[-1][2]
-            and call.state is CallState.RUNNING
-            and call not in self.prefilling
-        ):
-            note(call, MOVED, now, call.item.num_output_tokens)
-
-    def stopped(self, call: QueuedCall, now: float, better: QueuedCall | None) -> None:
-        """It stops for a ``better`` one; None for vLLM, which needs its memory in this step."""
+    def _preempted_for(self, reason: PreemptionReason, better: QueuedCall | None) -> list[Plain]:
         if better is not None:
-            by = [_cause_of(better)]
-        elif self.in_step:
-            self.gave_way.append(by := [])
-        else:
-            by = [EMPTIED]
-        self.prefilling.pop(call, None)
-        note(call, STOPPED, now, call.item.num_computed_tokens, call.item.num_output_tokens, by)
+            return [_cause_of(better)]
+        if reason is PreemptionReason.RESET:
+            return [EMPTIED]
+        by: list[Plain] = []  # vLLM needs its memory in this step: see `settle`
+        self._gave_way.append(by)
+        return by
 
-    def ended(self, call: QueuedCall, now: float) -> None:
-        """It ends, in whatever state; it is not out of it yet."""
-        self.prefilling.pop(call, None)
+    def _finished(self, call: QueuedCall, now: float) -> None:
         counts = call.item.num_computed_tokens, call.item.num_output_tokens
-        if call.state is CallState.RUNNING:
+        if call.state is RUNNING:
             note(call, ENDED, now, *counts)
             return
-        outside = call.state is CallState.OUTSIDE
-        by = self._holders(call) if outside else []
-        note(call, ENDED, now, *counts, list(self._begun), outside, by)
+        not_admitted = call.state is NOT_ADMITTED
+        by = self._holders(call) if not_admitted else []
+        note(call, ENDED, now, *counts, list(self._begun), not_admitted, by)
 
     def emptied(self, now: float) -> None:
         """The prefix cache was emptied."""
         self._emptied_at = now
         if self._caches:
-            log_evictions(self._scheduler, self.evicted)
+            log_evictions(self._scheduler, self._evicted)
 
     def settle(self, output: SchedulerOutput) -> None:
-        """Say who was given what others lost in this step."""
-        calls, takers = self._queues.calls, self._takers
-        lost = {block: key[:_BYTES] for key, block in self.evicted}
+        """Note who was given the blocks and the slots that others lost in this step."""
+        if not (self._evicted or self._gave_way):
+            return
+        calls, takers = self._core.calls, self._takers
+        lost = {block: key[:_BYTES] for key, block in self._evicted}
         served: dict[str, Plain] = {}
         for name, groups in new_blocks(output):
             if (call := calls.get(name)) is None:
@@ -141,14 +138,14 @@ class CallNotes:
                 for block in ids:
                     if block in lost:
                         takers[lost.pop(block)] = cause
-        if lost or self.gave_way:
+        if lost or self._gave_way:
             some = [*served.values()][:FEW] or self._ahead()
-            for by in self.gave_way:
+            for by in self._gave_way:
                 by.extend(some)
             # Of one that was preempted in the same step, vLLM does not say what it was given.
             takers.update(dict.fromkeys(lost.values(), next(iter(some), EMPTIED)))
-        self.gave_way.clear()
-        self.evicted.clear()
+        self._gave_way.clear()
+        self._evicted.clear()
         if len(takers) > self._most:
             self._before, self._takers = takers, {}
 
@@ -156,17 +153,18 @@ class CallNotes:
 
     def _ahead(self) -> list[Plain]:
         """A few of the programs that run now, those with the worst place first."""
-        calls = self._queues.calls
+        calls = self._core.calls
         running = self._scheduler.running[: -FEW - 1 : -1]
         return [_cause_of(calls[request.request_id]) for request in running]
 
     def _holders(self, call: QueuedCall) -> list[Plain]:
         """A few of the programs that may keep a call out, the last to come in first."""
-        if (admission := self._queues.admission) is None:
+        if (admission := self._core.admission) is None:
             return []
-        if call.program.idle_for:
-            return [[f"(the idle engine waited for a tool of {call.program.idle_for})", 0, 0.0]]
-        rows = [row for row in islice(reversed(admission.members), FEW + 1) if row != call.program]
+        if tool_of := call.program.tool_wait_for:
+            return [[f"(the idle engine waited for a tool of {tool_of})", 0, 0.0]]
+        latest = islice(reversed(admission.residents), FEW + 1)
+        rows = [row for row in latest if row != call.program]
         return [[row.program_id, 0, row.attained_s] for row in rows[:FEW]]
 
     def _took(self, call: QueuedCall, cached: int, known: int) -> list[Plain]:

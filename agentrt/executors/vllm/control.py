@@ -17,9 +17,10 @@ from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.reports import AbortedReports
 from agentrt.executors.vllm.retention import BlockRetention
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.core import SchedulerCore
+from agentrt.scheduler.events import InterruptEnded, InterruptStarted
 from agentrt.scheduler.policies import AttainedService
-from agentrt.scheduler.queues import LevelQueues
-from agentrt.scheduler.records import CallState, ProgramRow, QueuedCall
+from agentrt.scheduler.records import CallState, EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 
@@ -30,8 +31,8 @@ class Controlled(Protocol):
     waiting: Any
     clock: Callable[[], float]
     config: SchedulerConfig
-    queues: LevelQueues
-    table: ProcessTable
+    core: SchedulerCore
+    table: ProcessTable[EngineProgram]
     history: HistoryFile
     retention: BlockRetention
     kv_events: KVEventLog | None
@@ -89,14 +90,12 @@ def _boundary(scheduler: Controlled, notes: Sequence[Sequence[Any]]) -> None:
 
 
 def _interrupt(
-    scheduler: Controlled, row: ProgramRow, kind: str, begins: bool, name: str, now: float
+    scheduler: Controlled, row: EngineProgram, kind: str, begins: bool, name: str, now: float
 ) -> None:
     if begins:
-        scheduler.table.interrupt_started(row, now, kind)
-        scheduler.queues.interrupt_began(row, kind, name, now)
+        scheduler.core.handle(InterruptStarted(row, kind, name, now))
     elif row.humans if kind == "human" else row.tools:  # messages may be late
-        scheduler.table.interrupt_ended(row, now, kind, seconds=0.0)
-        scheduler.queues.interrupt_ended(row, now)
+        scheduler.core.handle(InterruptEnded(row, kind, now))
 
 
 def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
@@ -130,14 +129,14 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
     in the batch that nobody has, and ``needs_blocks`` is what the first waiting call takes of
     the KV cache. ``sizes`` are what its decisions depend on beside the policy.
     """
-    calls = scheduler.queues.calls
+    calls = scheduler.core.calls
     waiting = [calls[request.request_id] for request in scheduler.waiting]
     free = free_blocks(scheduler)
     return {
         "policy": scheduler.config.policy,
         "retention": str(scheduler.config.retention),
         "admission": str(scheduler.config.admission),
-        "levelled": isinstance(scheduler.queues.policy, AttainedService),
+        "levelled": isinstance(scheduler.core.policy, AttainedService),
         "steps": scheduler.steps,
         "programs": [row.program_id for row in scheduler.table],
         "running": [_describe(c) for c in calls.values() if c.since is None],
@@ -161,7 +160,7 @@ def _describe(call: QueuedCall) -> dict[str, Any]:
         "promoted": call.promoted,
         "preemptions": call.preemptions,
         "gave_way_to": call.gave_way_to,
-        "held": call.state is CallState.OUTSIDE,
+        "held": call.state is CallState.NOT_ADMITTED,
         "since": call.began_at if call.since is None else call.since,
         "served_s": call.served_s,
         "waited_s": call.waited_s,

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrt.executors.vllm._compat.requests import Request, compiles_grammar
 from agentrt.executors.vllm._compat.scheduling import RequestQueue
-from agentrt.scheduler.queues import LevelQueues
+from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.records import Key, QueuedCall
 
 _FEW_MOVED = 16
@@ -16,31 +16,29 @@ _FEW_MOVED = 16
 
 
 class LevelRequestQueue(RequestQueue):
-    """vLLM's waiting queue, ordered by `LevelQueues`.
+    """vLLM's waiting queue, ordered by `SchedulerCore`.
 
     vLLM asks two different things of a queue: its truth, "is there something to peek
     at", and its length, which decides whether the engine goes idle. They differ while
-    calls are deferred or outside: while ``deferring``, what is put back was preempted in this
-    very step, and must not run in it. ``now`` is when the step began, in seconds.
+    calls are deferred or not admitted. ``now`` is when the step began, in seconds.
     """
 
-    def __init__(self, queues: LevelQueues) -> None:
-        self._queues = queues
-        self.deferring = False
+    def __init__(self, core: SchedulerCore) -> None:
+        self._core, self._queue = core, core.queue
         self.now = 0.0
 
     def add_request(self, request: Request) -> None:
-        call = self._queues.calls[request.request_id]
+        call = self._core.calls[request.request_id]
         # vLLM adds a streaming session twice where its turn ends after its preemption.
         if not call.queued:
-            self._queues.put(call, deferred=compiles_grammar(request))
+            self._queue.put(call, deferred=compiles_grammar(request))
 
     def pop_request(self) -> Request:
-        request: Request = self._queues.take().item
+        request: Request = self._queue.take().item
         return request
 
     def peek_request(self) -> Request:
-        call = self._queues.head()
+        call = self._queue.head()
         if call is None:
             raise IndexError("peek from an empty queue")
         request: Request = call.item
@@ -48,34 +46,35 @@ class LevelRequestQueue(RequestQueue):
 
     def prepend_request(self, request: Request) -> None:
         # A call's priority is its own: coming back, it stands before later ones anyway.
-        call = self._queues.calls[request.request_id]
-        self._queues.put(call, deferred=self.deferring)
+        call = self._core.calls[request.request_id]
+        if not call.queued:  # whom the core preempts, it has queued already
+            self._queue.put(call)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         # vLLM gives back together what it took in this step and could not start.
         for request in list(requests):
-            call = self._queues.calls[request.request_id]
+            call = self._core.calls[request.request_id]
             if not call.queued:
-                self._queues.put_back(call, self.now)
+                self._core.put_back(call, self.now)
 
     def remove_request(self, request: Request) -> None:
         self.remove_requests([request])
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        # vLLM offers every queue every request that ends, members or not.
+        # vLLM offers every queue every request that ends, whether it is in it or not.
         for request in requests:
-            call = self._queues.calls.get(request.request_id)
+            call = self._core.calls.get(request.request_id)
             if call is not None:
-                self._queues.discard(call)
+                self._queue.discard(call)
 
     def __bool__(self) -> bool:
-        return self._queues.head() is not None
+        return self._queue.head() is not None
 
     def __len__(self) -> int:
-        return len(self._queues)
+        return len(self._queue)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter([call.item for call in self._queues.in_order()])
+        return iter([call.item for call in self._core.in_order()])
 
 
 class RunningCalls(Sequence[QueuedCall]):

@@ -18,9 +18,10 @@ from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
 from agentrt.executors.vllm.host_tier import ProgramCachePolicy
 from agentrt.executors.vllm.prefix_history import known_blocks, most_in_common, note_blocks
+from agentrt.scheduler.events import CallEvent, CallFinished, CallPreempted
 from agentrt.scheduler.learned import KINDS, SCANNED
 from agentrt.scheduler.owners import BlockOwners
-from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
+from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import EvictionOrder, Retention
 
 
@@ -97,7 +98,15 @@ class BlockRetention:
         if self.host is not None and row.cached is not None:
             self.host.call_arrived(request.request_id, row.cached)
 
-    def stopped(self, call: QueuedCall) -> None:
+    def hear(self, event: CallEvent) -> None:
+        """Mark the blocks of a call that is about to lose them."""
+        if isinstance(event, CallPreempted):
+            self._stopped(event.call)
+        elif isinstance(event, CallFinished):
+            self._stopped(event.call)
+            self._finished(event.call)
+
+    def _stopped(self, call: QueuedCall) -> None:
         """A call's blocks are about to be freed, as it ends or is preempted.
 
         One without a program protects nothing; what it shares with one is shared.
@@ -108,8 +117,9 @@ class BlockRetention:
         blocks = cached_blocks(self._scheduler, call.item)
         self.queue.mark(blocks, row.cached, lambda: self._owners.shared(row.type))
 
-    def ended(self, call: QueuedCall, call_id: str) -> None:
-        """A program's call ends, which its client calls ``call_id``: note what it had computed."""
+    def _finished(self, call: QueuedCall) -> None:
+        """A call ends: note what it had computed, under the name that its client has for it."""
+        call_id: str = call.identity.call_id
         request, owner = call.item, call.program.cached
         computed = min(call.computed_tokens // self._block_size, len(request.block_hashes))
         if owner is not None:
@@ -119,7 +129,7 @@ class BlockRetention:
             if len(self._computed) > KINDS:
                 self._computed.popitem(last=False)
 
-    def drop(self, row: ProgramRow, call_id: str, kept: int = 0) -> None:
+    def drop(self, row: EngineProgram, call_id: str, kept: int = 0) -> None:
         """What a program's call had computed after its first tokens, no one will come back for."""
         owner, (hashes, computed) = row.cached, self._computed.get(call_id, ((), 0))
         if owner is None or self.queue is None:

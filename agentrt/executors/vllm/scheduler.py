@@ -1,35 +1,82 @@
-"""vLLM's scheduler, made to rank calls by their program.
+"""vLLM's scheduler, made to rank calls by their program: the adapter around `SchedulerCore`.
 
-`ProgramScheduler` is a subclass of vLLM's async scheduler, named to vLLM by ``scheduler_cls``.
-Before a step it lets programs in, sorts the running calls so that vLLM's own memory preemption
-meets the worst first, and preempts for better waiting calls; then vLLM schedules as ever. Settings
-come in ``additional_config["agentrt"]``. With policy ``fcfs`` alone vLLM's own queue stays.
+`ProgramScheduler` is a subclass of vLLM's async scheduler, named to vLLM by ``scheduler_cls``. It
+translates what vLLM does into the core's events, asks the core for a plan before each step, and
+applies it; then vLLM schedules as ever. It decides nothing itself. Settings come in
+``additional_config["agentrt"]``. With policy ``fcfs`` alone vLLM's own queue stays.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from agentrt.executors.history import HistoryFile
+from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
-from agentrt.executors.vllm._compat.pool import blocks_needed, free_blocks, running_needs
-from agentrt.executors.vllm._compat.requests import Request, compiles_grammar, tokens_left
+from agentrt.executors.vllm._compat.grammars import compile_aside
+from agentrt.executors.vllm._compat.pool import (
+    blocks_needed,
+    context_blocks,
+    free_blocks,
+    running_needs,
+)
+from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
+from agentrt.executors.vllm._compat.requests import (
+    Request,
+    compiles_grammar,
+    extra_args,
+    tokens_left,
+)
 from agentrt.executors.vllm._compat.scheduling import (
+    AsyncScheduler,
     RequestQueue,
     SchedulerOutput,
     adapter_fits,
-    admitted,
     free_slots,
     may_preempt,
     paused,
     preempt,
+    started,
 )
-from agentrt.executors.vllm.bookkeeping import Bookkeeping
+from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
+from agentrt.executors.vllm._compat.slots import shorten_allocation
+from agentrt.executors.vllm.accounts import CallNotes
+from agentrt.executors.vllm.control import answer
+from agentrt.executors.vllm.kv_events import KVEventLog
+from agentrt.executors.vllm.processes import (
+    die_with_parent,
+    keep_heap_frozen,
+    leave_interrupts_to_parent,
+)
 from agentrt.executors.vllm.queue import LevelRequestQueue, RunningCalls, put_in_order, take_out
+from agentrt.executors.vllm.reports import AbortedReports, report_of
+from agentrt.executors.vllm.retention import BlockRetention
+from agentrt.executors.vllm.scored import COMPUTE_FROM
+from agentrt.scheduler.admission import Capacity
+from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.core import Preempt, SchedulerCore
+from agentrt.scheduler.events import (
+    CallArrived,
+    CallEvent,
+    CallFinished,
+    CallPreempted,
+    CallReranked,
+    CallStarted,
+    FirstToken,
+    PreemptionReason,
+    ProgramEnded,
+    StepFinished,
+)
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.records import QueuedCall
+from agentrt.scheduler.records import RUNNING, EngineProgram, QueuedCall
+from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
+SETTINGS = "agentrt"
 _STALE_CHECK_STEPS = 256
 """Steps between two looks for programs that were not heard of for long."""
 
@@ -37,133 +84,298 @@ install_control()
 read_together()
 
 
-class ProgramScheduler(Bookkeeping):
+class ProgramScheduler(AsyncScheduler):
     """Program-aware scheduling inside vLLM's engine core."""
 
     waiting: RequestQueue
+    core: SchedulerCore
+    history: HistoryFile
+    retention: BlockRetention
+    notes: CallNotes
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._dispatched: dict[int, float] = {}
-        self._better: QueuedCall | None = None  # for whom we preempt now; None while vLLM does
+        settings = dict((self.vllm_config.additional_config or {}).get(SETTINGS, {}))
+        if settings.pop("embedded", False):
+            leave_interrupts_to_parent()
+            die_with_parent()
+            keep_heap_frozen()
+        take_samples_back_by_state()
+        shorten_allocation(self)
+        compute_from(self, COMPUTE_FROM)
+        compile_aside(self, lambda request: _identity(request).tenant)
+        self.clock: Callable[[], float] = time.monotonic
+        self.table = ProcessTable(EngineProgram)
+        self.steps = self.computed_tokens = 0
+        self.last_update = 0.0
+        self.kv_events = KVEventLog.of(self)
+        self.aborted = AbortedReports()
+        self.config = SchedulerConfig.from_dict(settings)
         self._stock_waiting = self.waiting
+        self._view = _EngineView(self)
+        self._dispatched: dict[int, float] = {}
+        """By the id of a step's output: when the step was sent to the model."""
+        self._prefilling: dict[QueuedCall, int] = {}
+        """Running calls that have put out nothing since they started, and their outputs then."""
+        self._moved: list[QueuedCall] = []
+        """Running calls that may stand in a wrong place among vLLM's ``running``."""
         self.use(self.config)
 
     def use(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
-        super().use(config, policy)
-        self._moved: list[QueuedCall] = []
-        levelled = self.queues.policy.levelled or self.queues.admission is not None
-        self.waiting = LevelRequestQueue(self.queues) if levelled else self._stock_waiting
+        """Start over with other settings, unless they are refused. No call may be unfinished.
+
+        A ``policy`` that no name stands for can be given beside them.
+        """
+        if config.admission == "memory" and not caches_prefixes(self):
+            config = replace(config, admission="off")  # no context is found again in any case
+        slots = self.max_num_running_reqs
+        capacity = Capacity(context_blocks(self), self.block_size, slots)
+        core = SchedulerCore(config, policy, slots=slots, capacity=capacity, table=self.table)
+        self.history = HistoryFile(core.policy, config.history_file, learns=core.learns)
+        if hasattr(self, "retention"):  # not the first time
+            self.retention.close()
+            for row in self.table:
+                row.start_over()
+        self.retention = BlockRetention(self, core.owners, make_retention(config, core.learned))
+        self.config, self.core = config, core
+        self.notes = CallNotes(self, core)
+        core.listeners = [self.retention, self.notes, self]
+        self._moved = []
+        levelled = core.policy.levelled or core.admission is not None
+        self.waiting = LevelRequestQueue(core) if levelled else self._stock_waiting
+
+    def control(self, op: str, argument: Any = None) -> Any:
+        """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
+        return answer(self, op, argument)
+
+    # -- a step ----------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         now = self.clock()
         self.retention.at(now)
-        own_queue = isinstance(self.waiting, LevelRequestQueue)
         if isinstance(self.waiting, LevelRequestQueue):
-            self.waiting.now = now
-        if own_queue and self._moved:
-            put_in_order(self.running, self._moved, self.queues.calls)
-            self._moved = []
-        if own_queue and not paused(self):
-            self.queues.release(_may_be_offered)
-            self.queues.promote(now)
-            for one in self.queues.let_in(now, len(self.running)):
-                self.notes.let_in(one, now)
-            self._make_room(now)
+            self._prepare_step(self.waiting, now)
         output = super().schedule(*args, **kwargs)
-        for request_id in admitted(output):
-            self._call_began(request_id, output.num_scheduled_tokens[request_id], now)
-            if own_queue and (call := self.queues.calls.get(request_id)) is not None:
-                self._moved.append(call)
+        self.notes.settle(output)
+        for request_id in started(output):
+            self._call_started(request_id, output.num_scheduled_tokens[request_id], now)
         if output.num_scheduled_tokens:
             self._dispatched[id(output)] = self.clock()
         return output
+
+    def _prepare_step(self, waiting: LevelRequestQueue, now: float) -> None:
+        """Put vLLM's lists in order, and apply what the core has decided for the next step."""
+        waiting.now = now
+        calls = self.core.calls
+        if self._moved:
+            put_in_order(self.running, self._moved, calls)
+            self._moved = []
+        if paused(self):
+            return
+        plan = self.core.plan_step(now, RunningCalls(self.running, calls), self._view)
+        for decision in plan.preempted:
+            self._preempt(decision, now)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: Any
     ) -> Any:
         dispatched = self._dispatched.pop(id(scheduler_output), None)
         if dispatched is not None:
-            self._charge(scheduler_output, dispatched)
+            self._step_finished(scheduler_output, dispatched)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for call, before in [*self._prefilling.items()]:
+            if call.item.num_output_tokens > before:
+                del self._prefilling[call]
+                self.core.handle(FirstToken(call, self.last_update))
         if not self.running:
             self._moved.clear()  # there is nothing to sort, and the last call must not be kept
-        return outputs
+        return outputs if self.kv_events is None else self.kv_events.attach(outputs)
 
-    def _charge(self, output: SchedulerOutput, dispatched: float) -> None:
+    def _step_finished(self, output: SchedulerOutput, dispatched: float) -> None:
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
         now, tokens = self.clock(), output.total_num_scheduled_tokens
         seconds = now - max(dispatched, self.last_update)
         drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))  # they cost no prefill
         self.last_update = now
-        moved = self.queues.charge_step(output.num_scheduled_tokens, seconds, now, tokens - drafts)
-        for call in moved:
-            self.notes.moved(call, now)
-        self._moved += moved
+        self.core.handle(StepFinished(output.num_scheduled_tokens, seconds, now, tokens - drafts))
         self.steps += 1
         self.computed_tokens += tokens
         if self.steps % _STALE_CHECK_STEPS == 0:
-            self._drop_silent(now)
+            self.core.drop_stale(now)
 
-    # -- preemption --------------------------------------------------------------------
+    def hear(self, event: CallEvent) -> None:
+        """Remember the running calls whose place has changed."""
+        if isinstance(event, CallReranked):
+            self._moved.append(event.call)
 
-    def _make_room(self, now: float) -> None:
-        """Preempt running calls of a worse level for waiting calls of a better one."""
-        calls = self.queues.calls
-        head = self.queues.head() if self.running else None
-        # The one comparison that nearly every step comes down to.
-        if head is None or head.level >= calls[self.running[-1].request_id].level:
+    # -- calls -----------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id not in self.requests:
+            self._call_arrived(request)
+        super().add_request(request)
+
+    def _call_arrived(self, request: Request) -> None:
+        now, identity = self.clock(), _identity(request)
+        row = self.table.get(identity.program_id) or self._start_program(identity, now)
+        if row.size_hint is None:
+            row.size_hint = identity.size_hint
+        self.table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
+        call = QueuedCall(
+            request.request_id,
+            row,
+            request,
+            identity.path_s,
+            now,
+            node=identity.node,
+            prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            resumable=request.resumable,
+            identity=identity,
+            arrived_step=self.steps,
+        )
+        if not row.lone:
+            self.retention.at(now)
+            self.retention.arriving(call)
+        self.core.handle(CallArrived(call, now))
+
+    def _call_started(self, request_id: str, scheduled: int, now: float) -> None:
+        """A call was given a slot, with so many tokens ``scheduled`` in its first step."""
+        call = self.core.calls.get(request_id)
+        if call is None:
             return
-        free, running = free_blocks(self), RunningCalls(self.running, calls)
-
-        def needed(call: QueuedCall) -> int:
-            return blocks_needed(self, call.item, free)
-
-        def can_start(call: QueuedCall) -> bool:
-            return adapter_fits(self, call.item)
-
-        def victims(free_blocks: int) -> list[tuple[QueuedCall, QueuedCall]]:
-            slots = free_slots(self)
-            return self.queues.victims(running, slots, free_blocks, needed, self._spared, can_start)
-
-        if not (chosen := victims(free)):
+        if isinstance(self.waiting, LevelRequestQueue):
+            self._moved.append(call)
+        if call.since is None:  # a streaming session that goes on kept its slot meanwhile
             return
-        # What running calls take first, of this step and of the blocks, nobody can begin with.
-        tokens, blocks = running_needs(self)
-        if tokens - len(chosen) >= self.max_num_scheduled_tokens:
-            return
-        for call, better in victims(free - blocks) if blocks else chosen:
-            call.gave_way_to = better.program.program_id
-            self._preempt(call, better, now)
+        # vLLM has counted this step's tokens as computed by now; the rest was cached.
+        cached = call.item.num_computed_tokens - scheduled
+        self._prefilling[call] = call.item.num_output_tokens
+        self.core.handle(CallStarted(call, now, cached))
 
-    def _spared(self, call: QueuedCall) -> bool:
-        left = tokens_left(call.item)
-        return left <= self.config.min_remaining_tokens or not may_preempt(self, call.item)
+    def _preempt(self, decision: Preempt, now: float) -> None:
+        """Preempt a call for a better one, before vLLM's step begins.
 
-    def _preempt(self, call: QueuedCall, better: QueuedCall, now: float) -> None:
+        vLLM keeps its own victims out of the step that preempts them. Ours wait deferred, until no
+        output of theirs is in flight.
+        """
+        call = decision.call
         take_out(self.running, call.item)
-        queue = self.waiting
-        assert isinstance(queue, LevelRequestQueue)
-        # vLLM keeps its own victims out of the step that preempts them; ours are
-        # preempted before the step begins, so the queue has to do it.
-        queue.deferring, self._better = True, better
+        self._call_preempted(call, PreemptionReason.SLOT, decision.better)
+        self.core.queue.put(call, deferred=True)
         preempt(self, call.item, now)
-        queue.deferring, self._better = False, None
 
     def _preempt_request(
         self, request: Request, timestamp: float, *args: Any, **kwargs: Any
     ) -> None:
-        call = self.queues.calls.get(request.request_id)
-        if call is not None:
-            call.computed_tokens = request.num_computed_tokens
-            self.retention.stopped(call)
-            now = self.clock()
-            self.notes.stopped(call, now, self._better)
-            # Whom we preempt, we preempt for a slot, and vLLM for memory.
-            self.queues.call_preempted(call, now, for_memory=self._better is None)
+        call = self.core.calls.get(request.request_id)
+        if call is not None and call.state is RUNNING:  # else the core has heard of it already
+            self._call_preempted(call, PreemptionReason.MEMORY)
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
+    def _call_preempted(
+        self, call: QueuedCall, reason: PreemptionReason, better: QueuedCall | None = None
+    ) -> None:
+        self._prefilling.pop(call, None)
+        call.computed_tokens = call.item.num_computed_tokens
+        self.core.handle(CallPreempted(call, self.clock(), reason, better))
 
-def _may_be_offered(call: QueuedCall) -> bool:
-    """Whether a deferred call can start: no output of it is in flight, and its grammar is there."""
-    return call.item.num_in_flight_tokens == 0 and not compiles_grammar(call.item)
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        if kwargs.get("reset_running_requests", bool(args and args[0])):
+            for request in reversed(self.running):
+                call = self.core.calls[request.request_id]
+                self._call_preempted(call, PreemptionReason.RESET)
+        if done := super().reset_prefix_cache(*args, **kwargs):
+            self.retention.cache_emptied(self.table)
+            self.notes.emptied(self.clock())
+        return bool(done)
+
+    def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
+        # vLLM asks this of every request that ends, one way or another.
+        delay, params = super()._connector_finished(request)
+        if (report := self._call_finished(request)) is not None:
+            params = {**(params or {}), SETTINGS: report}
+        return delay, params
+
+    def _call_finished(self, request: Request) -> dict[str, Any] | None:
+        """A request ended. Its report, if its client asked for it."""
+        call = self.core.calls.get(request.request_id)
+        if call is None:
+            return None
+        now = self.clock()
+        self.retention.at(now)
+        self._prefilling.pop(call, None)
+        call.computed_tokens = request.num_computed_tokens
+        self.core.handle(CallFinished(call, now))
+        if not call.identity.report:
+            return None
+        report = report_of(call, self.steps)
+        if request.status.name == "FINISHED_ABORTED" and call.identity.call_id:
+            self.aborted.keep(call.identity.call_id, report)
+        return report
+
+    # -- programs --------------------------------------------------------------------------
+
+    def _start_program(self, identity: RequestIdentity, now: float) -> EngineProgram:
+        row = self.table.start_program(
+            identity.program_id,
+            identity.program_type,
+            now,
+            tenant=identity.tenant,
+            session=identity.session,
+        )
+        row.lone = identity.lone
+        return row
+
+    def end_program(self, totals: ProgramTotals, now: float) -> None:
+        """A program ended, having come to so much over all engines."""
+        row = self.table.get(totals.program_id)
+        if row is None:
+            return
+        self.retention.at(now)
+        self.core.handle(ProgramEnded(totals, now))
+        if not row.lone:
+            self.history.ended()
+
+    def shutdown(self) -> None:
+        self.history.save()
+        super().shutdown()
+
+
+class _EngineView:
+    """vLLM's scheduler as `SchedulerCore.plan_step` asks it."""
+
+    def __init__(self, scheduler: ProgramScheduler) -> None:
+        self._scheduler = scheduler
+
+    def may_be_offered(self, call: QueuedCall) -> bool:
+        return call.item.num_in_flight_tokens == 0 and not compiles_grammar(call.item)
+
+    def free_slots(self) -> int:
+        return free_slots(self._scheduler)
+
+    def free_blocks(self) -> int:
+        return free_blocks(self._scheduler)
+
+    def blocks_needed(self, call: QueuedCall, free: int) -> int:
+        return blocks_needed(self._scheduler, call.item, free)
+
+    def can_start(self, call: QueuedCall) -> bool:
+        return adapter_fits(self._scheduler, call.item)
+
+    def may_preempt(self, call: QueuedCall) -> bool:
+        left = tokens_left(call.item)
+        return left > self._scheduler.config.min_remaining_tokens and may_preempt(
+            self._scheduler, call.item
+        )
+
+    def running_needs(self) -> tuple[int, int]:
+        return running_needs(self._scheduler)
+
+    def step_tokens(self) -> int:
+        return int(self._scheduler.max_num_scheduled_tokens)
+
+
+def _identity(request: Request) -> RequestIdentity:
+    session_id = getattr(request, "session_id", None)
+    return from_extra_args(request.request_id, extra_args(request), session_id)

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from agentrt.lab.program import LiveProgram
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.core import SchedulerCore
+from agentrt.scheduler.events import CallFinished, CallPreempted, CallStarted, StepFinished
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.queues import LevelQueues
 from agentrt.scheduler.records import QueuedCall
 
 
@@ -56,7 +57,7 @@ class Slots:
     """
 
     def __init__(self, clock: Clock, config: SchedulerConfig, policy: Policy, batch: int) -> None:
-        self.queues = LevelQueues(config, policy, slots=batch)
+        self.core = SchedulerCore(config, policy, slots=batch)
         self.running: list[QueuedCall] = []
         self.busy_steps = 0
         self._batch = batch
@@ -71,20 +72,20 @@ class Slots:
     def choose(self) -> None:
         """Promote, preempt and admit, as an engine does before a step."""
         clock = self._clock
-        self.queues.promote(clock.now)
+        self.core.promote(clock.now)
         if self._unsorted:
             self.running.sort(key=_key)
             self._unsorted = False
         for call in self._victims():
             self._stop(call)
-        while len(self.running) < self._batch and self.queues.head() is not None:
-            self._start(self.queues.take())
+        while len(self.running) < self._batch and self.core.queue.head() is not None:
+            self._start(self.core.queue.take())
         # A running call may be safe from preemption for some steps only: look again.
-        head = self.queues.head()
+        head = self.core.queue.head()
         if head is not None:
             if self._preemption and any(head.level < c.level for c in self.running):
                 self._wake(clock.at + 1)
-            starving = self.queues.next_promotion(clock.now)
+            starving = self.core.next_promotion(clock.now)
             if starving is not None:
                 self._wake(step_of(starving, clock.step_s))
 
@@ -100,7 +101,7 @@ class Slots:
         self._clock.touch(self)
 
     def _victims(self) -> list[QueuedCall]:
-        head = self.queues.head()
+        head = self.core.queue.head()
         if head is None or not self.running or head.level >= self.running[-1].level:
             return []
         for call in self.running:
@@ -108,10 +109,10 @@ class Slots:
                 self._settle(call)
         self.running.sort(key=_key)
         free = self._batch - len(self.running)
-        return [victim for victim, _ in self.queues.victims(self.running, free)]
+        return [decision.call for decision in self.core.victims(self.running, free)]
 
     def _start(self, call: QueuedCall) -> None:
-        self.queues.call_began(call, self._clock.now)
+        self.core.handle(CallStarted(call, self._clock.now))
         self.running.append(call)
         self._unsorted = True
         job: Job = call.item
@@ -122,8 +123,8 @@ class Slots:
     def _stop(self, call: QueuedCall) -> None:
         self.running.remove(call)
         call.item.stamp += 1
-        self.queues.call_preempted(call, self._clock.now)
-        self.queues.put(call)
+        self.core.handle(CallPreempted(call, self._clock.now))
+        self.core.queue.put(call)
 
     # -- service -----------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class Slots:
         for call in (call for call in over if call.item.ends_at == self._clock.at):
             self._settle(call)
             self.running.remove(call)
-            self.queues.remove(call, self._clock.now)
+            self.core.handle(CallFinished(call, self._clock.now))
             self._clock.leave(self, call)
         for call in (call for call in over if call.item.left):
             self._settle(call)
@@ -163,8 +164,9 @@ class Slots:
         job.settled_at = self._clock.at
         job.left -= steps
         self.busy_steps += steps
-        seconds, now = steps * self._clock.step_s, self._clock.now
-        if self.queues.charge_step([call.call_id], seconds, now, steps=steps):
+        seconds, key = steps * self._clock.step_s, call.key
+        self.core.handle(StepFinished([call.call_id], seconds, self._clock.now, steps=steps))
+        if call.key is not key:
             self._unsorted = True
 
 

@@ -24,8 +24,11 @@ from agentrt.request import CallReport
 from agentrt.router import RouterCall
 from agentrt.router.speed import Speed
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.events import CallArrived, ProgramEnded
 from agentrt.scheduler.policies import level_ends
-from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.programs import ProgramStats
+from agentrt.scheduler.records import EngineProgram, QueuedCall
+from agentrt.scheduler.table import ProgramTotals
 
 
 class Steps(Backend):
@@ -54,17 +57,16 @@ class Steps(Backend):
             for _ in range(replicas)
         ]
         self._replicas = _routed(config, router, replicas, batch, step_s) if replicas > 1 else None
-        self._left_s: dict[str, float] = {}
+        self._needs_s: dict[str, float] = {}
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._touched: dict[Slots, None] = {}
         self._served: dict[Slots, None] = {}
         self._ended: CallEnded = _nobody
-        self._ending: tuple[Slots, QueuedCall]
         self._serial = 0
 
-    def remaining_s(self, row: ProgramRow) -> float:
+    def remaining_s(self, row: EngineProgram) -> float:
         """What a clairvoyant knows: the seconds of service that a program still needs."""
-        return self._left_s[row.program_id] - (row.attained_s - row.service_s)
+        return self._needs_s[row.program_id] - row.attained_s
 
     # -- time --------------------------------------------------------------------------
 
@@ -100,26 +102,33 @@ class Steps(Backend):
 
     def program_started(self, live: LiveProgram) -> None:
         live.row.size_hint = live.shape.hint_tokens
-        self._left_s[live.row.program_id] = live.shape.output_tokens * self.step_s
+        self._needs_s[live.row.program_id] = live.shape.output_tokens * self.step_s
 
     def submit(self, live: LiveProgram, index: int) -> None:
         shape, call_id = live.shape.calls[index], live.call_id(index)
         engine = self.engines[self._route(live, index) if self._replicas else 0]
-        engine.queues.put(
-            engine.queues.call_arrived(
-                QueuedCall(
-                    call_id,
-                    live.row,
-                    Job(live, index, shape.output_tokens),
-                    live.path_s[index],
-                    self.now,
-                    node=shape.node,
-                    prompt_tokens=_fresh_tokens(live.shape, shape),
-                ),
-                self.now,
-            )
+        call = QueuedCall(
+            call_id,
+            self._program(engine, live.row),
+            Job(live, index, shape.output_tokens),
+            live.path_s[index],
+            self.now,
+            node=shape.node,
+            prompt_tokens=_fresh_tokens(live.shape, shape),
         )
+        engine.core.handle(CallArrived(call, self.now))
+        engine.core.queue.put(call)
         self.touch(engine)
+
+    def _program(self, engine: Slots, row: ProgramStats) -> EngineProgram:
+        """The program of a row as an engine knows it, with all that it had elsewhere."""
+        table = engine.core.table
+        program = table.get(row.program_id) or table.start_program(
+            row.program_id, row.type, self.now, tenant=row.tenant, session=row.session
+        )
+        program.size_hint = row.size_hint
+        table.catch_up(program, row.service_s, row.path_s, row.waiting_s)
+        return program
 
     def _route(self, live: LiveProgram, index: int) -> int:
         assert self._replicas is not None
@@ -133,11 +142,8 @@ class Steps(Backend):
         return self._replicas.send(live.call_id(index), question)
 
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
-        engine, call = self._ending
         if self._replicas:
-            self._replicas.ended(call.call_id, report)
-        self._left_s[live.row.program_id] -= call.served_s
-        engine.queues.call_ended(call, self.now)
+            self._replicas.ended(live.call_id(index), report)
 
     def program_ended(self, live: LiveProgram) -> None:
         program_id = live.row.program_id
@@ -146,8 +152,8 @@ class Steps(Backend):
             served = [self.engines[index] for index in self._replicas.served(program_id)]
             self._replicas.program_ended(program_id)
         for engine in served:
-            engine.queues.program_ended(live.row, self.now)
-        del self._left_s[program_id]
+            engine.core.handle(ProgramEnded(ProgramTotals.of(live.row), self.now))
+        del self._needs_s[program_id]
 
     # -- what its engines ask for ------------------------------------------------------
 
@@ -166,9 +172,8 @@ class Steps(Backend):
         self.touch(engine)
 
     def leave(self, engine: Slots, call: QueuedCall) -> None:
-        """A call has ended, and is in the queues no more."""
+        """A call has ended, and its engine has taken that in."""
         job: Job = call.item
-        self._ending = engine, call
         report = CallReport(
             service_s=call.served_s,
             waiting_s=call.waited_s,

@@ -26,7 +26,7 @@ from agentrt.router import RouterCall
 from agentrt.router.kv_events import KVEventBatch, KVEventStream, short
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
-from agentrt.scheduler.records import ProgramRow
+from agentrt.scheduler.records import EngineProgram
 from agentrt.scheduler.table import ProgramTotals
 
 
@@ -155,7 +155,7 @@ class Virtual(Backend):
 
         return max(program.ends(alone_s))
 
-    def remaining_s(self, row: ProgramRow) -> float:
+    def remaining_s(self, row: EngineProgram) -> float:
         """What a clairvoyant knows: about the seconds of service that a program still needs."""
         return self._left_s.get(row.program_id, 0.0) - (row.attained_s - row.service_s)
 

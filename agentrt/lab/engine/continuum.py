@@ -14,18 +14,20 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
 from math import sqrt
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from typing_extensions import override
 
 from agentrt.executors.vllm._compat.pool import blocks_needed
 from agentrt.executors.vllm.queue import LevelRequestQueue
 from agentrt.executors.vllm.retention import BlockRetention
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.events import Part
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION, Place, Retention
-from agentrt.scheduler.table import ProgramTotals
 
 _UNTIL_KNOWN_S = 5.0
 """Ours: the time-to-live of a tool that was seen too seldom."""
@@ -120,7 +122,7 @@ class _PinnedQueue(LevelRequestQueue):
     scheduler: ContinuumScheduler
 
     def __bool__(self) -> bool:
-        head, free = self._queues.head(), self.scheduler.retention.queue
+        head, free = self._queue.head(), self.scheduler.retention.queue
         if head is None or free is None or not self.scheduler.running:
             return head is not None
         room = free.unprotected + free.protected_of(head.program.cached)
@@ -133,25 +135,45 @@ class ContinuumScheduler(ProgramScheduler):
     def use(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
         super().use(config, policy)
         self.retention.close()
-        self._ttl = ToolTtl(config, self.queues.learned)
-        self._ttl.block_size = self.block_size
-        self.retention = BlockRetention(self, self.queues.owners, self._ttl)
-        self.waiting = _PinnedQueue(self.queues)
+        ttl = ToolTtl(config, self.core.learned)
+        ttl.block_size = self.block_size
+        self.retention = BlockRetention(self, self.core.owners, ttl)
+        self.core.listeners = [self.retention, self.notes, self]
+        self.core.parts.append(_Observer(ttl))
+        self.waiting = _PinnedQueue(self.core)
         self.waiting.scheduler = self
 
-    def _call_began(self, request_id: str, scheduled: int, now: float) -> None:
-        call = self.queues.calls.get(request_id)
-        if call is not None and call.since is not None:
-            self._ttl.waits.append(now - call.since)
-        super()._call_began(request_id, scheduled, now)
 
-    def _interrupt(self, row: Any, kind: str, begins: bool, name: str, now: float) -> None:
-        if kind == "tool" and not begins and row.cached is not None and row.cached.gap:
-            self._ttl.tool_returned(row.cached.gap, now - row.cached.since)
-        super()._interrupt(row, kind, begins, name, now)
+class _Observer(Part):
+    """Tells the rule how long calls wait, how long tools take, and how many turns programs have."""
 
-    def end_program(self, totals: ProgramTotals, now: float) -> None:
-        row: Any = self.table.get(totals.program_id)
-        if row is not None:
-            self._ttl.program_ended(row.finished_calls)
-        super().end_program(totals, now)
+    def __init__(self, ttl: ToolTtl) -> None:
+        self._ttl = ttl
+        self._waited_s: dict[QueuedCall, float] = {}
+        self._tools: dict[EngineProgram, tuple[str, float]] = {}
+
+    @override
+    def call_started(self, call: QueuedCall, now: float) -> None:
+        self._ttl.waits.append(call.waited_s - self._waited_s.get(call, 0.0))
+        self._waited_s[call] = call.waited_s
+
+    @override
+    def call_finished(self, call: QueuedCall, now: float) -> None:
+        self._waited_s.pop(call, None)
+
+    @override
+    def interrupt_started(self, program: EngineProgram, kind: str, name: str, now: float) -> None:
+        if kind == "tool":
+            self._tools[program] = name, now
+
+    @override
+    def interrupt_ended(self, program: EngineProgram, now: float) -> None:
+        if (tool := self._tools.pop(program, None)) is not None:
+            name, began = tool
+            self._ttl.tool_returned(name, now - began)
+
+    @override
+    def program_ended(self, program: EngineProgram, now: float) -> None:
+        self._tools.pop(program, None)
+        if program.finished_calls:
+            self._ttl.program_ended(program.finished_calls)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agentrt.errors import InvariantError
 from agentrt.executors.identity import from_extra_args
 from agentrt.executors.vllm._compat.requests import Request, extra_args
-from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, admitted, computed_before
+from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, computed_before, started
 from agentrt.lab.engine.step_time import StepWork
 from agentrt.request import CallReport
 from agentrt.request.spans import DECODE, PREFILL
@@ -177,7 +177,7 @@ class Probe:
 
     def _began(self, output: SchedulerOutput, now: float) -> None:
         computed = computed_before(output)
-        for name in admitted(output):
+        for name in started(output):
             watched = self._calls.get(name)
             if watched is not None:
                 watched.began(computed[name], now)

@@ -163,8 +163,8 @@ class VirtualEngine:
 
         None while it is idle or goes on, and where it is stuck.
         """
-        queues = getattr(self.scheduler, "queues", None)
-        admission = None if queues is None else queues.admission
+        core = getattr(self.scheduler, "core", None)  # stock's scheduler has none
+        admission = None if core is None else core.admission
         if self._empty_steps <= _RETRIED or admission is None:
             return None
         moment: float = admission.next_moment()

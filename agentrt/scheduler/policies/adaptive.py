@@ -7,8 +7,8 @@ usual length of outputs, or their limit before any call has ended. An engine tha
 the mean of all programs that ended, or what the program has had along its critical path, if more.
 
 Programs whose expectations are within a factor of 1.4 stand in one level. There, those go first
-that are small in all, to a factor of two, then those that arrived first. A `Lane` bounds how long
-the large and old wait.
+that are small in all, to a factor of two, then those that arrived first. An `AgeingShare` bounds
+how long the large and old wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agentrt.scheduler.learned import (
 )
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Priority, Promoter
-from agentrt.scheduler.records import OUTSIDE, ProgramRow, QueuedCall
+from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
 
 _ALL, _FIRST = ("", "", ""), -sys.maxsize  # the kind of all programs; the level before all others
 _QUANTA_OF_LIFE = 8.0
@@ -39,7 +39,7 @@ _QUANTA_OF_LIFE = 8.0
 
 
 class Adaptive(Policy):
-    """Expected remaining service, with a lane for the oldest."""
+    """Expected remaining service, with a share of the batch for the oldest."""
 
     name: ClassVar[str] = "adaptive"
     starving: ClassVar[bool] = False
@@ -50,11 +50,11 @@ class Adaptive(Policy):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self._least_quantum_s = config.level_quanta[0]
-        self._visits: dict[ProgramRow, dict[tuple[Kind, int], float]] = {}
+        self._visits: dict[EngineProgram, dict[tuple[Kind, int], float]] = {}
         """By running program: where it was seen, and what it had attained then."""
 
     def promoter(self, slots: int) -> Promoter | None:
-        return Lane(self.config, slots) if self.config.lane else None
+        return AgeingShare(self.config, slots) if self.config.lane else None
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
         row = call.program
@@ -75,7 +75,7 @@ class Adaptive(Policy):
         """
         return bool(self.learned.costs.token_s) + min(self.learned.calls, int(WINDOW)).bit_length()
 
-    def _visible_s(self, row: ProgramRow) -> float:
+    def _visible_s(self, row: EngineProgram) -> float:
         """The seconds of service that a program's calls in the engine are expected to need still.
 
         That is their outputs (`Learned.output_within`) and the new part of their prompts, less
@@ -93,7 +93,7 @@ class Adaptive(Policy):
         return seconds
 
     def _expected_s(
-        self, row: ProgramRow, node: str, path_s: float, visible_s: float = 0.0
+        self, row: EngineProgram, node: str, path_s: float, visible_s: float = 0.0
     ) -> float:
         """The seconds of service that it is expected to need still; ATLAS ranks by ``path_s``."""
         at, age = self.learned.service.at, age_bin(row.attained_s)
@@ -117,14 +117,14 @@ class Adaptive(Policy):
                 factor *= max(known.left_s.refine(expected), RESOLUTION_S) / expected
         return min(max(expected * factor, RESOLUTION_S), LONGEST_S)
 
-    def program_ended(self, row: ProgramRow, now: float) -> None:
+    def program_ended(self, row: EngineProgram, now: float) -> None:
         service, total = self.learned.service, row.service_s
         service.entry(_ALL, 0).learn(total, well=True)
         service.learn((*row.kind, ""), total)
         for (kind, age), attained in self._visits.pop(row, {}).items():
             service.entry(kind, age).learn(total - attained, well=True)
 
-    def program_lost(self, row: ProgramRow) -> None:
+    def program_lost(self, row: EngineProgram) -> None:
         self._visits.pop(row, None)
 
 
@@ -134,7 +134,7 @@ def _place(finished_calls: int, node: str) -> str:
     return f"turn {int(BINS_PER_DOUBLING * math.log2(finished_calls + 1))} {node}"
 
 
-def _hint(row: ProgramRow) -> tuple[str, ...]:
+def _hint(row: EngineProgram) -> tuple[str, ...]:
     """The size that somebody guessed, to a factor of two; none where it is no positive number."""
     hint: object = row.size_hint
     if isinstance(hint, int | float) and 0.0 < hint < math.inf:
@@ -142,15 +142,15 @@ def _hint(row: ProgramRow) -> tuple[str, ...]:
     return ()
 
 
-class Lane(Promoter):
-    """A share of the batch for the oldest programs, first come first served.
+class AgeingShare(Promoter):
+    """A share of the batch for the oldest programs, first come, first served.
 
     It bounds the tail of a policy that prefers the short: whatever comes after it, the oldest
-    program whose calls may run is served at the lane's rate at least. The share is a token bucket
-    of slot-seconds: it fills at ``lane * slots`` per second and is drawn on by the lane's calls, so
-    that a lane narrower than one slot works too. A call stays in the lane until it ends.
+    program whose calls may run is served at this rate at least. The share is a token bucket
+    of slot-seconds: it fills at ``lane * slots`` per second and is drawn on by the share's calls,
+    so that a share of less than one slot works too. A call keeps its place until it ends.
 
-    A lane that nobody needed saves up two quanta of Q_1, of its own rate or of one slot, and no
+    A share that nobody needed saves up two quanta of Q_1, of its own rate or of one slot, and no
     more: hence its calls' quantum.
     """
 
@@ -168,11 +168,11 @@ class Lane(Promoter):
         self._line: Heap[QueuedCall] = Heap()
 
     def waits(self, call: QueuedCall) -> None:
-        # A streaming session may stay for as long as its client likes: it would hold up the lane.
+        # A streaming session may stay for as long as its client likes: it would hold up the others.
         if not (call.promoted or call.resumable) and call not in self._line:
             self._line.put(call, (call.program.started_at, call.key[2]))
 
-    def began(self, call: QueuedCall, now: float) -> None:
+    def started(self, call: QueuedCall, now: float) -> None:
         self._line.discard(call)
 
     def left(self, call: QueuedCall) -> None:
@@ -189,7 +189,7 @@ class Lane(Promoter):
             return None
         while self._line:
             first = self._line.pop()
-            if first.state is not OUTSIDE:  # it will line up again when it comes in
+            if first.state is not NOT_ADMITTED:  # it will line up again when it comes in
                 self._inside += 1
                 return first
         return None

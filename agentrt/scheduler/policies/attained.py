@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Priority
-from agentrt.scheduler.records import ProgramRow
+from agentrt.scheduler.records import EngineProgram
 
 if TYPE_CHECKING:
     from agentrt.scheduler.records import QueuedCall
@@ -32,7 +32,7 @@ class AttainedService(Policy):
         self._quanta = config.level_quanta
 
     @abstractmethod
-    def rank(self, program: ProgramRow, path_s: float | None) -> float:
+    def rank(self, program: EngineProgram, path_s: float | None) -> float:
         """The attained service (seconds) that decides a call's first level; less is better.
 
         ``path_s`` is the call's p(c) of Eq. 2, None where its parents are unknown.
@@ -57,7 +57,7 @@ class Mlfq(AttainedService):
 
     name: ClassVar[str] = "mlfq"
 
-    def rank(self, program: ProgramRow, path_s: float | None) -> float:
+    def rank(self, program: EngineProgram, path_s: float | None) -> float:
         return 0.0
 
 
@@ -70,7 +70,7 @@ class Plas(AttainedService):
     def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
         return program_service_s
 
-    def rank(self, program: ProgramRow, path_s: float | None) -> float:
+    def rank(self, program: EngineProgram, path_s: float | None) -> float:
         return program.service_s
 
 
@@ -82,7 +82,7 @@ class Atlas(AttainedService):
 
     name: ClassVar[str] = "atlas"
 
-    def rank(self, program: ProgramRow, path_s: float | None) -> float:
+    def rank(self, program: EngineProgram, path_s: float | None) -> float:
         return program.path_s if path_s is None else path_s
 
 
@@ -91,5 +91,5 @@ class AtlasScalar(AttainedService):
 
     name: ClassVar[str] = "atlas-scalar"
 
-    def rank(self, program: ProgramRow, path_s: float | None) -> float:
+    def rank(self, program: EngineProgram, path_s: float | None) -> float:
         return program.path_s

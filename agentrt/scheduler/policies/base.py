@@ -9,7 +9,7 @@ from typing import ClassVar
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.promotion import Priority, Promoter
-from agentrt.scheduler.records import ProgramRow, QueuedCall
+from agentrt.scheduler.records import EngineProgram, QueuedCall
 from agentrt.scheduler.starvation import Starvation
 
 
@@ -69,8 +69,8 @@ class Policy(ABC):
         """A call left the queue for the first time. The waiting calls to ask about again for it."""
         return ()
 
-    def program_ended(self, row: ProgramRow, now: float) -> None:  # noqa: B027  # few learn
+    def program_ended(self, row: EngineProgram, now: float) -> None:  # noqa: B027  # few learn
         """A program ended. To learn from."""
 
-    def program_lost(self, row: ProgramRow) -> None:  # noqa: B027  # few keep anything
+    def program_lost(self, row: EngineProgram) -> None:  # noqa: B027  # few keep anything
         """A program was not heard of for long, and is dropped from the table."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Priority
-from agentrt.scheduler.records import ProgramRow
+from agentrt.scheduler.records import EngineProgram
 
 if TYPE_CHECKING:
     from agentrt.scheduler.records import QueuedCall
@@ -143,8 +143,8 @@ class RoundRobin(Policy):
         self._round = max(self._round, int(call.level))
         return self.priority(call, now)
 
-    def program_ended(self, row: ProgramRow, now: float) -> None:
+    def program_ended(self, row: EngineProgram, now: float) -> None:
         self._offsets.pop(row.program_id, None)
 
-    def program_lost(self, row: ProgramRow) -> None:
+    def program_lost(self, row: EngineProgram) -> None:
         self._offsets.pop(row.program_id, None)

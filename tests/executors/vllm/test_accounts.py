@@ -99,7 +99,7 @@ class Watch:
     def __post_init__(self) -> None:
         one: Any = self.engine.scheduler
         add, schedule, update = one.add_request, one.schedule, one.update_from_output
-        ends, preempt = one._call_ended, one._preempt_request
+        ends, preempt = one._call_finished, one._preempt_request
 
         def adding(request: Any) -> None:
             self.came.setdefault(request.request_id, self.engine.now)
@@ -117,7 +117,7 @@ class Watch:
             return outputs
 
         def ending(request: Any) -> Any:
-            call, report = one.queues.calls.get(request.request_id), ends(request)
+            call, report = one.core.calls.get(request.request_id), ends(request)
             if call is not None and report is not None:
                 self.ended[call.call_id] = self.engine.now, call, report
             return report
@@ -128,11 +128,11 @@ class Watch:
 
         one.add_request, one.schedule = adding, scheduling
         one.update_from_output = updating
-        one._call_ended, one._preempt_request = ending, preempting
+        one._call_finished, one._preempt_request = ending, preempting
 
     def _look(self) -> None:
         one: Any = self.engine.scheduler
-        calls = [one.queues.calls[request.request_id] for request in one.running]
+        calls = [one.core.calls[request.request_id] for request in one.running]
         self.ran.append((self.engine.now, {call.program.program_id for call in calls}))
 
     def spans(self, call_id: str) -> list[Span]:

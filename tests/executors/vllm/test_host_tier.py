@@ -19,7 +19,7 @@ from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.owners import BlockOwners
-from agentrt.scheduler.records import CachedBlocks, ProgramRow, QueuedCall
+from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import EvictionOrder, Place
 from agentrt.scheduler.table import ProcessTable
 
@@ -72,15 +72,15 @@ class HostMemory:
         assert retention is not None
         self.owners = BlockOwners(learned)
         self.owners.changed = self.policy.changed
-        self.table = ProcessTable()
+        self.table = ProcessTable(EngineProgram)
         if is_bound:
             self.policy.bind(self.owners, EvictionOrder(retention, self.owners.sharers))
 
-    def row(self, program: str) -> ProgramRow:
+    def row(self, program: str) -> EngineProgram:
         found = self.table.get(program)
         if found is None:
             found = self.table.start_program(program, "agent", 0.0)
-            found.member = True
+            found.resident = True
         return found
 
     def call(self, program: str, names: Iterable[object], now: float) -> list[OffloadKey]:
@@ -94,7 +94,7 @@ class HostMemory:
         self.manager.on_new_request(request)
         gone = self.store(request, names)
         del row.queued[call.call_id]
-        self.owners.call_ended(call, now)
+        self.owners.call_finished(call, now)
         self.manager.on_request_finished(request)
         return gone
 
@@ -112,7 +112,7 @@ class HostMemory:
             self.owners.program_ended(row, now)
         else:
             self.table.interrupt_started(row, now, what)
-            self.owners.interrupt_began(row, what, "grep", now)
+            self.owners.interrupt_started(row, what, "grep", now)
 
 
 def blocks(name: str, count: int = 4) -> list[str]:

@@ -10,6 +10,7 @@ from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.working_set import WorkingSet
+from tests.scheduler.admitting import held
 
 pytestmark = pytest.mark.engine
 DEFAULT = SchedulerConfig().to_dict()
@@ -26,10 +27,10 @@ def of(program: str, **more: Any) -> dict[str, Any]:
 
 
 def accounts(scheduler: ProgramScheduler) -> tuple[int, int, int]:
-    """Members, the blocks that they claim, and those of members without calls."""
-    found = scheduler.queues.admission
+    """Residents, the blocks that they claim, and those of residents without calls."""
+    found = scheduler.core.admission
     assert isinstance(found, WorkingSet)
-    return len(found.members), found.claimed, found.held
+    return len(found.residents), found.claimed, held(found)
 
 
 def test_settings_change_while_programs_are_away() -> None:
@@ -51,7 +52,7 @@ def test_settings_change_while_programs_are_away() -> None:
     assert [row.program_id for row in scheduler.table] == ["z"]
     scheduler.control("ends", ["z"])
     assert accounts(scheduler) == (0, 0, 0)
-    assert not scheduler.queues.owners.sharers("t")
+    assert not scheduler.core.owners.sharers("t")
 
 
 def test_a_call_that_outlives_its_program_leaves_another_of_the_same_id_alone() -> None:
@@ -67,7 +68,7 @@ def test_a_call_that_outlives_its_program_leaves_another_of_the_same_id_alone() 
     assert scheduler.table.get("P") is row
     scheduler.control("ends", ["P"])
     assert (len(scheduler.table), accounts(scheduler)) == (0, (0, 0, 0))
-    assert not scheduler.queues.policy._visits  # type: ignore[attr-defined]  # adaptive's
+    assert not scheduler.core.policy._visits  # type: ignore[attr-defined]  # adaptive's
 
 
 def test_the_blocks_of_a_cancelled_program_go_first() -> None:
@@ -90,7 +91,7 @@ def test_the_message_of_a_sessions_end_may_come_late() -> None:
     running.add("b", [*COMMON, 9, 9, 9], 3, of("turn-2", session="chat"))
     running.step()
     scheduler.control("ends", ["turn-1"])
-    assert scheduler.queues.calls["b"].known_tokens == len(COMMON)
+    assert scheduler.core.calls["b"].known_tokens == len(COMMON)
     running.run()
     row = scheduler.table.get("turn-2")
     assert row is not None

@@ -45,7 +45,7 @@ def expected(engine: HeadlessEngine, type: str = "t") -> float:
     """The service that a new program is expected to need."""
     scheduler = ours(engine)
     row = scheduler.table.start_program("asked", type, 0.0)
-    policy = scheduler.queues.policy
+    policy = scheduler.core.policy
     assert isinstance(policy, Adaptive)
     found = policy._expected_s(row, "", 0.0)
     policy.program_lost(row)
@@ -199,12 +199,12 @@ def test_learned_gaps_survive_a_restart_whatever_the_policy(tmp_path: Path) -> N
     for n in range(12):
         in_a_tool(second, f"a{n}", "build", 100.0)
     kind = ("default", "agent", "build")
-    learned = ours(second).queues.learned.gaps.expect([kind], 0.0)
+    learned = ours(second).core.learned.gaps.expect([kind], 0.0)
     ours(second).shutdown()
     assert read(path)["service"] == rows
 
     third = engine(path, "atlas", retention="cost")
-    assert ours(third).queues.learned.gaps.expect([kind], 0.0) == learned
+    assert ours(third).core.learned.gaps.expect([kind], 0.0) == learned
     assert learned.seconds > 50.0
 
 
@@ -221,7 +221,7 @@ def test_what_is_between_calls_is_kept_though_no_program_has_ended(tmp_path: Pat
     again = engine(path)
     assert ours(again).history.values() == ours(e).history.values()
     kinds = [("default", "agent", "")]
-    assert ours(again).queues.learned.gaps.expect(kinds, 0.0).seconds > 30.0
+    assert ours(again).core.learned.gaps.expect(kinds, 0.0).seconds > 30.0
 
 
 # -- files that are none ---------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_a_row_has_what_the_identity_carried() -> None:
     row = ours(e).table.get("p")
     assert row is not None
     assert (row.session, row.size_hint) == ("monday", 700.0)
-    assert ours(e).queues.calls["r"].node == "plan"
+    assert ours(e).core.calls["r"].node == "plan"
 
 
 ODD = [math.nan, math.inf, -math.inf, "many", [1], {}, None]
@@ -329,5 +329,5 @@ def test_a_program_that_ended_before_its_calls_leaves_nothing_behind(policy: str
     assert "p" in ours(e).table
     ours(e).control("ends", ["p"])
     e.run()
-    noted = vars(ours(e).queues.policy)
+    noted = vars(ours(e).core.policy)
     assert not noted["_visits" if policy == "adaptive" else "_offsets"]

@@ -183,5 +183,5 @@ def test_drafts_do_not_pass_for_prompt_tokens(drafts: int) -> None:
     for nth in range(8):
         made.add(f"plain-{nth}", [100 + nth] * 40, 20)
         made.run()
-    learned = made.scheduler.queues.learned
+    learned = made.scheduler.core.learned
     assert learned.costs.token_s == pytest.approx(4.0 / 39, rel=0.05)

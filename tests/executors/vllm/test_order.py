@@ -10,9 +10,9 @@ import pytest
 
 from agentrt.executors.vllm.queue import put_in_order
 from agentrt.scheduler import QueuedCall
-from agentrt.scheduler.records import ProgramRow
+from agentrt.scheduler.records import EngineProgram
 
-ROW = ProgramRow("p", "t")
+ROW = EngineProgram("p", "t")
 
 
 @dataclass(eq=False)

@@ -15,8 +15,8 @@ from vllm.v1.core.sched.interface import PauseState
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_request, make_scheduler
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.core import Preempt
 from agentrt.scheduler.policies import BUILT_IN
-from agentrt.scheduler.records import QueuedCall
 from tests.executors.vllm.every_kind import Elsewhere, Grammar, every_kind
 
 DEFAULTS = SchedulerConfig.of_policy().to_dict()
@@ -32,13 +32,14 @@ class Watched(ProgramScheduler):
         self.outputs_at_start: dict[str, int] = {}
         self.kept: list[int] = []
 
-    def _call_began(self, request_id: str, scheduled: int, now: float) -> None:
-        super()._call_began(request_id, scheduled, now)
+    def _call_started(self, request_id: str, scheduled: int, now: float) -> None:
+        super()._call_started(request_id, scheduled, now)
         self.outputs_at_start[request_id] = self.requests[request_id].num_output_tokens
 
-    def _preempt(self, call: QueuedCall, better: QueuedCall, now: float) -> None:
+    def _preempt(self, decision: Preempt, now: float) -> None:
+        call = decision.call
         self.kept.append(call.item.num_output_tokens - self.outputs_at_start[call.call_id])
-        super()._preempt(call, better, now)
+        super()._preempt(decision, now)
 
 
 def engine(
@@ -157,7 +158,7 @@ def test_a_resumed_call_is_served_as_long_as_it_took_to_compute_again() -> None:
     )
     scheduler: Any = made.scheduler
     made.add("long", prompt(0, 1024), 200, program("long"))
-    call = scheduler.queues.calls["long"]
+    call = scheduler.core.calls["long"]
     runs: list[tuple[float, float]] = []
     for number in range(40):
         made.add(f"s{number}", prompt(number, 16), 2, program(f"s{number}"))
@@ -319,7 +320,7 @@ def test_a_promoted_call_that_cannot_start_leaves_its_promotion_to_others() -> N
     made.add("later", prompt(7, 30), 50, program("later"))
     for _ in range(400):
         made.step()
-    assert not scheduler.queues.calls["stuck"].promoted
+    assert not scheduler.core.calls["stuck"].promoted
     assert "later" not in made.requests
 
 
@@ -337,12 +338,12 @@ def test_nothing_is_preempted_promoted_or_admitted_while_the_engine_is_paused(
     for number in range(3):
         made.add(f"new{number}", prompt(number, 20), 4, program(f"new{number}", "u"))
     scheduler.set_pause_state(paused)
-    before = [call.promotions for call in scheduler.queues.calls.values()]
+    before = [call.promotions for call in scheduler.core.calls.values()]
     for _ in range(50):
         made.step()
         made.now += 0.5
     assert [request.request_id for request in scheduler.running] == running
     assert not scheduler.kept
-    assert [call.promotions for call in scheduler.queues.calls.values()] == before
+    assert [call.promotions for call in scheduler.core.calls.values()] == before
     scheduler.set_pause_state(PauseState.UNPAUSED)
     assert len(made.run(20_000)) > 0

@@ -57,7 +57,7 @@ def test_a_streaming_session_goes_on_with_its_next_input(policy: str, in_flight:
     e.submit(end("s"))
     assert session.is_finished()
     assert not scheduler.requests
-    assert not scheduler.queues.calls
+    assert not scheduler.core.calls
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -94,7 +94,7 @@ def test_a_session_whose_turn_ends_after_its_preemption_does_no_harm() -> None:
     e.submit(end("s"))
     e.run()
     assert not scheduler.requests
-    assert not scheduler.queues.calls
+    assert not scheduler.core.calls
 
 
 def test_output_in_flight_is_dropped_where_its_kv_cache_would_be_handed_on() -> None:
@@ -158,9 +158,9 @@ def test_no_kind_of_request_stops_the_engine_or_leaves_anything(policy: str, see
     storm = KindStorm(engine, seed)
     for _ in range(80):
         storm.act()
-        check_queues(scheduler.queues)
+        check_queues(scheduler.core)
     storm.settle()
     assert not scheduler.requests
-    assert not scheduler.queues.calls
+    assert not scheduler.core.calls
     assert scheduler.control("snapshot")["free_blocks"] == blocks
     scheduler.table.check_integrity()

@@ -150,7 +150,7 @@ def test_what_branches_have_in_common_is_claimed_once(common: int, claimed: int)
     for n in (1, 2):
         e.add(f"p/{n}", [*text(9, common), *text(n, 10 - common)], 40, of("p"))
     e.step()
-    admission = ours(e).queues.admission
+    admission = ours(e).core.admission
     assert isinstance(admission, WorkingSet)
     assert admission.claimed == claimed
 

@@ -21,6 +21,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_schedul
 from agentrt.scheduler.table import ProgramTotals
 from agentrt.scheduler.working_set import WorkingSet
 from tests.executors.vllm.storms import PATIENCE_S, Storm, check_free_queue
+from tests.scheduler.admitting import held
 from tests.scheduler.integrity import check_queues
 
 pytestmark = pytest.mark.engine
@@ -66,7 +67,7 @@ def check(engine: HeadlessEngine) -> None:
     for request in scheduler.running:
         (blocks,) = manager.get_block_ids(request.request_id)
         assert len(blocks) * BLOCK_SIZE >= request.num_computed_tokens
-    check_queues(scheduler.queues)
+    check_queues(scheduler.core)
     for owner in queue.order.in_order(engine.now):
         assert all(row in list(scheduler.table) for row in owner.rows)
         assert all(row.cached is owner for row in owner.rows)
@@ -94,9 +95,9 @@ def forget(engine: HeadlessEngine) -> None:
     assert isinstance(scheduler, ProgramScheduler)
     for row in scheduler.table:
         scheduler.end_program(ProgramTotals.of(row), engine.now)
-    if isinstance(scheduler.queues.admission, WorkingSet):
-        working = scheduler.queues.admission
-        assert (len(working.members), working.claimed, working.held) == (0, 0, 0)
+    if isinstance(scheduler.core.admission, WorkingSet):
+        working = scheduler.core.admission
+        assert (len(working.residents), working.claimed, held(working)) == (0, 0, 0)
     queue = scheduler.retention.queue
     assert queue is not None
     check(engine)

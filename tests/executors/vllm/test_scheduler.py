@@ -154,8 +154,8 @@ def test_a_running_call_keeps_its_memory() -> None:
     for _ in range(8):
         e.step()
     e.add("new", prompt(100, 2), 2, of("b"))
-    big = ours(e).queues.calls["big"]
-    assert big.level > ours(e).queues.calls["new"].level
+    big = ours(e).core.calls["big"]
+    assert big.level > ours(e).core.calls["new"].level
     assert list(e.step().scheduled) == ["big"]
     e.run()
     assert big.preemptions == 0
@@ -170,7 +170,7 @@ def test_a_working_set_needs_a_prefix_cache(caches: bool, admission: str) -> Non
         prefix_caching=caches,
         settings={"admission": "memory"},
     )
-    assert (scheduler.config.admission, scheduler.queues.admission is None) == (
+    assert (scheduler.config.admission, scheduler.core.admission is None) == (
         admission,
         not caches,
     )
@@ -220,17 +220,15 @@ def test_nothing_leaks_under_random_load(policy: str, seed: int, in_flight: int)
     )
     scheduler = ours(e)
     blocks = scheduler.control("snapshot")["free_blocks"]
-    with patch.object(
-        scheduler.queues, "call_preempted", wraps=scheduler.queues.call_preempted
-    ) as preempted:
+    with patch.object(scheduler, "_call_preempted", wraps=scheduler._call_preempted) as preempted:
         log = scenario(seed, e)
     finished = [name for _, names in log for name in names]
     assert len(finished) == len(set(finished))
     assert preempted.called or policy in ONE_LEVEL, "the test must preempt"
     assert not scheduler.requests
-    assert not scheduler.queues.calls
+    assert not scheduler.core.calls
     assert not scheduler._dispatched
-    check_queues(scheduler.queues)
+    check_queues(scheduler.core)
     scheduler.table.check_integrity()
     assert scheduler.control("snapshot")["free_blocks"] == blocks
     for row in list(scheduler.table):

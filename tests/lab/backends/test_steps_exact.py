@@ -1,6 +1,6 @@
 """The event-driven simulator decides exactly as one that visits every step.
 
-Both use the same queues, so this is about when they look, and in which order they take
+Both use the same core, so this is about when they look, and in which order they take
 what happens at one moment: calls that end and their successors, the others whose quantum
 is used up, and programs that arrive. Every setting of the scheduler may be as it likes; what
 must agree is a step of one second (the toy's), no gaps, and programs that arrive at whole steps.
@@ -74,7 +74,7 @@ def test_engines_learn_of_whom_they_served(some: list[ToyProgram], batch: int, r
     drive(simulator, [_shape(one) for one in some])
     learned = []
     for engine in simulator.engines:
-        policy = engine.queues.policy
+        policy = engine.core.policy
         assert isinstance(policy, Adaptive)
         assert not policy._visits
         known = policy.learned.service.entries()

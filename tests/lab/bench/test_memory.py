@@ -36,7 +36,7 @@ from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.records import CachedBlocks, ProgramRow
+from agentrt.scheduler.records import CachedBlocks, EngineProgram
 from tests.lab.answering import Engine
 
 NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+ample"
@@ -184,7 +184,7 @@ def test_continuum_gives_up_a_pin_whose_next_call_waits_for_long() -> None:
 
     policy = ToolTtl(SchedulerConfig(), Learned())
     context = CachedBlocks("t", since=10.0)
-    row: Any = ProgramRow("a", "t", "default")
+    row: Any = EngineProgram("a", "t", "default")
     row.queued["a/1"] = None
     context.rows[row] = None
     assert context.calling

@@ -25,7 +25,7 @@ from agentrt.lab.runs.grid import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport
-from agentrt.scheduler import ProgramRow
+from agentrt.scheduler import EngineProgram
 from tests.lab.answering import Engine
 
 REACT = Source("react")
@@ -59,7 +59,7 @@ def test_priorities_are_the_programs_tokens_when_the_call_is_emitted() -> None:
         CallShape(40, 20, after=(0,)),
         CallShape(1, 30, after=(1, 2)),
     )
-    live = LiveProgram(ProgramShape("p", "t", calls), ProgramRow("p", "t"))
+    live = LiveProgram(ProgramShape("p", "t", calls), EngineProgram("p", "t"))
     service, path, none = Stock("service"), Stock("path"), Stock()
     told = []
     for index, before in ((0, ()), (1, (0,)), (2, (0, 1)), (3, (0, 1, 2))):

@@ -18,6 +18,7 @@ from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, computed_before
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.engines import LabEngine
+from agentrt.scheduler.records import EngineProgram
 from agentrt.scheduler.table import ProcessTable
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Recorder:
             "preempted": list(self._preempted),
             "queued": [
                 [call.call_id, call.state.value, call.level, call.promotions]
-                for call in self._scheduler.queues.in_order()
+                for call in self._scheduler.core.in_order()
             ],
         }
 
@@ -176,7 +177,7 @@ class FileRecorder(Recorder):
         # A replay could not know of cached prefixes, programs, a policy's memory.
         assert not scheduler.requests
         assert scheduler.reset_prefix_cache()
-        scheduler.table = ProcessTable()
+        scheduler.table = ProcessTable(EngineProgram)
         scheduler.use(scheduler.config)
         self._file = path.open("w", encoding="utf-8")
         super().__init__(scheduler, self._write)

@@ -22,7 +22,7 @@ def test_the_recordings_hold_every_kind_of_decision() -> None:
         event for name in WORKLOADS for event in read_golden(name) if event["event"] == "schedule"
     ]
     states = {state for step in steps for _, state, _, _ in step["queued"]}
-    assert states == {"waiting", "outside", "deferred"}
+    assert states == {"waiting", "not admitted", "deferred"}
     assert sum(len(step["preempted"]) for step in steps) > 100
     assert any(promotions for step in steps for *_, promotions in step["queued"])
     assert len({level for step in steps for _, _, level, _ in step["queued"]}) > 5

@@ -179,11 +179,11 @@ def test_every_program_ends_and_nothing_is_left(
         assert outcome.latency_s >= outcome.ideal_s - 1e-9
     scheduler = engines[0].scheduler
     assert not scheduler.requests
-    assert not scheduler.queues.calls
+    assert not scheduler.core.calls
     assert len(scheduler.table) == 0
     # vLLM keeps one block of the 40 for itself.
     assert scheduler.control("snapshot")["free_blocks"] == 39
-    check_queues(scheduler.queues)
+    check_queues(scheduler.core)
 
 
 def test_the_same_run_comes_twice() -> None:

@@ -68,7 +68,7 @@ def adapter_fits(scheduler: Scheduler, request: Request) -> bool:
     return adapter.lora_int_id in loaded or len(loaded) < config.max_loras
 
 
-def admitted(output: SchedulerOutput) -> Iterable[str]:
+def started(output: SchedulerOutput) -> Iterable[str]:
     """The requests that began to run in this step, for the first time or again."""
     for new in output.scheduled_new_reqs:
         yield new.req_id
