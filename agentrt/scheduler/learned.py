@@ -332,21 +332,12 @@ class StepCost:
         """Steps with prompts since the last step without."""
         self._new = 0
         self._beside = -1.0
-        """What a step without prompts cost when ``_token_s`` was computed last. Negative where
+        """What a step without prompts cost when ``token_s`` was computed last. Negative where
         that was not known, and the line through the steps gave it."""
-        self._token_s = self._decode_s = 0.0
-
-    @property
-    def token_s(self) -> float:
+        self.token_s = 0.0
         """Seconds that a prompt token adds to a step; 0 before any was measured."""
-        self._look()
-        return self._token_s
-
-    @property
-    def decode_s(self) -> float:
+        self.decode_s = 0.0
         """Seconds of a step that computes no prompt; 0 before any was measured."""
-        self._look()
-        return self._decode_s
 
     def step(self, seconds: float, tokens: int, calls: int) -> None:
         """A step computed so many ``tokens``: one of each call, and more of those in prefill."""
@@ -358,8 +349,9 @@ class StepCost:
             self._prefills.append((seconds, prefill))
             self._since += 1
             self._new += 1
+        self._update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         """Bring both figures up to date.
 
         They are computed again after an eighth of the remembered steps is new, and when what a
@@ -367,22 +359,22 @@ class StepCost:
         """
         without_s = self._without.value if self._since < RECENT else -1.0
         if without_s > 0.0:
-            self._decode_s = without_s
+            self.decode_s = without_s
         if not self._prefills or (
             without_s == self._beside and self._new < max(len(self._prefills) // 8, 1)
         ):
             return
         self._new, self._beside = 0, without_s
         if without_s > 0.0:
-            self._token_s = self._beyond(without_s)
+            self.token_s = self._beyond(without_s)
             return
         slope_s = self._slope()
         if slope_s > 0.0:
             rests = sorted(seconds - slope_s * prefill for seconds, prefill in self._prefills)
-            self._token_s, self._decode_s = slope_s, max(rests[len(rests) // 2], 0.0)
+            self.token_s, self.decode_s = slope_s, max(rests[len(rests) // 2], 0.0)
         else:
-            self._decode_s = self._without.value
-            self._token_s = self._beyond(self._decode_s)
+            self.decode_s = self._without.value
+            self.token_s = self._beyond(self.decode_s)
 
     def _beyond(self, without_s: float) -> float:
         """The median by token of what prompts added to a step that costs ``without_s`` itself."""
