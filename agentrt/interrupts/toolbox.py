@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from agentrt.errors import (
     ConfigError,
@@ -39,6 +40,7 @@ class Toolbox:
         self._listings: set[_Listing] = set()
         self._late: dict[_Offerer, _Listing] = {}
         self._last: dict[_Offerer, Sequence[Tool] | ToolError] = {}
+        self._draining = asyncio.Event()
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
@@ -52,6 +54,12 @@ class Toolbox:
         await self._stack.aclose()
         for listing in self._listings:
             listing.cancel()
+
+    def drain(self) -> None:
+        """The programs are to end: from now on, none waits for a transport that does not answer."""
+        self._draining.set()
+        for transport in self._remote.values():
+            transport.drain()
 
     def transport_of(self, tool: Tool) -> ToolTransport:
         """Who runs this tool."""
@@ -100,8 +108,9 @@ class Toolbox:
             for offerer in listings
             if isinstance(last := self._last.get(offerer), Sequence) or (last and not transports)
         }
-        if waiting := [listings[offerer] for offerer in listings.keys() - known]:
-            await asyncio.wait(waiting)
+        unknown = [listings[offerer] for offerer in listings.keys() - known]
+        while late := [listing for listing in unknown if not listing.done()]:
+            await self._wait_for_any(late)
         found, unreached = self._offered(listings)
         if transports and unreached:
             raise unreached[0]
@@ -137,6 +146,21 @@ class Toolbox:
         if prompt:
             await asyncio.wait(prompt.values(), timeout=_PROMPT_S)
         self._late |= {key: task for key, task in prompt.items() if not task.done()}
+
+    async def _wait_for_any(self, listings: Collection[_Listing]) -> None:
+        """Wait until a transport answers that is late. Raises `ToolUnavailableError` once the
+        programs are to end.
+        """
+        draining: asyncio.Future[Any] = asyncio.ensure_future(self._draining.wait())
+        try:
+            waiting: list[asyncio.Future[Any]] = [*listings, draining]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+        if self._draining.is_set() and not any(listing.done() for listing in listings):
+            late = ", ".join(sorted(name for name, _ in self._late))
+            message = f"{late or 'a server'} does not answer, and the programs are to end"
+            raise ToolUnavailableError(message)
 
     def _offered(self, listings: Mapping[_Offerer, _Listing]) -> tuple[list[Tool], list[ToolError]]:
         """The tools of these listings, or of the last ones of transports that are late, and the
@@ -187,7 +211,7 @@ class Toolbox:
             late = [listing for listing in listings.values() if not listing.done()]
             if not late:
                 break
-            await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait_for_any(late)
         nowhere = "none is offered now" if self._remote else "give --mcp FILE or --broker URL"
         offered = ", ".join(sorted(known)) or nowhere
         if unreached:

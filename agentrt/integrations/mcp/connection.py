@@ -68,6 +68,8 @@ class Connection:
         self._open_since: float | None = None
         self._is_away = False
         self._has_strayed = False
+        self._is_draining = False
+        self._not_open = f"{self._who} does not answer, and the programs are to end"
         self._pauses = 0
         self._reason = ""
 
@@ -76,6 +78,12 @@ class Connection:
         self._scope = anyio.CancelScope()
         self._client = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep(self._scope), name=f"mcp/{self.server.name}")
+
+    def drain(self) -> None:
+        """From now on, no call waits for a connection that is not open."""
+        self._is_draining = True
+        if self._client is not None and not self._client.done():
+            self._settle(self._not_open)
 
     async def close(self) -> None:
         """Disconnect; a server that is a command is stopped. Idempotent."""
@@ -90,6 +98,8 @@ class Connection:
         """
         if self._client is None:
             raise ToolUnavailableError(f"{self._who} was not opened")
+        if self._is_draining and not self._client.done():
+            raise ToolUnavailableError(self._not_open)
         client = await asyncio.shield(self._client)
         if isinstance(client, str):
             raise ToolUnavailableError(client)
@@ -178,6 +188,7 @@ class Connection:
             )
 
     def _came(self, client: Client) -> None:
+        self._renew()
         assert self._client is not None
         self._open_since = anyio.current_time()
         self._client.set_result(client)

@@ -159,6 +159,7 @@ def _message_in(line: str) -> SessionMessage | None:
         return None
     try:
         value = json.loads(text[start:])
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except ValueError:
         return None
     is_answer = isinstance(value, dict) and "method" not in value

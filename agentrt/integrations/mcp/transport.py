@@ -92,6 +92,9 @@ class McpTransport(ToolTransport):
         """Start to connect, and do not wait for it."""
         self._connection.open()
 
+    def drain(self) -> None:
+        self._connection.drain()
+
     async def close(self) -> None:
         await self._connection.close()
 
