@@ -111,6 +111,7 @@ def _ask(url: str, key: str | None, method: str, path: str, **more: Any) -> Any:
 
     from agentrt.cli.faults import RefusedError
     from agentrt.errors import UsageError
+    from agentrt.proxies import client_options
 
     base = url.rstrip("/").removesuffix("/v1").removesuffix("/dashboard")
     if key is not None and not (key.isascii() and key.isprintable()):
@@ -118,7 +119,12 @@ def _ask(url: str, key: str | None, method: str, path: str, **more: Any) -> Any:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         response = httpx.request(
-            method, f"{base}/v1/{path}", headers=headers, timeout=_TIMEOUT_S, **more
+            method,
+            f"{base}/v1/{path}",
+            headers=headers,
+            timeout=_TIMEOUT_S,
+            **client_options(base),
+            **more,
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
         raise UsageError(f"--url {url!r}: {error}; give one as http://127.0.0.1:8000") from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -27,8 +28,8 @@ def main() -> None:
             continue
         if method == "initialize":
             info = {"name": name, "version": "1"}
-            result = {"protocolVersion": "2025-03-26", "capabilities": {"tools": {}}}
-            result |= {"serverInfo": info}
+            version = {"protocolVersion": "2025-03-26", "capabilities": {"tools": {}}}
+            result: dict[str, Any] = version | {"serverInfo": info}
         elif method == "tools/list":
             result = {"tools": [{"name": f"{name}_tool", "inputSchema": {"type": "object"}}]}
         elif method == "tools/call":
