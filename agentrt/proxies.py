@@ -69,6 +69,23 @@ def is_own(host: str) -> bool:
     return True
 
 
+def environment_fault(url: str) -> str | None:
+    """A line that names the variable because of which libraries that read the environment by
+    themselves cannot reach ``url``; None if none is wrong.
+    """
+    try:
+        _certificates(url)
+        for kind, proxy in getproxies_environment().items():
+            if proxy and kind in ("all", "http", "https"):
+                _checked(_name_of(f"{kind}_proxy"), proxy if "://" in proxy else f"http://{proxy}")
+    except ConfigError as error:
+        return str(error)
+    if "[" in _no_proxy():
+        name = _name_of("no_proxy")
+        return f"{name}={_no_proxy()!r}: an address stands without brackets there, as in ::1"
+    return None
+
+
 def bypass_proxies(url: str) -> None:
     """Have libraries that read the environment by themselves reach ``url`` without a proxy, in
     this process and its children, if it is on this machine.

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from agentrt.cli.streams import printable
+from agentrt.cli.streams import printable, typed
 
 if TYPE_CHECKING:
     import httpx
@@ -83,7 +83,7 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
     asked = _ask(url, api_key, "GET", path)
     if asked["state"] != "open":
         raise RefusedError(f"question {question} was {asked['state']} already")
-    given = read_choice(_form(asked), value)
+    given = read_choice(_form(asked), typed(value))
     done = _ask(url, api_key, "POST", path, json={"answer": given})
     run = f": run {done['run']} goes on" if "run" in done else ""
     click.echo(f"answered {asked['program'] or 'thread ' + asked['thread']}{run}", err=True)
