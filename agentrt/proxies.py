@@ -91,12 +91,13 @@ def bypass_proxies(url: str) -> None:
     this process and its children, if it is on this machine.
     """
     host = _host_of(url)
-    if host is None or not is_own(host) or not any(getproxies_environment().values()):
+    proxies = [proxy for kind, proxy in getproxies_environment().items() if kind != "no"]
+    if host is None or not is_own(host) or not any(proxies):
         return
-    for name in ("no_proxy", "NO_PROXY"):
-        entries = [entry.strip() for entry in _no_proxy().split(",") if entry.strip()]
-        if host not in entries:
-            os.environ[name] = ",".join([*entries, host])
+    entries = [entry.strip() for entry in _no_proxy().split(",") if entry.strip()]
+    if host not in entries:
+        entries.append(host)
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(entries)
 
 
 def _host_of(url: str) -> str | None:

@@ -38,13 +38,19 @@ def open_closed() -> None:
 
 
 def tolerate_encodings() -> None:
-    """Have what a stream cannot write be ``?`` there, where its locale is not of UTF-8. It would
+    """Have what a stream cannot write be ``?`` there, where its encoding is not UTF-8. It would
     be an error in whoever prints: in a table of ours, or in a user's program.
+
+    Where the locale is C, the streams are of UTF-8, as Python has it unless that is switched off.
     """
     for stream in (sys.stdout, sys.stderr):
-        if not isinstance(stream, io.TextIOWrapper) or stream.errors != "strict":
+        if not isinstance(stream, io.TextIOWrapper):
             continue
-        if codecs.lookup(stream.encoding).name != "utf-8":
+        if codecs.lookup(stream.encoding).name == "utf-8":
+            continue
+        if stream.errors == "surrogateescape":  # so Python marks the streams of the locale C
+            stream.reconfigure(encoding="utf-8")
+        elif stream.errors == "strict":
             stream.reconfigure(errors="replace")
 
 

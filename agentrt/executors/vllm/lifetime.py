@@ -16,8 +16,8 @@ _SHUTDOWN_S = 3.0
 _DRIVERS = ("libcuda.", "libnvidia", "libamdhip", "libhsa")
 _NO_DEVICE = (
     "it is built for GPUs, and no driver of a GPU is found here; repair the driver until "
-    "nvidia-smi (or rocm-smi) lists the GPU, give the container the GPU (docker run --gpus all), or "
-    "install vLLM's build for CPUs; --engine simulated needs none"
+    "nvidia-smi (or rocm-smi) lists the GPU, give the container the GPU (docker run --gpus all), "
+    "or install vLLM's build for CPUs; --engine simulated needs none"
 )
 _ENDING: set[asyncio.Task[None]] = set()
 """Tasks that shut down abandoned engines. The event loop holds no strong reference to tasks."""

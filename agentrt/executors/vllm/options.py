@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -18,7 +19,7 @@ from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.default_model import HUB_MODEL
 from agentrt.executors.vllm.frontend.flags import check_given, given_flags
-from agentrt.files import expanded, read_json
+from agentrt.files import expanded, read_json, user_folder
 from agentrt.proxies import environment_fault
 from agentrt.scheduler.config import SchedulerConfig
 
@@ -105,6 +106,12 @@ def prepare_environment(options: EngineOptions) -> None:
     if not options.verbose:
         defaults |= _QUIET
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
+    if not expanded("~").is_absolute():
+        # There is no home folder: vLLM and the hub would make one called ~ where we are.
+        with contextlib.suppress(ConfigError):
+            folder = user_folder("cache", "AGENTRT_CACHE")
+            defaults |= {"VLLM_CACHE_ROOT": f"{folder}/vllm", "VLLM_CONFIG_ROOT": f"{folder}/vllm"}
+            defaults |= {"HF_HOME": f"{folder}/huggingface"}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     # vLLM gives its own level to the root of all loggers: without this our warnings are lost.
