@@ -178,6 +178,9 @@ class ReplicaSet(Executor):
     def alive(self) -> bool:
         return any(replica.state is ReplicaState.READY for replica in self.replicas)
 
+    def waits_for(self) -> Sequence[str]:
+        return [f"{one.name}: {one.waits_for}" for one in self.replicas if one.waits_for]
+
     async def given_up(self) -> str:
         return await self._supervisor.given_up()
 

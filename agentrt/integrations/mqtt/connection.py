@@ -24,6 +24,13 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _GOODBYE_S = 2.0
+_QUICK_S = 5.0
+"""A connection that breaks sooner is not made again at once: it may be closed each time."""
+_FIRST_TAKEN_S, _LONGEST_TAKEN_S = 1.0, 60.0
+"""Pauses where another client has the same id: each that comes closes the other's connection."""
+_STEADY_S = 2 * _LONGEST_TAKEN_S
+"""After a connection that lasted so long the pauses are short again."""
+_TAKEN_OVER = 142
 _REFUSED = (134, 135)
 """Reason codes: a bad user name or password, not authorized."""
 NO_DELAY = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
@@ -78,6 +85,7 @@ class Connection:
         self._tried = asyncio.Event()
         self._idle = asyncio.Event()
         self._fault, self._said = "it has not answered yet", ""
+        self._breaks = self._takeovers = 0
         self._library = logging.Logger("aiomqtt", logging.ERROR)  # noqa: LOG001 - each has its own
         self._library.addHandler(_LogForwarder(self._hint))
 
@@ -175,12 +183,38 @@ class Connection:
                 with attempt:
                     client = self._new_client(context)
                     reading = await self._connected(client)
+            began = asyncio.get_running_loop().time()
             try:
                 await self._serve(client, reading)
             finally:
                 await self._leave(client, reading)
-            self._fault = "the connection broke"
-            log.info("broker %s: %s", self.broker, self._fault)
+            lasted = asyncio.get_running_loop().time() - began
+            await asyncio.sleep(self._pause_after(reading, lasted))
+
+    def _pause_after(self, reading: asyncio.Task[None], lasted: float) -> float:
+        """The connection broke after ``lasted`` seconds. Returns the pause before the next one
+        (seconds).
+        """
+        error = None if reading.cancelled() else reading.exception()
+        code = getattr(error, "rc", None)
+        if lasted > _STEADY_S:
+            self._breaks = self._takeovers = 0
+        if getattr(code, "value", code) == _TAKEN_OVER:
+            self._fault = (
+                f"another client connected with the id {self.identifier!r} and has taken the "
+                "connection over; give each client a name of its own (agentrt worker --name)"
+            )
+            if self._takeovers == 0:
+                log.warning("broker %s: %s; trying again after pauses", self.broker, self._fault)
+            self._takeovers += 1
+            return min(_FIRST_TAKEN_S * 2.0 ** (self._takeovers - 1), _LONGEST_TAKEN_S)
+        self._fault = "the connection broke"
+        log.info("broker %s: %s", self.broker, self._fault)
+        if lasted > _QUICK_S:
+            self._breaks = 0
+            return 0.0
+        self._breaks += 1
+        return min(_FIRST_PAUSE_S * 2.0 ** (self._breaks - 1), _LONGEST_PAUSE_S)
 
     async def _connected(self, client: aiomqtt.Client) -> asyncio.Task[None]:
         """Connect, subscribe and so on. Returns what reads messages."""
