@@ -19,6 +19,7 @@ from agentrt.errors import (
 from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.mcp import Server, StdioServer
 from agentrt.integrations.mcp.transport import McpTransport
+from tests.doubles.forked_python import forked_python
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import connected, http, serving_http, stdio, until
 
@@ -26,6 +27,7 @@ NOBODY = "http://127.0.0.1:9/mcp"
 
 
 def children() -> set[int]:
+    forked_python()  # its own processes stay
     return {one.pid for one in psutil.Process(os.getpid()).children()}
 
 
