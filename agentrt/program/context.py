@@ -238,8 +238,8 @@ class Context:
             return as_tool(tool)
         is_time = isinstance(timeout, int | float) and timeout > 0
         began = time.monotonic()
-        found = await self._emitter.find_tool(tool, timeout if is_time else None)
-        chosen = found.but()
+        offered = await self._emitter.find_tool(tool, timeout if is_time else None)
+        chosen = offered.but()
         chosen.spent = time.monotonic() - began
         return chosen
 

@@ -179,7 +179,7 @@ class ReplicaSet(Executor):
         return any(replica.state is ReplicaState.READY for replica in self.replicas)
 
     def waits_for(self) -> Sequence[str]:
-        return [f"{one.name}: {one.waits_for}" for one in self.replicas if one.waits_for]
+        return [f"{each.name}: {each.waits_for}" for each in self.replicas if each.waits_for]
 
     async def given_up(self) -> str:
         return await self._supervisor.given_up()

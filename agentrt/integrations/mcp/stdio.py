@@ -144,7 +144,9 @@ def _line_of(error: Exception) -> str:
     if not mistakes[0]["loc"]:  # not even JSON
         return str(mistakes[0]["input"])
     # The input of a mistake is a part of the line, but that of a missing field is all of it.
-    whole = (one["input"] for one in mistakes if one["type"] == "missing" or len(one["loc"]) < 2)
+    whole = (
+        each["input"] for each in mistakes if each["type"] == "missing" or len(each["loc"]) < 2
+    )
     return json.dumps(next(whole, mistakes[0]["input"]))
 
 

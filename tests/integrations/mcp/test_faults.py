@@ -141,13 +141,13 @@ async def test_a_server_of_this_machine_is_reached_past_proxies(
 
 async def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9/")
-    told: list[str] = []
-    transport = McpTransport(http("http://203.0.113.7/mcp", "x"), told.append)
+    lines: list[str] = []
+    transport = McpTransport(http("http://203.0.113.7/mcp", "x"), lines.append)
     await transport.open()
     with pytest.raises(ToolUnavailableError, match=r"ALL_PROXY='socks://.*a proxy's URL begins"):
         await transport.tools()
     await transport.close()
-    assert len(told) == 1
+    assert len(lines) == 1
 
 
 async def test_where_nobody_can_be_asked_the_server_hears_that_it_was_cancelled(

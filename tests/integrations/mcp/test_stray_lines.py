@@ -56,20 +56,20 @@ async def run(body: Any, *transports: McpTransport) -> Any:
 async def test_lines_that_are_no_messages_are_skipped(
     stray: str, first: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """People are told of the first, once, and the log has no traceback."""
+    """People are lines of the first, once, and the log has no traceback."""
 
     async def calling(ctx: Context) -> object:
         return [await ctx.tool("bad_tool", timeout=WAIT_S) for _ in range(3)]
 
-    told: list[str] = []
+    lines: list[str] = []
     with caplog.at_level(logging.WARNING):
-        transport = McpTransport(raw("bad", stray=stray), told.append)
+        transport = McpTransport(raw("bad", stray=stray), lines.append)
         assert await run(calling, transport) == ["of bad"] * 3
     assert caplog.records == []
     if first is None:
-        assert told == []
+        assert lines == []
     else:
-        [line] = told
+        [line] = lines
         assert (
             f"'bad' writes to stdout what is not a message of MCP, and is skipped: {first}" in line
         )
@@ -141,12 +141,12 @@ async def test_a_server_that_does_not_list_its_tools_is_started_again(tmp_path: 
             except ToolUnavailableError:
                 pass
 
-    told: list[str] = []
+    lines: list[str] = []
     servers = raw("bad", tmp_path, hangs="tools/list"), raw("good")
-    transports = [McpTransport(server, told.append, listed_within=0.05) for server in servers]
+    transports = [McpTransport(server, lines.append, listed_within=0.05) for server in servers]
     assert await run(calling, *transports) == "of bad"
-    assert told[0] == (
+    assert lines[0] == (
         "MCP server 'bad' cannot be reached: it did not list its tools within 0.05 s; "
         "it is tried again"
     )
-    assert told[-1] == "MCP server 'bad' is there again"
+    assert lines[-1] == "MCP server 'bad' is there again"
