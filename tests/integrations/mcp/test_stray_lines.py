@@ -56,7 +56,7 @@ async def run(body: Any, *transports: McpTransport) -> Any:
 async def test_lines_that_are_no_messages_are_skipped(
     stray: str, first: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """People are lines of the first, once, and the log has no traceback."""
+    """The first is shown to people, once, and the log has no traceback."""
 
     async def calling(ctx: Context) -> object:
         return [await ctx.tool("bad_tool", timeout=WAIT_S) for _ in range(3)]
