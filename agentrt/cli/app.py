@@ -14,7 +14,7 @@ import click
 
 from agentrt.cli.faults import exit_code_of
 from agentrt.cli.lazy import LazyGroup
-from agentrt.cli.streams import guard_log, open_closed
+from agentrt.cli.streams import guard_log, open_closed, tolerate_encodings
 
 _PRODUCT = {
     "demo": ("agentrt.cli.demo:demo", "See programs run, with an engine or without."),
@@ -95,6 +95,7 @@ def call(
     Whatever goes wrong is said on stderr; nothing is raised.
     """
     open_closed()
+    tolerate_encodings()
     guard_log()
     try:
         code = command.main(args, prog_name=name, standalone_mode=False)

@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 
 from agentrt import __version__
 from agentrt.cli.installed import VLLM, installed
-from agentrt.files import is_database
+from agentrt.files import expanded, is_database
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 _GIB = 2**30
@@ -167,16 +167,25 @@ def _gib(size: float) -> str:
 
 def _shared_memory(asked: Asked) -> Finding:
     free = _room(Path("/dev/shm"))
+    if free is None:
+        return Finding(MISSING, "/dev/shm cannot be written", "mount it with mode 1777")
     if free >= _GIB:
         return Finding(OK, f"{_gib(free)} free in /dev/shm")
     state = WARNING if free else MISSING
     return Finding(state, f"{_gib(free)} free in /dev/shm", "docker run --shm-size 8g, or the like")
 
 
-def _room(place: Path) -> int:
-    """The bytes that can be written at a place which may not be there yet."""
+def _room(place: Path) -> int | None:
+    """The bytes that can be written at a place which may not be there yet; None if it cannot be
+    written at all.
+    """
     there = next(one for one in (place, *place.parents) if one.exists())
-    return shutil.disk_usage(there).free if os.access(there, os.W_OK) else 0
+    can_write = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    return shutil.disk_usage(there).free if can_write else None
+
+
+def _free(room: int | None) -> str:
+    return "cannot be written" if room is None else f"{_gib(room)} free"
 
 
 def _open_files(asked: Asked) -> Finding:
@@ -191,10 +200,15 @@ def _model_cache(asked: Asked) -> Finding:
 
     from agentrt.executors.vllm.default_model import models_folder
 
-    room = {place: _room(place) for place in (models_folder(), Path(constants.HF_HUB_CACHE))}
-    found = "; ".join(f"{place}, {_gib(free)} free" for place, free in room.items())
+    folders = {"AGENTRT_CACHE": models_folder(), "HF_HOME": Path(constants.HF_HUB_CACHE)}
+    room = {name: _room(folder.absolute()) for name, folder in folders.items()}
+    found = "; ".join(f"{folder}, {_free(room[name])}" for name, folder in folders.items())
     found += "; HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
-    if min(room.values()) >= _CACHE_ROOM:
+    closed = [name for name, free in room.items() if free is None]
+    if closed:
+        names = " and ".join(closed)
+        return Finding(WARNING, found, f"set {names} to folders that can be written")
+    if min(free or 0 for free in room.values()) >= _CACHE_ROOM:
         return Finding(OK, found)
     return Finding(WARNING, found, "make room, or set AGENTRT_CACHE and HF_HOME to other folders")
 
@@ -209,7 +223,7 @@ def _model(asked: Asked) -> Finding:
         return Finding(OK, f"the built-in one, {embedded_source()}")
     model = asked["model"] or HUB_MODEL
     check_model(model)
-    if Path(model).expanduser().is_dir():
+    if expanded(model).is_dir():
         return Finding(OK, f"the folder {model}")
     config = try_to_load_from_cache(model, "config.json")
     if isinstance(config, str) and any(Path(config).parent.glob("*.safetensors")):
@@ -260,6 +274,11 @@ def _broker(asked: Asked) -> Finding | None:
     return Finding(OK, f"{broker} answers")
 
 
+def _can_write(file: Path) -> bool:
+    """Whether a file, which may not be there yet, can be written, with others beside it."""
+    return bool(_room(file.parent)) and (not file.exists() or os.access(file, os.W_OK))
+
+
 def _database(asked: Asked) -> Finding | None:
     if (url := asked["database"]) is None:
         return None
@@ -268,7 +287,7 @@ def _database(asked: Asked) -> Finding | None:
     address = Address.parse(url)
     if (file := address.file) is not None:
         is_there = file.exists()
-        if _room(file.absolute()) and is_database(file) is is_there:
+        if _can_write(file.absolute()) and is_database(file) is is_there:
             return Finding(OK, f"{file} {'is there' if is_there else 'can be made'}")
         return Finding(MISSING, f"{file} cannot be written, or is no database", "name another")
     import psycopg

@@ -197,6 +197,7 @@ def _elsewhere(job: Job) -> str:
 
 def _drain(job: Job, runtime: Runtime, screen: Screen, signal: str) -> None:
     job.plan.drain()
+    runtime.toolbox.drain()
     live = counted(len(runtime.runs), "program")
     screen.progress(f"{signal}: finishing {live}, nothing new starts; again to stop now")
 

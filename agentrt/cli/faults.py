@@ -37,6 +37,8 @@ BUG = 70
 UNREAD = 128 + signal.SIGPIPE
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NO_TEMPORARY = "No usable temporary directory"
 _ROOMS = ("agentrt.executors", "agentrt.graph", "agentrt.integrations", "agentrt.serving")
 
 
@@ -118,6 +120,15 @@ def _unwritten(error: BaseException) -> int:
         if isinstance(one, OSError) and one.errno in _NO_ROOM:
             where = f" to {one.filename}" if one.filename else ""
             _say(f"cannot write{where}: {str(one.strerror).lower()}")
+            return FAILED
+        if isinstance(one, OSError) and one.errno in _CLOSED and one.filename:
+            _say(
+                f"cannot open or write {one.filename}: {str(one.strerror).lower()}; "
+                "let this user read and write it, or name another place"
+            )
+            return FAILED
+        if isinstance(one, FileNotFoundError) and _NO_TEMPORARY in str(one.strerror):
+            _say("no folder for temporary files can be written; set TMPDIR to one that can")
             return FAILED
     return _bug(error)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from agentrt.cli.screen import Screen
-from agentrt.cli.streams import printable
+from agentrt.cli.streams import printable, typed
 from agentrt.cli.values import read_value
 from agentrt.errors import ToolArgumentsError, UsageError
 from agentrt.interrupts.answers import AnswerForm
@@ -59,7 +59,7 @@ class Human:
         *,
         elsewhere: str = "",
     ) -> None:
-        self._answers = tuple(answers)
+        self._answers = tuple(map(typed, answers))
         self._given: dict[str, int] = {}
         self._screen = screen
         self._source = sys.stdin if source is None else source

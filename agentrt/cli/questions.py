@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from agentrt.cli.streams import printable
+from agentrt.cli.streams import printable, typed
 
 if TYPE_CHECKING:
     import httpx
@@ -83,7 +83,7 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
     asked = _ask(url, api_key, "GET", path)
     if asked["state"] != "open":
         raise RefusedError(f"question {question} was {asked['state']} already")
-    given = read_choice(_form(asked), value)
+    given = read_choice(_form(asked), typed(value))
     done = _ask(url, api_key, "POST", path, json={"answer": given})
     run = f": run {done['run']} goes on" if "run" in done else ""
     click.echo(f"answered {asked['program'] or 'thread ' + asked['thread']}{run}", err=True)
@@ -111,6 +111,7 @@ def _ask(url: str, key: str | None, method: str, path: str, **more: Any) -> Any:
 
     from agentrt.cli.faults import RefusedError
     from agentrt.errors import UsageError
+    from agentrt.proxies import client_options
 
     base = url.rstrip("/").removesuffix("/v1").removesuffix("/dashboard")
     if key is not None and not (key.isascii() and key.isprintable()):
@@ -118,7 +119,12 @@ def _ask(url: str, key: str | None, method: str, path: str, **more: Any) -> Any:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         response = httpx.request(
-            method, f"{base}/v1/{path}", headers=headers, timeout=_TIMEOUT_S, **more
+            method,
+            f"{base}/v1/{path}",
+            headers=headers,
+            timeout=_TIMEOUT_S,
+            **client_options(base),
+            **more,
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
         raise UsageError(f"--url {url!r}: {error}; give one as http://127.0.0.1:8000") from error

@@ -6,7 +6,9 @@ model's, a client's, a tool's.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import logging
 import os
 import re
@@ -33,6 +35,33 @@ def open_closed() -> None:
                 os.close(nothing)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
+def tolerate_encodings() -> None:
+    """Have what a stream cannot write be ``?`` there, where its encoding is not UTF-8. It would
+    be an error in whoever prints: in a table of ours, or in a user's program.
+
+    Where the locale is C, the streams are of UTF-8, as Python has it unless that is switched off.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        if codecs.lookup(stream.encoding).name == "utf-8":
+            continue
+        if stream.errors == "surrogateescape":  # so Python marks the streams of the locale C
+            stream.reconfigure(encoding="utf-8")
+        elif stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def typed(text: str) -> str:
+    """A text of the command line, which Python has read by a locale that is not of UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        with contextlib.suppress(ValueError):
+            return os.fsencode(text).decode()
+    return text
 
 
 def printable(text: str) -> str:

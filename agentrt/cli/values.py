@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt import files
+from agentrt.cli.streams import typed
 from agentrt.errors import ConfigError, UsageError
 
 
@@ -23,10 +24,11 @@ def read_value(text: str, flag: str) -> Any:
     ``@FILE`` is the file's content: JSON if its name ends in .json, else text. What begins
     with ``{`` or ``[`` is JSON. All else is text; ``@@`` begins text with one ``@``.
     """
+    if text.startswith("@") and not text.startswith("@@"):
+        return _read_file(Path(text[1:]), flag)
+    text = typed(text)
     if text.startswith("@@"):
         return text[1:]
-    if text.startswith("@"):
-        return _read_file(Path(text[1:]), flag)
     if text.lstrip().startswith(("{", "[")):
         return _read_json(text, flag)
     return text

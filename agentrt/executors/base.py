@@ -133,6 +133,12 @@ class Executor(ABC):
         """False once the engine is known to be gone. Costs nothing."""
         return True
 
+    def waits_for(self) -> Sequence[str]:
+        """What engines that are not there yet wait for, such as a node with room: a line each.
+        Costs nothing.
+        """
+        return ()
+
     async def given_up(self) -> str:
         """Wait until the engine is gone, and none will take its place; return why."""
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -228,6 +234,10 @@ class Executor(ABC):
         return None
 
 
+NO_ROOM_YET = "waiting for a node with room"
+"""With these words begins the progress of an engine that is to be placed on a cluster."""
+
+
 class ForwardingExecutor(Executor):
     """An executor that hands everything on to ``inner``: for what changes a part of it."""
 
@@ -246,6 +256,9 @@ class ForwardingExecutor(Executor):
 
     def alive(self) -> bool:
         return self.inner.alive()
+
+    def waits_for(self) -> Sequence[str]:
+        return self.inner.waits_for()
 
     async def given_up(self) -> str:
         return await self.inner.given_up()

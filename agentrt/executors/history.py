@@ -400,7 +400,7 @@ def _taken(number: int, deadline: float) -> bool:
 def _replace(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}-{next(_DRAFTS)}")
     try:
-        draft.write_text(text)
+        draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

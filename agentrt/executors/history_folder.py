@@ -19,6 +19,7 @@ from pathlib import Path
 from agentrt.errors import ConfigError
 from agentrt.executors.history import NONE, VERSION, read
 from agentrt.executors.info import display_name
+from agentrt.files import expanded, user_folder
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 
@@ -38,12 +39,11 @@ Warn = Callable[[str], None]
 
 
 def data_folder() -> Path:
-    """Return the folder for agentrt's data, which may not be there yet."""
-    if override := os.environ.get(FOLDER_VARIABLE):
-        return Path(override).expanduser().absolute()
-    from platformdirs import user_data_path
+    """Return the folder for agentrt's data, which may not be there yet.
 
-    return user_data_path("agentrt")
+    Raises `ConfigError` where the user has no home folder.
+    """
+    return user_folder("data", FOLDER_VARIABLE)
 
 
 def engine_key(model: str, **size: object) -> str:
@@ -51,9 +51,7 @@ def engine_key(model: str, **size: object) -> str:
 
     Engines of one model have the same key if all that is said of their ``size`` is the same.
     """
-    named = (
-        model if not model.startswith(("/", ".", "~")) else str(Path(model).expanduser().resolve())
-    )
+    named = model if not model.startswith(("/", ".", "~")) else str(expanded(model).resolve())
     text = json.dumps({"model": named, **size}, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", display_name(named)).strip(".-") or "model"
@@ -86,13 +84,16 @@ def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path
     if named == NONE:
         return None
     if named is not None:
-        path = Path(named).expanduser().absolute()
+        path = expanded(named).absolute()
         read(path)
         return path
     if not key:
         return None
     try:
         return _in_folder(key, warn)
+    except ConfigError as error:
+        warn(f"what is learned of programs is not kept: {error}; {VARIABLE}={NONE} says so, too")
+        return None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         warn(
@@ -104,8 +105,6 @@ def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path
 
 def _in_folder(key: str, warn: Warn) -> Path:
     folder = data_folder() / _FOLDER
-    if not folder.is_absolute():
-        raise FileNotFoundError("this user has no home folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError("the folder cannot be written")

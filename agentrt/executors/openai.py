@@ -19,6 +19,7 @@ from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.frontend import Answer
 from agentrt.executors.identity import to_headers
 from agentrt.executors.info import ExecutorInfo
+from agentrt.proxies import client_options
 from agentrt.request import Call, CallReport, Reply
 
 if TYPE_CHECKING:
@@ -70,13 +71,14 @@ class OpenAIEndpoint(Executor):
 
     async def start(self, progress: Progress) -> None:
         try:
-            from openai import AsyncOpenAI
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         except ImportError as error:
             raise ConfigError(
                 f"an endpoint needs the package openai ({error}); install agentrt[remote]"
             ) from error
         progress(f"asking {self.base_url} for its models")
-        self._client = AsyncOpenAI(base_url=self.base_url, **self._client_options)
+        http = DefaultAsyncHttpxClient(**client_options(self.base_url))
+        self._client = AsyncOpenAI(base_url=self.base_url, http_client=http, **self._client_options)
         self.model = _choose(self.base_url, self.model, await self._models())
         progress("ready")
 

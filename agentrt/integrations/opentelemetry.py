@@ -35,6 +35,7 @@ from agentrt.errors import ConfigError
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor
 from agentrt.executors.info import display_name
 from agentrt.graph import Node, NodeKind, NodeState
+from agentrt.proxies import bypass_proxies, proxy_for
 from agentrt.request import Call, CallReport, RenderedCall, Usage
 from agentrt.runtime import Runtime
 from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded, ProgramStarted
@@ -242,7 +243,7 @@ def exported(endpoint: str) -> Iterator[TracerProvider]:
 
     The environment decides what OpenTelemetry's SDK reads there: the protocol (gRPC, unless
     ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` is ``http/protobuf``), the sampler, the service's name.
-    Raises `ConfigError` for another protocol.
+    Raises `ConfigError` for another protocol, and for a proxy that cannot be used.
     """
     os.environ.setdefault("OTEL_SERVICE_NAME", "agentrt")
     provider = TracerProvider()
@@ -257,6 +258,8 @@ def exported(endpoint: str) -> Iterator[TracerProvider]:
 
 
 def _exporter(endpoint: str) -> SpanExporter:
+    proxy_for(endpoint)
+    bypass_proxies(endpoint)
     protocol = os.environ.get(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, "grpc")
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

@@ -24,6 +24,8 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 20.0
 _AFTER_DEATHS = 2
 """Attempts that an idempotent tool gets beyond its retries when who ran it died."""
+_LEAST_S = 0.001
+"""What an attempt gets at least where finding its tool took all of the time."""
 _NEVER_AGAIN = (ToolArgumentsError, UnknownToolError, ToolResultError)
 _MAY_HAVE_RUN = (ToolLostError, InterruptExpiredError)
 
@@ -112,6 +114,8 @@ async def _attempt(
     observer.starts(number)
     if number > 1:
         request = request._replace(attempt=number)
+    elif request.timeout is not None and request.tool.spent:
+        request = request._replace(timeout=max(request.timeout - request.tool.spent, _LEAST_S))
     if request.timeout is None or transport.keeps_time:
         result = await transport.call(request, observer)
     else:
@@ -142,7 +146,7 @@ async def in_time(request: ToolRequest) -> AsyncIterator[None]:
     except TimeoutError as error:
         if not bound.expired():
             raise
-        name = request.tool.name
+        name, whole = request.tool.name, request.tool.options.timeout or request.timeout
         raise InterruptExpiredError(
-            f"tool {name} was not over after {request.timeout:g} s", name=name
+            f"tool {name} was not over after {whole:g} s", name=name
         ) from error

@@ -127,6 +127,9 @@ def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     from pydantic_core import to_jsonable_python
 
     plain: dict[str, Any] = to_jsonable_python(dict(arguments))
+    # Models write half a surrogate pair at times. No transport can send it: the MCP SDK's writer
+    # fails with all that its connection carries.
+    json.dumps(plain, ensure_ascii=False).encode()
     return plain
 
 

@@ -79,6 +79,8 @@ class Tool:
         self.options = options or ToolOptions()
         self.transport = transport
         self.isolation: Isolation = isolation
+        self.spent = 0.0
+        """How many seconds of its first attempt's time it took to find it (`Toolbox.find`)."""
         if function is not None:
             functools.update_wrapper(self, function)
 
@@ -199,6 +201,11 @@ class ToolTransport(ABC):
     async def more(self, tenant: str) -> bool:
         """Wait for further tools, where those who offer them may not have been heard of yet."""
         return False
+
+    def drain(self) -> None:  # noqa: B027
+        """The programs are to end: from now on, wait for none who might do the work later. What
+        was begun goes on.
+        """
 
     @abstractmethod
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from agentrt.errors import (
     ConfigError,
@@ -36,6 +37,10 @@ class Toolbox:
             names = ", ".join([*self._local, *(one.name for one in transports)])
             raise ConfigError(f"each transport of tools needs a name of its own: {names}")
         self._slots: dict[Hashable, Slots] = {}
+        self._listings: set[_Listing] = set()
+        self._late: dict[_Offerer, _Listing] = {}
+        self._last: dict[_Offerer, Sequence[Tool] | ToolError] = {}
+        self._draining = asyncio.Event()
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
@@ -47,6 +52,14 @@ class Toolbox:
     async def close(self) -> None:
         """Close all transports. Idempotent."""
         await self._stack.aclose()
+        for listing in self._listings:
+            listing.cancel()
+
+    def drain(self) -> None:
+        """The programs are to end: from now on, none waits for a transport that does not answer."""
+        self._draining.set()
+        for transport in self._remote.values():
+            transport.drain()
 
     def transport_of(self, tool: Tool) -> ToolTransport:
         """Who runs this tool."""
@@ -87,25 +100,80 @@ class Toolbox:
         """
         for name in transports:
             self.transport(name)
-        found, unreached = await self._offers(transports or tuple(self._remote), tenant)
+        listings = self._list(transports or tuple(self._remote), tenant)
+        await self._wait_promptly(listings)
+        # A transport that hangs holds up a list of all tools the first time only.
+        known = {
+            offerer
+            for offerer in listings
+            if isinstance(last := self._last.get(offerer), Sequence) or (last and not transports)
+        }
+        unknown = [listings[offerer] for offerer in listings.keys() - known]
+        while late := [listing for listing in unknown if not listing.done()]:
+            await self._wait_for_any(late)
+        found, unreached = self._offered(listings)
         if transports and unreached:
             raise unreached[0]
         return found
 
-    async def _offers(
-        self, transports: Iterable[str], tenant: str
-    ) -> tuple[list[Tool], list[ToolError]]:
-        """The tools that ``transports`` offer, and the errors of those that cannot be reached."""
-        asked = [self._remote[name].tools_for(tenant) for name in transports]
+    def _list(self, transports: Iterable[str], tenant: str) -> dict[_Offerer, _Listing]:
+        """Tasks that list the tools of ``transports``. They go on if their caller is cancelled."""
+        return {
+            offerer: self._late.get(offerer) or self._listing(offerer)
+            for offerer in ((name, tenant) for name in transports)
+        }
+
+    def _listing(self, offerer: _Offerer) -> _Listing:
+        name, tenant = offerer
+        listing = asyncio.ensure_future(_tools_or_error(self._remote[name], tenant))
+        self._listings.add(listing)
+
+        def listed(listing: _Listing) -> None:
+            self._listings.discard(listing)
+            if self._late.get(offerer) is listing:
+                del self._late[offerer]
+            if not listing.cancelled() and listing.exception() is None:
+                self._last[offerer] = listing.result()
+
+        listing.add_done_callback(listed)
+        return listing
+
+    async def _wait_promptly(self, listings: Mapping[_Offerer, _Listing]) -> None:
+        """Wait for those that answer soon. The others are late: who asks again does not wait for
+        them, and asks them nothing more.
+        """
+        prompt = {key: task for key, task in listings.items() if key not in self._late}
+        if prompt:
+            await asyncio.wait(prompt.values(), timeout=_PROMPT_S)
+        self._late |= {key: task for key, task in prompt.items() if not task.done()}
+
+    async def _wait_for_any(self, listings: Collection[_Listing]) -> None:
+        """Wait until a transport answers that is late. Raises `ToolUnavailableError` once the
+        programs are to end.
+        """
+        draining: asyncio.Future[Any] = asyncio.ensure_future(self._draining.wait())
+        try:
+            waiting: list[asyncio.Future[Any]] = [*listings, draining]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+        if self._draining.is_set() and not any(listing.done() for listing in listings):
+            late = ", ".join(sorted(name for name, _ in self._late))
+            message = f"{late or 'a server'} does not answer, and the programs are to end"
+            raise ToolUnavailableError(message)
+
+    def _offered(self, listings: Mapping[_Offerer, _Listing]) -> tuple[list[Tool], list[ToolError]]:
+        """The tools of these listings, or of the last ones of transports that are late, and the
+        errors of those that cannot be reached.
+        """
         found: list[Tool] = []
         unreached: list[ToolError] = []
-        for offered in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(offered, ToolError):
-                unreached.append(offered)
-            elif isinstance(offered, BaseException):
-                raise offered
+        for offerer, listing in listings.items():
+            outcome = listing.result() if listing.done() else self._last.get(offerer, ())
+            if isinstance(outcome, ToolError):
+                unreached.append(outcome)
             else:
-                found += offered
+                found += outcome
         names = Counter(one.name for one in found)
         return [one if names[one.name] == 1 else self._prefixed(one) for one in found], unreached
 
@@ -133,24 +201,51 @@ class Toolbox:
                     one.cancel()
 
     async def _find(self, name: str, tenant: str) -> Tool:
-        found, unreached = await self._offers(self._remote, tenant)
-        known = {f"{self.transport_of(one).name}/{one.remote}": one for one in found}
-        if name in known:
-            return known[name]
-        fitting = [full for full, one in known.items() if name in (one.name, one.remote)]
-        if len(fitting) == 1:
-            return known[fitting[0]]
-        if fitting:
-            raise UnknownToolError(
-                f"several tools are named {name!r}: say which, {' or '.join(sorted(fitting))}",
-                name=name,
-            )
+        listings = self._list(self._remote, tenant)
+        await self._wait_promptly(listings)
+        while True:
+            found, unreached = self._offered(listings)
+            known = {f"{self.transport_of(one).name}/{one.remote}": one for one in found}
+            if (tool := _chosen(name, known)) is not None:
+                return tool
+            late = [listing for listing in listings.values() if not listing.done()]
+            if not late:
+                break
+            await self._wait_for_any(late)
         nowhere = "none is offered now" if self._remote else "give --mcp FILE or --broker URL"
         offered = ", ".join(sorted(known)) or nowhere
         if unreached:
             message = f"no tool is named {name!r} ({offered}); {unreached[0]}"
             raise ToolUnavailableError(message, name=name)
         raise UnknownToolError(f"no tool is named {name!r} ({offered})", name=name)
+
+
+_Offerer = tuple[str, str]
+"""A transport's name, and the tenant that it offers tools to."""
+_Listing = asyncio.Future[Sequence[Tool] | ToolError]
+_PROMPT_S = 1.0
+
+
+async def _tools_or_error(transport: ToolTransport, tenant: str) -> Sequence[Tool] | ToolError:
+    try:
+        return await transport.tools_for(tenant)
+    except ToolError as error:
+        return error
+
+
+def _chosen(name: str, known: Mapping[str, Tool]) -> Tool | None:
+    """The tool of that name of ``known``, which are by transport and name. Raises
+    `UnknownToolError` for a name that several have.
+    """
+    if name in known:
+        return known[name]
+    fitting = [full for full, one in known.items() if name in (one.name, one.remote)]
+    if len(fitting) > 1:
+        raise UnknownToolError(
+            f"several tools are named {name!r}: say which, {' or '.join(sorted(fitting))}",
+            name=name,
+        )
+    return known[fitting[0]] if fitting else None
 
 
 ENTRY_POINT_GROUP = "agentrt.tool_transports"

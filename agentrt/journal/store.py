@@ -166,8 +166,8 @@ class SQLiteStore(Store):
                 f"journal {self.name}: another program has it locked; wait for that one"
             )
         return JournalError(
-            f"journal {self.name}: {text}; name a file that can be written, in a folder that is "
-            "there"
+            f"journal {self.name}: {text}; name a file that can be written (--journal FILE), in a "
+            "folder that is there"
         )
 
 

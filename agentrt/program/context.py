@@ -53,7 +53,7 @@ class Emitter(Protocol):
         after: Iterable[Reply],
     ) -> Any: ...
 
-    async def find_tool(self, name: str) -> Tool: ...
+    async def find_tool(self, name: str, timeout: float | None = None) -> Tool: ...
 
     async def tools(self, *transports: str) -> list[Tool]: ...
 
@@ -191,12 +191,13 @@ class Context:
 
         A function is awaited, or runs in a thread; a `Tool` runs where it belongs, with its
         arguments checked; a name is that of a tool elsewhere, as `tools` lists them. ``timeout``
-        is in seconds for each attempt, in place of the tool's own; past it the tool fails with
+        is in seconds for each attempt, in place of the tool's own, and the first one's includes
+        the time to find a tool by its name; past it the tool fails with
         `InterruptExpiredError`, which is a `TimeoutError`. Raises what the function raises, and
         another `ToolError` where it runs elsewhere. A tool with a parameter named ``after`` or
         ``timeout`` gets it by `call_tool`; here that is an `AmbiguousOptionError`.
         """
-        chosen = await self._emitter.find_tool(tool) if isinstance(tool, str) else as_tool(tool)
+        chosen = await self._found(tool, None if timeout is _NOT_GIVEN else timeout)
         for name, value in (("after", after), ("timeout", timeout)):
             if value is not _NOT_GIVEN and chosen.takes(name):
                 raise AmbiguousOptionError(
@@ -224,10 +225,23 @@ class Context:
         """
         if not isinstance(arguments, Mapping):
             raise ConfigError(f"call_tool() takes arguments by name, as {{…}}, not {arguments!r}")
-        chosen = await self._emitter.find_tool(tool) if isinstance(tool, str) else as_tool(tool)
+        chosen = await self._found(tool, timeout)
         if timeout is not None:
             chosen = chosen.but(timeout=timeout)
         return await self._emitter.tool(chosen, (), arguments, after)
+
+    async def _found(self, tool: Callable[..., Any] | Tool | str, timeout: float | None) -> Tool:
+        """The tool; one that is given by its name is looked for. A ``timeout`` that is no time is
+        refused by what takes it, later.
+        """
+        if not isinstance(tool, str):
+            return as_tool(tool)
+        is_time = isinstance(timeout, int | float) and timeout > 0
+        began = time.monotonic()
+        offered = await self._emitter.find_tool(tool, timeout if is_time else None)
+        chosen = offered.but()
+        chosen.spent = time.monotonic() - began
+        return chosen
 
     async def tools(self, *transports: str) -> list[Tool]:
         """The tools that others offer now, for `llm` and `tool`: all, or those of ``transports``,

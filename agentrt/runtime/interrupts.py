@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -9,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError, ConfigError
+from agentrt.errors import AgentrtError, ConfigError, InterruptExpiredError
 from agentrt.graph import Interrupt, Node, NodeKind, Progress
 from agentrt.interrupts import Tool, ToolRequest
 from agentrt.interrupts.answers import AnswerForm, answer_form
@@ -79,10 +80,20 @@ class InterruptEmitter:
             with tracking.outside():
                 return await services.attempts.run(request, transport, observer, slots)
 
-    async def find_tool(self, name: str) -> Tool:
-        """The tool of this name that some transport offers. Raises `UnknownToolError`."""
-        with tracking.outside():
-            return await self.services.toolbox.find(name, self._run.row.tenant)
+    async def find_tool(self, name: str, timeout: float | None = None) -> Tool:
+        """The tool of this name that some transport offers. Raises `UnknownToolError`, and
+        `InterruptExpiredError` where that is not known after ``timeout`` (seconds).
+        """
+        bound = asyncio.timeout(timeout)
+        try:
+            with tracking.outside():
+                async with bound:
+                    return await self.services.toolbox.find(name, self._run.row.tenant)
+        except TimeoutError as error:
+            if not bound.expired():
+                raise
+            message = f"tool {name} was not found within {timeout:g} s: a server does not answer"
+            raise InterruptExpiredError(message, name=name) from error
 
     async def tools(self, *transports: str) -> list[Tool]:
         """What ``transports`` offer, or all of them. Raises as `Toolbox.tools` does."""

@@ -110,8 +110,9 @@ class JournaledEmitter(NodeEmitter):
         again = tool.options.idempotent
         return await self.through(node, after, run, begins=False, again=again)
 
-    async def find_tool(self, name: str) -> Tool:
-        node, find = self.enter_node("tools", name, {"find": name}), super().find_tool
+    async def find_tool(self, name: str, timeout: float | None = None) -> Tool:
+        node = self.enter_node("tools", name, {"find": name})
+        find = partial(super().find_tool, timeout=timeout)
         if node is None:
             return await find(name)
 

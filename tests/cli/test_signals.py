@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -231,3 +232,28 @@ def test_a_terminal_that_is_closed_ends_it(write: Write) -> None:
     child.expect_exact("p-1")
     os.close(child.child_fd)
     assert child.wait() == 129
+
+
+WAITS = """
+@program
+async def waits(ctx):
+    print("here", flush=True)
+    await ctx.tool("far")
+"""
+HANGS = "import sys; [None for line in sys.stdin]"
+
+
+@pytest.mark.parametrize(("call", "code"), [('tool("far")', 1), ('mcp("far")', 1), ("tools()", 0)])
+def test_sigterm_ends_a_program_that_waits_for_a_tool_server(
+    tmp_path: Path, write: Write, call: str, code: int
+) -> None:
+    """It finishes what runs; but no tool is waited for whose server does not answer."""
+    server = {"command": sys.executable, "args": ["-c", HANGS]}
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"far": server}}), encoding="utf-8")
+    path = write(WAITS.replace('tool("far")', call))
+    with running(path, 60, "--mcp", str(file)) as process:
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == code
+    assert code == 0 or "does not answer, and the programs are to end" in err

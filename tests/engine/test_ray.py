@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, program
-from agentrt.errors import CallRejectedError, ConfigError
-from agentrt.executors.base import Executor
+from agentrt.errors import CallRejectedError, ConfigError, NoRoomError
+from agentrt.executors.base import NO_ROOM_YET, Executor
 from agentrt.executors.frontend import Frontend, calling
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, Health, ReplicaSet, ReplicaState
@@ -262,6 +263,21 @@ async def test_the_engine_s_own_errors_come_as_they_are(replicas: ReplicaSet) ->
     long = Call(Identity("p/3", "p", "t"), CallSpec(prompt_token_ids=(5,) * 2000))
     with pytest.raises(CallRejectedError, match="its prompt has 2000 tokens"):
         await anext(replicas.generate(long, stream=False))
+
+
+async def test_an_engine_that_waits_says_what_is_free_and_when_it_gives_up(
+    nodes: LocalCluster, replicas: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engines of ``replicas`` have the cluster's cores."""
+    monkeypatch.setattr("agentrt.executors.ray.engine._PLACE_S", 0.5)
+    late = RayEngine(EngineOptions(), Cluster(nodes.address, 2, memory=GIB))
+    said: list[str] = []
+    room = r"an engine needs 1 cores, 1\.0 GiB of one node; free on its 2 nodes together: 0 cores, "
+    with pytest.raises(NoRoomError, match=rf"had room within 0\.5 s: {room}.* GiB; give fewer"):
+        await late.start(said.append)
+    await late.close()
+    assert said[0] == "joining the cluster"
+    assert re.fullmatch(rf"{NO_ROOM_YET}: {room}\S+ GiB; gives up after 0\.5 s", said[1])
 
 
 async def test_more_engines_than_the_nodes_have_room_for(nodes: LocalCluster) -> None:

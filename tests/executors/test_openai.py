@@ -337,6 +337,30 @@ def test_a_chat_model_by_its_url(server: Server) -> None:
 
 
 @pytest.mark.usefixtures("close_clients")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALL_PROXY", "socks://127.0.0.1:9/"),
+        ("HTTP_PROXY", "http://127.0.0.1:9"),
+        ("NO_PROXY", "[::1]"),
+        ("SSL_CERT_FILE", "/nonexistent"),
+    ],
+)
+def test_a_server_of_this_machine_is_reached_past_proxies(
+    server: Server, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert ChatAgentRT(base_url=server.url).invoke("hello").text == "one two"
+
+
+@pytest.mark.usefixtures("close_clients")
+def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9/")
+    with pytest.raises(ConfigError, match=r"^ALL_PROXY='socks://127\.0\.0\.1:9/': a proxy's URL"):
+        ChatAgentRT(base_url="http://203.0.113.7/v1").invoke("hello")
+
+
+@pytest.mark.usefixtures("close_clients")
 @pytest.mark.parametrize("said", ['{"answer": "not ours"}', "plain words"])
 def test_native_text_beside_tools_is_text(server: Server, said: str) -> None:
     tool: Callable[[int], int] = abs

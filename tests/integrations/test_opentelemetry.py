@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from queue import Queue
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -277,6 +280,38 @@ def test_the_flag_is_read_on_either_side_of_the_border(
 def test_what_is_no_url_is_refused(bad: str) -> None:
     with pytest.raises(ConfigError, match="give a URL"):
         read_traces(bad, ())
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_traces_reach_a_collector_of_this_machine_past_proxies(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """The exporters of OpenTelemetry read the environment by themselves."""
+    monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", lambda provider: None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "")
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    came: Queue[bytes] = Queue()
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            came.put(self.rfile.read(4))
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as collector:
+        Thread(target=collector.serve_forever, daemon=True).start()
+        with exported(f"http://127.0.0.1:{collector.server_address[1]}") as provider:
+            provider.get_tracer("tests").start_span("x").end()
+            provider.force_flush(1)
+            assert came.get(timeout=60) in (b"POST", b"PRI ")
+        collector.shutdown()
+
+
+def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9/")
+    with pytest.raises(ConfigError, match="ALL_PROXY="), exported("http://203.0.113.7:4317"):
+        pass
 
 
 def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

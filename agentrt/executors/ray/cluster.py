@@ -131,10 +131,7 @@ class Cluster:
         """A new actor on a node with room, spread over the nodes. It may be waited for."""
         import ray
 
-        with self._lock:
-            if self._demand is None:
-                self._demand = demand(_nodes(), self._engines, self._gpus, self._memory)
-        share = self._demand
+        share = self._share()
         terms: dict[str, Any] = {
             "num_cpus": share.cpus,
             "num_gpus": share.gpus,
@@ -146,10 +143,26 @@ class Cluster:
             terms["memory"] = share.memory
         return ray.remote(actor).options(**terms).remote(*args)
 
-    @property
-    def share(self) -> Demand | None:
-        """What each engine takes of its node; None before the first is placed."""
-        return self._demand
+    def room(self) -> str:
+        """What an engine needs of its node, and what is free now, in words."""
+        import ray
+
+        share, free = self._share(), ray.available_resources()
+        parts = [f"{free.get('CPU', 0):g} cores"]
+        if share.gpus:
+            parts.append(f"{free.get('GPU', 0):g} GPUs")
+        if share.memory:
+            parts.append(f"{free.get('memory', 0) / 2**30:.1f} GiB")
+        nodes = len(_nodes())
+        where = "its node" if nodes == 1 else f"its {nodes} nodes together"
+        return f"an engine needs {share} of one node; free on {where}: {', '.join(parts)}"
+
+    def _share(self) -> Demand:
+        """What each engine takes of its node. Raises `ConfigError` where they do not fit."""
+        with self._lock:
+            if self._demand is None:
+                self._demand = demand(_nodes(), self._engines, self._gpus, self._memory)
+            return self._demand
 
     def _join(self) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError, NoRoomError
 from agentrt.executors.base import (
+    NO_ROOM_YET,
     Chunk,
     Executor,
     FrontSetup,
@@ -70,16 +71,20 @@ class RayEngine(Executor):
         progress("joining the cluster")
         await self._cluster.join()
         self._joined = True
+        # Before it is placed: then what it takes itself is not free any more.
+        room = await apart(self._cluster.room)
         self._actor = self._cluster.place(EngineActor, self.options)
-        progress("waiting for a node with room")
+        progress(f"{NO_ROOM_YET}: {room}; gives up after {_PLACE_S:g} s")
         try:
             async with asyncio.timeout(_PLACE_S):
                 await self._ask("__ray_ready__")
         except TimeoutError as error:
+            room = await apart(self._cluster.room)
             raise NoRoomError(
-                f"no node of the cluster has {self._cluster.share} free for another engine "
-                f"within {_PLACE_S:g} s: give fewer --replicas, or add nodes"
+                f"no node of the cluster had room within {_PLACE_S:g} s: {room}; give fewer "
+                "--replicas, add nodes, or end what else runs there"
             ) from error
+        progress("starting on its node")
         with tracking.outside():
             self._reader = asyncio.create_task(self._read_outputs(progress), name="agentrt/ray")
         self._info, self._pids = await self._ask("start")

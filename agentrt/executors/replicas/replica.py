@@ -133,6 +133,7 @@ class Replica:
         self.starts = 0
         self.reruns = 0
         self.last_error = ""
+        self.waits_for = ""
         self.programs: set[str] = set()
         self.drained = False
         self._make = make
@@ -150,6 +151,7 @@ class Replica:
         self.state = ReplicaState.STARTING
         await self.executor.start(progress)
         self.info = self.executor.info
+        self.waits_for = ""
         self.starts += 1
         self.state = ReplicaState.DRAINING if self.drained else ReplicaState.READY
         self._ready_at = now()
@@ -163,6 +165,7 @@ class Replica:
         was_steady = self.state in UP and now - self._ready_at >= backoff.steady_s
         self.deaths += 1
         self.last_error = str(error) or type(error).__name__
+        self.waits_for = ""
         self.programs.clear()
         self.cancel_scope.cancel(self.last_error)
         self._deaths_in_a_row = 1 if was_steady else self._deaths_in_a_row + 1
@@ -175,6 +178,7 @@ class Replica:
     def found_no_room(self, error: Exception, backoff: Backoff) -> float:
         """There is no room for the engine now. Returns the seconds until the next try."""
         self.last_error, self.state = str(error), ReplicaState.DOWN
+        self.waits_for = str(error)
         return backoff.longest_s
 
     async def replace_engine(self) -> None:
@@ -224,6 +228,7 @@ class Replica:
             "deaths": self.deaths,
             "reruns": self.reruns,
             "last_error": self.last_error,
+            "waits_for": self.waits_for,
         }
 
 

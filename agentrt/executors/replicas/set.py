@@ -178,6 +178,9 @@ class ReplicaSet(Executor):
     def alive(self) -> bool:
         return any(replica.state is ReplicaState.READY for replica in self.replicas)
 
+    def waits_for(self) -> Sequence[str]:
+        return [f"{each.name}: {each.waits_for}" for each in self.replicas if each.waits_for]
+
     async def given_up(self) -> str:
         return await self._supervisor.given_up()
 

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agentrt import tracking
 from agentrt.errors import ConfigError, EngineDiedError, EngineStartError, NoRoomError
-from agentrt.executors.base import Executor, Progress
+from agentrt.executors.base import NO_ROOM_YET, Executor, Progress
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
 
 _LOOP_TURNS = 20
@@ -205,11 +206,13 @@ class Supervisor:
         """Returns the seconds until the next try; None: no more tries."""
         try:
             await replica.replace_engine()
-            await replica.start(lambda message: None, time.monotonic)
+            await replica.start(partial(self._progressed, replica), time.monotonic)
             await self._on_restarted(replica)
             self._on_ready(replica)
         except NoRoomError as error:  # nothing is wrong with it: a node may still come
-            return replica.found_no_room(error, self._backoff)
+            delay = replica.found_no_room(error, self._backoff)
+            self._notice(f"{replica.name} is not back: {error}; the next try is in {delay:g} s")
+            return delay
         # Whatever it is, the replica must not be forgotten; something that the engine waits for may
         # have been cancelled, too.
         except (Exception, asyncio.CancelledError) as error:
@@ -218,6 +221,13 @@ class Supervisor:
                 raise
             return replica.died(error, time.monotonic(), self._backoff)
         return None
+
+    def _progressed(self, replica: Replica, message: str) -> None:
+        """A new engine says how its start goes: only what it waits for is for people."""
+        waits = message.startswith(NO_ROOM_YET)
+        replica.waits_for = message if waits else ""
+        if waits:
+            self._notice(f"{replica.name}: {message}")
 
     async def _watch(self, replica: Replica) -> None:
         """An engine that dies idle, or hangs, tells nobody: ask it now and then."""

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrt.errors import ModelLoadError
+from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.base import Progress
-from agentrt.files import read_json
+from agentrt.files import read_json, user_folder
 
 HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 """The default on a machine with a GPU, where the hub or its local cache has it."""
@@ -77,13 +77,14 @@ def embedded_source() -> Path:
 
 
 def models_folder() -> Path:
-    """Where converted models are kept: a folder that may not be there yet."""
-    override = os.environ.get("AGENTRT_CACHE")
-    if override:
-        return Path(override).expanduser().absolute() / "models"
-    from platformdirs import user_cache_path
+    """Where converted models are kept: a folder that may not be there yet.
 
-    return user_cache_path("agentrt") / "models"
+    Raises `ModelLoadError` where the user has no home folder.
+    """
+    try:
+        return user_folder("cache", "AGENTRT_CACHE") / "models"
+    except ConfigError as error:
+        raise ModelLoadError(f"no folder for models: {error}") from error
 
 
 def _has_gpu() -> bool:

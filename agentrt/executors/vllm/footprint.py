@@ -10,6 +10,7 @@ import psutil
 
 from agentrt.errors import EngineStartError
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.files import expanded
 
 _PROCESS = 900 << 20
 """What an engine core takes beside weights and KV cache: vLLM and torch (measured)."""
@@ -38,7 +39,7 @@ def footprint(options: EngineOptions) -> int:
 def _weights(model: str | None) -> int:
     if model is None:
         return _DEFAULT_WEIGHTS
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 

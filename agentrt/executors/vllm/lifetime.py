@@ -13,20 +13,35 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _SHUTDOWN_S = 3.0
+_DRIVERS = ("libcuda.", "libnvidia", "libamdhip", "libhsa")
+_NO_DEVICE = (
+    "it is built for GPUs, and no driver of a GPU is found here; repair the driver until "
+    "nvidia-smi (or rocm-smi) lists the GPU, give the container the GPU (docker run --gpus all), "
+    "or install vLLM's build for CPUs; --engine simulated needs none"
+)
 _ENDING: set[asyncio.Task[None]] = set()
 """Tasks that shut down abandoned engines. The event loop holds no strong reference to tasks."""
 
 
 def import_vllm() -> None:
-    """Import what takes seconds. Raises `ModelLoadError` where it is not installed."""
+    """Import what takes seconds. Raises `ModelLoadError` where it is not installed, or finds no
+    device that it was built for.
+    """
     try:
         with collections_paused():
             # To have it loaded is all.
             import vllm.v1.engine.async_llm  # noqa: F401
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # an OSError: torch loads libraries by itself
+        if any(name in str(error) for name in _DRIVERS):
+            raise ModelLoadError(f"vLLM cannot be imported ({error}): {_NO_DEVICE}") from error
         raise ModelLoadError(
             f"vLLM cannot be imported ({error}); {INSTALL_VLLM}; --engine simulated needs none"
         ) from error
+    # Else each use of it fails with words of its own, some of which blame the model.
+    from vllm.platforms import current_platform
+
+    if not current_platform.device_type:
+        raise ModelLoadError(f"vLLM finds no device that it can run on: {_NO_DEVICE}")
 
 
 def short_name(model: str) -> str:

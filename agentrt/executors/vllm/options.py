@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import textwrap
@@ -17,7 +19,8 @@ from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.default_model import HUB_MODEL
 from agentrt.executors.vllm.frontend.flags import check_given, given_flags
-from agentrt.files import read_json
+from agentrt.files import expanded, read_json, user_folder
+from agentrt.proxies import environment_fault
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ _HOST_TIER = {
 }
 
 _ON_CPU_CONTEXT = 4096
+_HUB = "https://huggingface.co"
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _GPUS = ("/dev/nvidiactl", "/dev/kfd")
 # vLLM's default block of 128 tokens on a CPU makes a preempted call compute up to 127
 # tokens again; at 32 it is half a block, 16 on average.
@@ -101,6 +106,12 @@ def prepare_environment(options: EngineOptions) -> None:
     if not options.verbose:
         defaults |= _QUIET
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
+    if not expanded("~").is_absolute():
+        # There is no home folder: vLLM and the hub would make one called ~ where we are.
+        with contextlib.suppress(ConfigError):
+            folder = user_folder("cache", "AGENTRT_CACHE")
+            defaults |= {"VLLM_CACHE_ROOT": f"{folder}/vllm", "VLLM_CONFIG_ROOT": f"{folder}/vllm"}
+            defaults |= {"HF_HOME": f"{folder}/huggingface"}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     # vLLM gives its own level to the root of all loggers: without this our warnings are lost.
@@ -171,7 +182,7 @@ def kv_events_config() -> Any:
 
 def check_model(model: str) -> None:
     """Raise `ModelLoadError` for a local folder that cannot be a model."""
-    path = Path(model).expanduser()
+    path = expanded(model)
     looks_local = model.startswith((".", "/", "~")) or path.exists()
     if not looks_local:
         return
@@ -184,6 +195,12 @@ def check_model(model: str) -> None:
 def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
     """Our error for what vLLM raises when it is configured: the options' fault or the model's."""
     why = _refusal(error)
+    if _needs_hub(model):
+        # What reads them for the hub says nothing of variables, or of which folder is meant.
+        if (fault := environment_fault(_HUB)) is not None:
+            return ModelLoadError(f"model {model!r} cannot be loaded: {fault}")
+        if (closed := _closed_cache(error)) is not None:
+            return ModelLoadError(f"model {model!r} cannot be loaded: {closed}")
     if isinstance(error, ValidationError) or "additional_config" in why:
         return ConfigError(
             f"vLLM refuses these options with model {model!r}: {why} "
@@ -192,6 +209,21 @@ def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
     return ModelLoadError(
         f"model {model!r} cannot be loaded: {why} (give --model a folder or a hub name)"
     )
+
+
+def _needs_hub(model: str) -> bool:
+    return not (model.startswith(("/", ".", "~")) or expanded(model).exists())
+
+
+def _closed_cache(error: BaseException | None) -> str | None:
+    """What to do where the hub's cache cannot be written; None if that is not the error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _CLOSED:
+            place = error.filename or "the folder for models"
+            why = (error.strerror or str(error)).lower()
+            return f"{place}: {why}; set HF_HOME to a folder that can be written and has room"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _refusal(error: Exception) -> str:
@@ -227,7 +259,7 @@ def expected_context(model: str | None) -> int | None:
 
 
 def _context_length(model: str) -> int | None:
-    path = Path(model).expanduser() / "config.json"
+    path = expanded(model) / "config.json"
     if not path.exists():
         found = _in_the_hubs_cache(model)
         if found is None:

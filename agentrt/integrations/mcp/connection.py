@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
@@ -17,67 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import anyio
 from mcp.client import Client
 from mcp.client.session import ElicitationFnT
-from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import Implementation
 
 from agentrt import __version__
 from agentrt.errors import ToolUnavailableError
-from agentrt.integrations.mcp.config import HttpServer, Server, StdioServer
+from agentrt.integrations.mcp.config import HttpServer, Server
 from agentrt.integrations.mcp.http import HttpClient
+from agentrt.integrations.mcp.stdio import Stderr, opened_stdio, shown
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, TransportStreams
-
-_LAST_WORDS = 300
-_AT_ONCE = 1 << 16
-
-
-class Stderr:
-    """What a server writes to stderr. Its end is kept, all else is dropped."""
-
-    def __init__(self) -> None:
-        self._tail = b""
-
-    @property
-    def last_line(self) -> str:
-        """The last line that says something; "" if none does."""
-        lines = self._tail.decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-    def read_from(self, descriptor: int) -> None:
-        """There is something to read, or the end."""
-        try:
-            data = os.read(descriptor, _AT_ONCE)
-        except BlockingIOError:
-            return
-        if not data:
-            asyncio.get_running_loop().remove_reader(descriptor)
-        self._tail = (self._tail + data)[-_LAST_WORDS:]
-
-
-@asynccontextmanager
-async def opened_stdio(server: StdioServer, stderr: Stderr) -> AsyncIterator[TransportStreams]:
-    """Run the server; at the block's end its stdin is closed, and then it is killed."""
-    parameters = StdioServerParameters(
-        command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd or None
-    )
-    loop = asyncio.get_running_loop()
-    ours, theirs = os.pipe()
-    os.set_blocking(ours, False)
-    loop.add_reader(ours, stderr.read_from, ours)
-    try:
-        with os.fdopen(theirs, "w") as errlog:
-            async with stdio_client(parameters, errlog) as streams:
-                yield streams
-    finally:
-        loop.remove_reader(ours)
-        stderr.read_from(ours)
-        os.close(ours)
-
-
-# -- the connection to any server ----------------------------------------------------------
-
 
 Mode = Literal["auto", "legacy", "2026-07-28"]
 _OPENED_WITHIN_S = 60.0
@@ -118,13 +67,23 @@ class Connection:
         self._ended = asyncio.Event()
         self._open_since: float | None = None
         self._is_away = False
+        self._has_strayed = False
+        self._is_draining = False
+        self._not_open = f"{self._who} does not answer, and the programs are to end"
         self._pauses = 0
+        self._reason = ""
 
     def open(self) -> None:
         """Start to connect."""
         self._scope = anyio.CancelScope()
         self._client = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep(self._scope), name=f"mcp/{self.server.name}")
+
+    def drain(self) -> None:
+        """From now on, no call waits for a connection that is not open."""
+        self._is_draining = True
+        if self._client is not None and not self._client.done():
+            self._settle(self._not_open)
 
     async def close(self) -> None:
         """Disconnect; a server that is a command is stopped. Idempotent."""
@@ -139,6 +98,8 @@ class Connection:
         """
         if self._client is None:
             raise ToolUnavailableError(f"{self._who} was not opened")
+        if self._is_draining and not self._client.done():
+            raise ToolUnavailableError(self._not_open)
         client = await asyncio.shield(self._client)
         if isinstance(client, str):
             raise ToolUnavailableError(client)
@@ -149,14 +110,17 @@ class Connection:
         future = self._client
         return future is None or not future.done() or future.result() is not client
 
-    def reset(self, client: Client | None = None) -> None:
-        """The connection that ``client`` was (by default the open one) is over: open another."""
+    def reset(self, client: Client | None = None, reason: str = "") -> None:
+        """The connection that ``client`` was (by default the open one) is over, for ``reason``:
+        open another.
+        """
         future = self._client
         assert future is not None
         if not future.done() or isinstance(future.result(), str):
             return
         if client is None or future.result() is client:
             self._renew()
+            self._reason = reason
             self._ended.set()
 
     async def _keep(self, scope: anyio.CancelScope) -> None:
@@ -172,6 +136,7 @@ class Connection:
     async def _stay_connected(self) -> str:
         """Connect, stay until it is over, and return why. Raises nothing but cancellation."""
         stderr, self._ended, self._open_since = Stderr(), asyncio.Event(), None
+        self._reason = ""
         error: BaseException | None = None
         with anyio.CancelScope(deadline=anyio.current_time() + _OPENED_WITHIN_S) as attempt:
             try:
@@ -183,7 +148,7 @@ class Connection:
                 error = raised
         if attempt.cancelled_caught:
             return f"it did not answer within {_OPENED_WITHIN_S:g} s"
-        return _why(error, stderr.last_line)
+        return self._reason or _why(error, stderr.last_line)
 
     def _connected(self, stderr: Stderr) -> Client:
         return Client(
@@ -201,19 +166,29 @@ class Connection:
     def _opened(self, stderr: Stderr) -> AbstractAsyncContextManager[TransportStreams]:
         if isinstance(self.server, HttpServer):
             return self._opened_http(self.server)
-        return opened_stdio(self.server, stderr)
+        return opened_stdio(self.server, stderr, self._strayed)
 
     @asynccontextmanager
     async def _opened_http(self, server: HttpServer) -> AsyncIterator[TransportStreams]:
         async with (
-            HttpClient(dict(server.headers)) as http,
+            HttpClient(server.url, dict(server.headers)) as http,
             streamable_http_client(
                 server.url, http_client=http, max_sse_event_size=self._largest
             ) as streams,
         ):
             yield streams
 
+    def _strayed(self, line: str) -> None:
+        """The server wrote a line to stdout that is not a message."""
+        if not self._has_strayed:
+            self._has_strayed = True
+            self._tell(
+                f"{self._who} writes to stdout what is not a message of MCP, and is skipped: "
+                f"{shown(line)}; have it log to stderr (further such lines are not shown)"
+            )
+
     def _came(self, client: Client) -> None:
+        self._renew()
         assert self._client is not None
         self._open_since = anyio.current_time()
         self._client.set_result(client)

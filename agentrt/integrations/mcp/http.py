@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 
 from agentrt import __version__
+from agentrt.proxies import client_options
 
 UNREACHABLE, FORGOTTEN, REFUSED, CUT_OFF = -32096, -32097, -32098, -32099
 """Codes of JSON-RPC errors that stand for what HTTP said. Only with the last one the server may
@@ -19,10 +20,14 @@ _CONNECT_S = 30.0
 
 
 class HttpClient(httpx2.AsyncClient):
-    """Answers for a server that does not."""
+    """A client for the server at ``url``, which answers for it where it does not.
 
-    def __init__(self, headers: dict[str, str]) -> None:
+    Raises `ConfigError` for variables of the environment that cannot be used.
+    """
+
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
         super().__init__(
+            **client_options(url),
             headers={"user-agent": f"agentrt/{__version__}", **headers},
             # A tool may take its time: its call has a deadline of its own.
             timeout=httpx2.Timeout(_CONNECT_S, read=None),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -58,12 +60,14 @@ as a text and as data, and JSON escapes.
 _TOO_LARGE = "SSE stream failed"
 _KEY = "io.agentrt/idempotency-key"
 _PAGES = 100
+_LISTED_WITHIN_S = 30.0
 
 
 class McpTransport(ToolTransport):
     """Runs tools of ``server``. A result may have ``largest`` characters.
 
-    ``tell`` gets a line for people when the server goes, and comes back.
+    ``tell`` gets a line for people when the server goes, and comes back. A server that carries
+    out no call and does not list its tools within ``listed_within`` seconds is started again.
     """
 
     def __init__(
@@ -73,8 +77,11 @@ class McpTransport(ToolTransport):
         *,
         largest: int = _LARGEST,
         mode: Mode = "auto",
+        listed_within: float = _LISTED_WITHIN_S,
     ) -> None:
         self.name = f"mcp:{server.name}"
+        self._listed_within = listed_within
+        self._calls = 0
         self._largest = largest
         self._elicitations = Elicitations()
         self._connection = Connection(
@@ -85,14 +92,25 @@ class McpTransport(ToolTransport):
         """Start to connect, and do not wait for it."""
         self._connection.open()
 
+    def drain(self) -> None:
+        self._connection.drain()
+
     async def close(self) -> None:
         await self._connection.close()
 
     async def tools(self) -> Sequence[Tool]:
+        server, within = self._connection.server.name, self._listed_within
+        client = await self._connection.client()
         try:
-            return self._as_tools(await self._ask(_listed))
+            async with asyncio.timeout(within):
+                return self._as_tools(await self._ask(_listed))
+        except TimeoutError as error:
+            reason = f"it did not list its tools within {within:g} s"
+            if self._calls == 0:  # one that carries out a call may read nothing meanwhile
+                self._connection.reset(client, reason)
+            raise ToolUnavailableError(f"MCP server {server!r}: {reason}") from error
         except (MCPError, ValidationError) as error:
-            message = f"MCP server {self._connection.server.name!r} does not list its tools"
+            message = f"MCP server {server!r} does not list its tools"
             raise ToolUnavailableError(f"{message}: {error}") from error
 
     async def _ask(self, ask: Callable[[Client], Awaitable[T]]) -> T:
@@ -133,13 +151,22 @@ class McpTransport(ToolTransport):
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         call, tool = McpCall(context, request.tenant), request.tool
         # The connection's tasks are nobody's, those too that the SDK starts for this call.
-        with tracking.outside(), self._elicitations.under_way(call):
+        with tracking.outside(), self._elicitations.under_way(call), self._counted():
             result = await self._result(request, context)
             if result.is_error:
                 if call.error is not None:
                     raise call.error
                 await self._check_offered(tool, text_of(result.content))
         return value_of(result, tool.name, self._largest)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Meanwhile a call is under way."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
 
     async def _result(self, request: ToolRequest, context: ToolContext) -> CallToolResult:
         name = request.tool.name

@@ -24,10 +24,27 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _GOODBYE_S = 2.0
+_QUICK_S, _SUSPICIOUS = 5.0, 3
+"""A connection that breaks so soon, and the number of breaks from which on people hear of it."""
+_FIRST_TAKEN_S, _LONGEST_TAKEN_S = 1.0, 60.0
+"""Pauses where another client has the same id: each that comes closes the other's connection."""
+_STEADY_S = 2 * _LONGEST_TAKEN_S
+"""After a connection that lasted so long the pauses are short again."""
+_TAKEN_OVER = 142
 _REFUSED = (134, 135)
 """Reason codes: a bad user name or password, not authorized."""
 NO_DELAY = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 """Without it each round trip costs 40 ms."""
+
+
+def _was_taken(error: BaseException | None) -> bool:
+    """Whether a broker closed a connection since another client has the same id."""
+    while error is not None:
+        code = getattr(error, "rc", None)
+        if getattr(code, "value", code) == _TAKEN_OVER:
+            return True
+        error = error.__cause__
+    return False
 
 
 class _LogForwarder(logging.Handler):
@@ -48,7 +65,8 @@ class Connection:
     ``on_up`` is called when it has ended. ``on_message`` is called with each message, and must
     be quick. With ``session_s`` the broker keeps what comes in for so long while the connection is
     broken, and nothing once it is closed. ``will`` is what the broker publishes when this client is
-    gone without a word, and did not come back within ``session_s``.
+    gone without a word, and did not come back within ``session_s``. ``sleep`` waits before a
+    connection that broke is made again (seconds).
     """
 
     def __init__(
@@ -62,10 +80,12 @@ class Connection:
         will: Outgoing | None = None,
         session_s: int = 0,
         keepalive: int = 15,
+        sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
     ) -> None:
         self.broker = broker
         self.identifier = identifier
         self.refused = False
+        self._sleep = sleep
         self._on_message, self._on_connect, self._on_up = on_message, on_connect, on_up
         self._will, self._session_s, self._keepalive = will, session_s, keepalive
         self._client: aiomqtt.Client | None = None
@@ -78,6 +98,11 @@ class Connection:
         self._tried = asyncio.Event()
         self._idle = asyncio.Event()
         self._fault, self._said = "it has not answered yet", ""
+        self._breaks, self._has_warned = 0, False
+        self._taken = (
+            f"another client connected with the id {identifier!r} and has taken the connection "
+            "over; give that client an id of its own"
+        )
         self._library = logging.Logger("aiomqtt", logging.ERROR)  # noqa: LOG001 - each has its own
         self._library.addHandler(_LogForwarder(self._hint))
 
@@ -175,12 +200,42 @@ class Connection:
                 with attempt:
                     client = self._new_client(context)
                     reading = await self._connected(client)
+            began = asyncio.get_running_loop().time()
             try:
                 await self._serve(client, reading)
             finally:
                 await self._leave(client, reading)
+            lasted = asyncio.get_running_loop().time() - began
+            await self._sleep(self._pause_after(reading, lasted))
+
+    def _pause_after(self, reading: asyncio.Task[None], lasted: float) -> float:
+        """The connection broke after ``lasted`` seconds. Returns the pause before the next one
+        (seconds): none, as a rule, but each break soon after another makes it longer.
+        """
+        if lasted > _STEADY_S:
+            self._breaks, self._has_warned = 0, False
+        self._breaks += 1
+        if _was_taken(None if reading.cancelled() else reading.exception()):
+            self._warn(self._taken)
+            return min(_FIRST_TAKEN_S * 2.0 ** (self._breaks - 1), _LONGEST_TAKEN_S)
+        if self._breaks >= _SUSPICIOUS and lasted < _QUICK_S:  # older brokers do not say why
+            self._warn(
+                f"it closes the connection again and again; another client may have the id "
+                f"{self.identifier!r}, too: give that client an id of its own"
+            )
+        else:
             self._fault = "the connection broke"
             log.info("broker %s: %s", self.broker, self._fault)
+        if self._breaks == 1:
+            return 0.0
+        return min(_FIRST_PAUSE_S * 2.0 ** (self._breaks - 2), _LONGEST_PAUSE_S)
+
+    def _warn(self, fault: str) -> None:
+        """Say the fault to people, once until connections last again."""
+        self._fault = fault
+        if not self._has_warned:
+            log.warning("broker %s: %s; it is tried again after longer pauses", self.broker, fault)
+        self._has_warned = True
 
     async def _connected(self, client: aiomqtt.Client) -> asyncio.Task[None]:
         """Connect, subscribe and so on. Returns what reads messages."""
@@ -230,8 +285,11 @@ class Connection:
         error = state.outcome.exception() if state.outcome is not None else None
         code = getattr(error, "rc", None)
         self.refused = getattr(code, "value", code) in _REFUSED
-        self._fault = self._explained(error)
         self._tried.set()
+        if _was_taken(error):  # before all was subscribed
+            self._warn(self._taken)
+            return
+        self._fault = self._explained(error)
         log.info("broker %s: %s", self.broker, self._fault)
 
     def _explained(self, error: BaseException | None) -> str:

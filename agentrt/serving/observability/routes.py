@@ -71,14 +71,21 @@ class Observability:
         """
         why = self._why_not_ready()
         failing = self._server.background.failing()
-        body = {"ready": why is None, "why": why, **({"failing": failing} if failing else {})}
+        waiting = self._server.runtime.executor.waits_for()
+        body = {
+            "ready": why is None,
+            "why": why,
+            **({"failing": failing} if failing else {}),
+            **({"waiting": list(waiting)} if waiting else {}),
+        }
         return JSONResponse(body, 200 if why is None else 503)
 
     def _why_not_ready(self) -> str | None:
         if self._server.draining:
             return "draining"
         if not self._poller.up():
-            return _NO_ENGINE
+            waiting = "; ".join(self._server.runtime.executor.waits_for())
+            return f"{_NO_ENGINE}: {waiting}" if waiting else _NO_ENGINE
         for check in self._server.checks.values():
             if (why := check()) is not None:
                 return why

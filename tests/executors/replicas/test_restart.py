@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentrt.errors import ConfigError, EngineStartError, NoRoomError
-from agentrt.executors.base import Progress
+from agentrt.executors.base import NO_ROOM_YET, Progress
 from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
 from agentrt.request import CallReport
 from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
@@ -174,6 +174,44 @@ async def test_one_that_finds_no_room_is_not_left_out(opened: Open) -> None:
     replicas = await opened(cast, backoff=patient)
     assert await text_of(replicas, 0) == TEXT
     assert replicas.replicas[0].deaths == 1
+
+
+class Waiting(Mortal):
+    """It waits for room, as an engine on a cluster does, until it is ``placed`` or gives up."""
+
+    def __init__(self, placed: asyncio.Event | None = None) -> None:
+        super().__init__()
+        self._placed = placed
+
+    async def start(self, progress: Progress) -> None:
+        progress(f"{NO_ROOM_YET}: free is 1 core")
+        if self._placed is None:
+            raise NoRoomError("no node had room within 9 s: free is 1 core")
+        await self._placed.wait()
+        await super().start(progress)
+
+
+async def test_what_a_replica_waits_for_is_said_on_every_try(opened: Open) -> None:
+    notices: list[str] = []
+    placed = asyncio.Event()
+    cast = Cast([Mortal(0), Waiting(), Waiting(), Waiting(placed)])
+    patient = Backoff(first_s=0.0, longest_s=0.0, tries=1)
+    replicas = await opened(cast, backoff=patient, notice=notices.append)
+    assert list(replicas.waits_for()) == []
+    asking = asyncio.create_task(text_of(replicas, 0))
+    async with asyncio.timeout(60):
+        while len(notices) < 6:
+            await asyncio.sleep(0)
+    waits = "waiting for a node with room: free is 1 core"
+    assert replicas.waits_for() == [f"replica-0: {waits}"]
+    placed.set()
+    assert await asking == TEXT
+    assert list(replicas.waits_for()) == []
+    gave_up = (
+        "replica-0 is not back: no node had room within 9 s: free is 1 core; the next try is in 0 s"
+    )
+    tries = [f"replica-0: {waits}", gave_up] * 2
+    assert notices[1:] == [*tries, f"replica-0: {waits}", "replica-0 is back"]
 
 
 async def test_a_name_that_there_is_not(opened: Open) -> None:

@@ -19,6 +19,7 @@ from agentrt.errors import (
 from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.mcp import Server, StdioServer
 from agentrt.integrations.mcp.transport import McpTransport
+from tests.doubles.forked_python import forked_python
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import connected, http, serving_http, stdio, until
 
@@ -26,6 +27,7 @@ NOBODY = "http://127.0.0.1:9/mcp"
 
 
 def children() -> set[int]:
+    forked_python()  # its own processes stay
     return {one.pid for one in psutil.Process(os.getpid()).children()}
 
 
@@ -123,6 +125,29 @@ async def test_a_server_that_wants_other_credentials() -> None:
         with pytest.raises(ToolUnavailableError, match="answered 401: check its 'headers'"):
             await transport.tools()
         await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ALL_PROXY", "socks://127.0.0.1:9/"), ("NO_PROXY", "[::1]"), ("HTTP_PROXY", NOBODY)],
+)
+async def test_a_server_of_this_machine_is_reached_past_proxies(
+    http_url: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    async with connected(http(http_url)) as client:
+        assert await client.call("add", a=1, b=2) == {"total": 3}
+
+
+async def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9/")
+    lines: list[str] = []
+    transport = McpTransport(http("http://203.0.113.7/mcp", "x"), lines.append)
+    await transport.open()
+    with pytest.raises(ToolUnavailableError, match=r"ALL_PROXY='socks://.*a proxy's URL begins"):
+        await transport.tools()
+    await transport.close()
+    assert len(lines) == 1
 
 
 async def test_where_nobody_can_be_asked_the_server_hears_that_it_was_cancelled(

@@ -21,6 +21,7 @@ from agentrt.integrations.mcp.transport import McpTransport
 from agentrt.integrations.mqtt import Broker, MqttEvents, MqttTools
 from agentrt.interrupts import ToolTransport
 from agentrt.runtime.run import Run
+from tests.doubles.forked_python import forked_python
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import stdio
 from tests.integrations.mqtt.mosquitto import Mosquitto
@@ -72,6 +73,7 @@ async def offered(transport: MqttTools, count: int) -> None:
 
 
 def children() -> int:
+    forked_python()  # its own processes stay
     return len(psutil.Process().children(recursive=True))
 
 

@@ -236,6 +236,18 @@ async def test_ready_is_not_health() -> None:
         assert await at.json("/health") == {"status": "ok"}
 
 
+async def test_ready_says_what_an_engine_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may serve meanwhile."""
+    engine = Mortal()
+    waits = "replica-1: waiting for a node with room: free is 1 core"
+    monkeypatch.setattr(engine, "waits_for", lambda: [waits])
+    async with served(engine) as at:
+        assert await at.json("/ready") == {"ready": True, "why": None, "waiting": [waits]}
+        engine.up = False
+        answer = await at.get("/ready")
+        assert (answer.status_code, answer.json()["why"]) == (503, f"no engine is up: {waits}")
+
+
 async def test_ready_tells_of_what_the_server_does_not_do_by_itself_any_more() -> None:
     """1. It failed: that is told. 2. It failed again and again: the server is not ready."""
     async with served() as at:

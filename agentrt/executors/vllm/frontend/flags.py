@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
+from agentrt.files import expanded
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -92,7 +92,7 @@ def _check_adapters(adapters: Sequence[Any], *, enabled: bool) -> None:
     if adapters and not enabled:
         raise ConfigError("--lora-modules needs --enable-lora beside it, after --")
     for adapter in adapters:
-        folder = Path(adapter.path).expanduser()
+        folder = expanded(adapter.path)
         is_local = adapter.path.startswith((".", "/", "~")) or folder.exists()
         if is_local and not (folder / "adapter_config.json").is_file():
             raise ConfigError(

@@ -1,0 +1,193 @@
+"""MCP servers that are commands: their messages come on stdout, one a line.
+
+Many servers write other lines there, too: a banner, a log, text in another encoding. Such lines
+are skipped, and people are told of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Self
+
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.shared.message import SessionMessage
+from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+from pydantic import ValidationError
+
+from agentrt.integrations.mcp.config import StdioServer
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mcp.client._transport import ReadStream, TransportStreams
+
+_LAST_WORDS = 300
+_AT_ONCE = 1 << 16
+_SHOWN = 80
+"""How many characters of a stray line people are shown."""
+_BEFORE = "\ufeff\0 \t\r"
+"""What some servers write before a message: a byte order mark, above all."""
+
+
+class Stderr:
+    """What a server writes to stderr. Its end is kept, all else is dropped."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says something; "" if none does."""
+        lines = self._tail.decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def read_from(self, descriptor: int) -> None:
+        """There is something to read, or the end."""
+        try:
+            data = os.read(descriptor, _AT_ONCE)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(descriptor)
+        self._tail = (self._tail + data)[-_LAST_WORDS:]
+
+
+@asynccontextmanager
+async def opened_stdio(
+    server: StdioServer, stderr: Stderr, strayed: Callable[[str], None]
+) -> AsyncIterator[TransportStreams]:
+    """Run the server; at the block's end its stdin is closed, and then it is killed.
+
+    ``strayed`` is called with each line on stdout that is not a message.
+    """
+    # With the SDK's strict decoding, a byte that is not UTF-8 ends the reader and nothing else:
+    # it waits for the process, and all calls wait for it.
+    parameters = StdioServerParameters(
+        command=server.command,
+        args=list(server.args),
+        env=dict(server.env),
+        cwd=server.cwd or None,
+        encoding_error_handler="replace",
+    )
+    loop = asyncio.get_running_loop()
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    loop.add_reader(ours, stderr.read_from, ours)
+    _is_ours.set(True)
+    try:
+        with os.fdopen(theirs, "w") as errlog:
+            async with stdio_client(parameters, errlog) as (read, write):
+                yield _Messages(read, strayed), write
+    finally:
+        loop.remove_reader(ours)
+        stderr.read_from(ours)
+        os.close(ours)
+
+
+class _Messages:
+    """A read stream without what is not a message."""
+
+    def __init__(
+        self, stream: ReadStream[SessionMessage | Exception], strayed: Callable[[str], None]
+    ) -> None:
+        self._stream = stream
+        self._strayed = strayed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        while True:
+            item = await self._stream.__anext__()
+            if not isinstance(item, Exception):
+                return item
+            line = _line_of(item)
+            if line.strip(_BEFORE):  # an empty line is nothing to tell of
+                message = _message_in(line)
+                if message is None or line.lstrip(_BEFORE)[0] != "{":
+                    self._strayed(line)
+                if message is not None:
+                    return message
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stream.aclose()
+
+
+def shown(line: str) -> str:
+    """The beginning of a stray line, quoted, for people."""
+    text = line.strip(_BEFORE)
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+
+
+def _line_of(error: Exception) -> str:
+    """The line that the SDK could not read as a message."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    mistakes = error.errors(include_url=False)
+    if not mistakes[0]["loc"]:  # not even JSON
+        return str(mistakes[0]["input"])
+    # The input of a mistake is a part of the line, but that of a missing field is all of it.
+    whole = (
+        each["input"] for each in mistakes if each["type"] == "missing" or len(each["loc"]) < 2
+    )
+    return json.dumps(next(whole, mistakes[0]["input"]))
+
+
+def _message_in(line: str) -> SessionMessage | None:
+    """The message at the end of a line: behind a byte order mark, or behind text that was written
+    without a line's end. An answer in another form than MCP's becomes an error for its call,
+    which would wait for ever otherwise.
+    """
+    text = line.lstrip(_BEFORE)
+    start = text.find("{")
+    if start < 0:
+        return None
+    try:
+        value = json.loads(text[start:])
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    except ValueError:
+        return None
+    is_answer = isinstance(value, dict) and "method" not in value
+    if start and not is_answer:  # a log that quotes a request is not a request
+        return None
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_python(value, by_name=False))
+    except ValidationError as error:
+        number = value.get("id")
+        if not is_answer or not isinstance(number, int | str) or not value.keys() & _OUTCOMES:
+            return None
+        wrong = error.errors(include_url=False)[0]["msg"]
+        data = ErrorData(code=PARSE_ERROR, message=f"its answer is not a message of MCP: {wrong}")
+        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=data))
+
+
+_OUTCOMES = {"result", "error"}
+_is_ours = ContextVar("_is_ours", default=False)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record of the SDK says what `opened_stdio` does not say itself: it writes a
+    traceback for each line that is not a message.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not (_is_ours.get() and isinstance(error, ValueError))
+
+
+logging.getLogger("mcp.client.stdio").addFilter(_is_news)

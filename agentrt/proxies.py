@@ -1,0 +1,188 @@
+"""How a client of ours reaches a URL: past proxies on this machine, and elsewhere as the
+environment's variables say.
+
+The HTTP libraries read all those variables when a client is made, whatever it is for, and raise
+what says nothing of them: one variable that they do not understand broke each client.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import ssl
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment
+
+from agentrt.errors import ConfigError
+
+_SCHEMES = ("http", "https", "socks5", "socks5h")
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+def client_options(url: str) -> dict[str, Any]:
+    """The options of an ``httpx`` or ``httpx2`` client for ``url``: ``proxy``, ``verify``, and
+    ``trust_env``, which is off.
+
+    Raises `ConfigError`, in a line that names the variable, for one that ``url`` needs and that
+    cannot be used.
+    """
+    return {"trust_env": False, "proxy": proxy_for(url), "verify": _certificates(url)}
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy through which ``url`` is reached, as ``ALL_PROXY``, ``HTTP_PROXY``,
+    ``HTTPS_PROXY`` and ``NO_PROXY`` say; None for none. This machine's own addresses have none.
+
+    Raises `ConfigError` for a proxy that cannot be used.
+    """
+    host, scheme = _host_of(url), url.partition("://")[0].lower()
+    proxies = getproxies_environment()
+    proxy = proxies.get(scheme) or proxies.get("all")
+    if not proxy or host is None or is_own(host) or _is_exempt(url, host):
+        return None
+    kind = scheme if proxies.get(scheme) else "all"
+    name = _name_of(f"{kind}_proxy")
+    return _checked(name, proxy if "://" in proxy else f"http://{proxy}")
+
+
+def is_own(host: str) -> bool:
+    """Whether ``host`` is this machine: loopback, or an address of one of its interfaces."""
+    name = host.strip("[]").lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return name == socket.gethostname().lower()
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback or address.is_unspecified:
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
+
+
+def environment_fault(url: str) -> str | None:
+    """A line that names the variable because of which libraries that read the environment by
+    themselves cannot reach ``url``; None if none is wrong.
+    """
+    try:
+        _certificates(url)
+        for kind, proxy in getproxies_environment().items():
+            if proxy and kind in ("all", "http", "https"):
+                _checked(_name_of(f"{kind}_proxy"), proxy if "://" in proxy else f"http://{proxy}")
+    except ConfigError as error:
+        return str(error)
+    if "[" in _no_proxy():
+        name = _name_of("no_proxy")
+        return f"{name}={_no_proxy()!r}: an address stands without brackets there, as in ::1"
+    return None
+
+
+def bypass_proxies(url: str) -> None:
+    """Have libraries that read the environment by themselves reach ``url`` without a proxy, in
+    this process and its children, if it is on this machine.
+    """
+    host = _host_of(url)
+    proxies = [proxy for kind, proxy in getproxies_environment().items() if kind != "no"]
+    if host is None or not is_own(host) or not any(proxies):
+        return
+    entries = [entry.strip() for entry in _no_proxy().split(",") if entry.strip()]
+    if host not in entries:
+        entries.append(host)
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(entries)
+
+
+def _host_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _no_proxy() -> str:
+    return os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+
+
+def _is_exempt(url: str, host: str) -> bool:
+    """Whether ``NO_PROXY`` names ``host``. Its entries are names, ends of names, addresses with
+    or without brackets, networks, each with or without a port, and ``*``.
+    """
+    port = urlsplit(url).port
+    entries = [entry.strip().lower() for entry in _no_proxy().split(",")]
+    if port is not None:
+        entries = [entry.removesuffix(f":{port}") for entry in entries]
+    names = [entry.strip("[]").lstrip(".") for entry in entries]
+    return any(_names(name, host) for name in names if name)
+
+
+def _names(entry: str, host: str) -> bool:
+    if entry == "*" or host == entry or host.endswith(f".{entry}"):
+        return True
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return False
+
+
+def _name_of(name: str) -> str:
+    """The variable as it is set: in small letters, which win, or in capitals."""
+    return name if os.environ.get(name) else name.upper()
+
+
+def _checked(name: str, proxy: str) -> str:
+    """The proxy. Raises `ConfigError` for one that no client can use."""
+    way_out = "give one as http://HOST:PORT, or unset it"
+    try:
+        parts = urlsplit(proxy)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise ConfigError(f"{name}={_shown(name)}: {error}; {way_out}") from error
+    if parts.scheme.lower() not in _SCHEMES or not has_host:
+        known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+        raise ConfigError(f"{name}={_shown(name)}: a proxy's URL begins with {known}; {way_out}")
+    if parts.scheme.lower().startswith("socks") and find_spec("socksio") is None:
+        raise ConfigError(
+            f"{name}={_shown(name)}: a SOCKS proxy needs the package socksio, which is not "
+            f"installed; install it, or {way_out}"
+        )
+    return proxy
+
+
+def _shown(name: str) -> str:
+    """The variable's value without a password."""
+    value = os.environ.get(name, "")
+    start, at, end = value.rpartition("@")
+    scheme, mark, _ = start.partition("://")
+    return repr(f"{scheme}{mark}…@{end}" if at and mark else value if not at else f"…@{end}")
+
+
+def _certificates(url: str) -> ssl.SSLContext | bool:
+    """What a client verifies servers by; True is its own default.
+
+    Raises `ConfigError` for variables that cannot be used, if ``url`` needs them.
+    """
+    file, folder = (os.environ.get(name) for name in _CERTIFICATES)
+    if not file and not folder:
+        return True
+    try:
+        if file:
+            return ssl.create_default_context(cafile=file)
+        return ssl.create_default_context(capath=folder)
+    except (OSError, ValueError) as error:
+        if not url.lower().startswith("https:"):
+            return True
+        name, value = ("SSL_CERT_FILE", file) if file else ("SSL_CERT_DIR", folder)
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        if isinstance(error, ssl.SSLError):
+            why = "it has no certificate in PEM form"
+        raise ConfigError(
+            f"{name}={value!r}: {why}; give a file of certificates in PEM form, or unset it"
+        ) from error

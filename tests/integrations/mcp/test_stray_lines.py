@@ -1,0 +1,152 @@
+"""MCP servers that write to stdout what is not a message, answer in a wrong form, or hang."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt import Context, Runtime, program
+from agentrt.errors import (
+    InterruptExpiredError,
+    ToolArgumentsError,
+    ToolResultError,
+    ToolUnavailableError,
+)
+from agentrt.integrations.mcp import StdioServer
+from agentrt.integrations.mcp.transport import McpTransport
+from tests.doubles.scripted import ScriptedExecutor
+from tests.integrations.mcp.servers import WAIT_S
+
+SCRIPT = str(Path(__file__).with_name("raw_server.py"))
+
+
+def raw(name: str, folder: Path | None = None, **how: Any) -> StdioServer:
+    arguments = (SCRIPT, name, json.dumps(how), *([str(folder)] if folder else []))
+    return StdioServer(name, sys.executable, arguments)
+
+
+async def run(body: Any, *transports: McpTransport) -> Any:
+    executor = ScriptedExecutor(lambda call: "done")
+    async with Runtime(executor, tools=transports) as runtime:
+        return await runtime.start(program(body)).wait()
+
+
+@pytest.mark.parametrize(
+    ("stray", "first"),
+    [
+        ("log: caf\xe9\n", "'log: caf\ufffd'"),
+        ("\xff\xfe\x00 binary \x80\n", "'\ufffd\ufffd\\x00 binary \ufffd'"),
+        ("Server v1.2 starting\n\n  ready!\n", "'Server v1.2 starting'"),
+        ("no line end: ", "'no line end: {"),
+        ("[1, 2]\n", "'[1, 2]'"),
+        ("17\n", "'17'"),
+        ('{"level": "info", "msg": "called"}\n', '\'{"level": "info", "msg": "called"}\''),
+        ('{"jsonrpc": "1.0", "method": "x"}\n', '\'{"jsonrpc": "1.0", "method": "x"}\''),
+        ('got {"jsonrpc": "2.0", "id": 2, "method": "ping"}\n', "'got {"),
+        ("x" * 100_000 + "\n", "'" + "x" * 80 + "…'"),
+        ("\xef\xbb\xbf", None),
+        ("\r\n \n\r\n", None),
+    ],
+)
+async def test_lines_that_are_no_messages_are_skipped(
+    stray: str, first: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first is shown to people, once, and the log has no traceback."""
+
+    async def calling(ctx: Context) -> object:
+        return [await ctx.tool("bad_tool", timeout=WAIT_S) for _ in range(3)]
+
+    lines: list[str] = []
+    with caplog.at_level(logging.WARNING):
+        transport = McpTransport(raw("bad", stray=stray), lines.append)
+        assert await run(calling, transport) == ["of bad"] * 3
+    assert caplog.records == []
+    if first is None:
+        assert lines == []
+    else:
+        [line] = lines
+        assert (
+            f"'bad' writes to stdout what is not a message of MCP, and is skipped: {first}" in line
+        )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"jsonrpc": "2.0", "id": {id}, "result": "a text"}',
+        '{"jsonrpc": "1.0", "id": {id}, "result": {"content": []}}',
+        '{"id": {id}, "result": {"content": []}}',
+        '{"jsonrpc": "2.0", "id": {id}, "error": "no"}',
+    ],
+)
+async def test_an_answer_in_a_wrong_form_fails_its_call(answer: str) -> None:
+    """The call would wait for ever, as its answer was skipped."""
+
+    async def calling(ctx: Context) -> object:
+        with pytest.raises(ToolResultError, match="bad_tool"):
+            await ctx.tool("bad_tool", timeout=WAIT_S)
+        return await ctx.tool("good_tool")
+
+    servers = raw("bad", answer=answer), raw("good")
+    transports = [McpTransport(server, lambda line: None) for server in servers]
+    assert await run(calling, *transports) == "of good"
+
+
+async def test_half_a_surrogate_pair_is_replaced() -> None:
+    """JSON may have one, and UTF-8 may not: the SDK reads no message in it, nor writes one."""
+
+    async def calling(ctx: Context) -> object:
+        with pytest.raises(ToolArgumentsError, match="JSON cannot carry them"):
+            await ctx.tool("bad_tool", text="\ud800")
+        return await ctx.tool("bad_tool", timeout=WAIT_S)
+
+    content = r'{"content": [{"type": "text", "text": "half \ud800"}]}'
+    answer = f'{{"jsonrpc": "2.0", "id": {{id}}, "result": {content}}}'
+    transport = McpTransport(raw("bad", answer=answer), lambda line: None)
+    assert await run(calling, transport) == "half ?"
+
+
+@pytest.mark.parametrize("hangs", ["initialize", "tools/list"])
+async def test_a_server_that_hangs_holds_up_no_tools_of_others(hangs: str) -> None:
+    async def calling(ctx: Context) -> object:
+        for _ in range(3):
+            assert await ctx.tool("good_tool", timeout=WAIT_S) == "of good"
+        with pytest.raises(InterruptExpiredError, match=r"bad_tool was not found within 0\.01 s"):
+            await ctx.tool("bad_tool", timeout=0.01)
+        with pytest.raises(InterruptExpiredError, match=r"bad_tool was not found within 0\.01 s"):
+            await ctx.call_tool("bad_tool", {}, timeout=0.01)
+        return "went on"
+
+    servers = raw("bad", hangs=hangs), raw("good")
+    transports = [McpTransport(server, lambda line: None) for server in servers]
+    assert await run(calling, *transports) == "went on"
+
+
+async def test_a_server_that_does_not_list_its_tools_is_started_again(tmp_path: Path) -> None:
+    """Tools of all servers are listed without it, once it is known to hang."""
+
+    async def calling(ctx: Context) -> object:
+        with pytest.raises(ToolUnavailableError, match=r"did not list its tools within 0\.05 s"):
+            await ctx.mcp("bad")
+        assert [tool.name for tool in await ctx.tools()] == ["good_tool"]
+        (tmp_path / "well").touch()
+        while True:
+            try:
+                return await ctx.tool("bad_tool")
+            except ToolUnavailableError:
+                pass
+
+    lines: list[str] = []
+    servers = raw("bad", tmp_path, hangs="tools/list"), raw("good")
+    transports = [McpTransport(server, lines.append, listed_within=0.05) for server in servers]
+    assert await run(calling, *transports) == "of bad"
+    assert lines[0] == (
+        "MCP server 'bad' cannot be reached: it did not list its tools within 0.05 s; "
+        "it is tried again"
+    )
+    assert lines[-1] == "MCP server 'bad' is there again"

@@ -1,0 +1,113 @@
+"""Two clients of one id: each that connects has the broker close the other's connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiomqtt
+import pytest
+
+from agentrt.errors import ToolUnavailableError
+from agentrt.integrations.mqtt import Broker
+from agentrt.integrations.mqtt.broker import Outgoing
+from agentrt.integrations.mqtt.connection import Connection
+
+CONNACK, TAKEN_OVER = b"\x20\x03\x00\x00\x00", b"\xe0\x02\x8e\x00"
+
+
+class Pausing:
+    """A connection whose pauses last until the test goes on."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.pauses: asyncio.Queue[float] = asyncio.Queue()
+        self.goes_on = asyncio.Event()
+        self.connection = Connection(
+            broker,
+            "same",
+            on_message=lambda message: None,
+            on_connect=self._connected,
+            sleep=self._sleep,
+        )
+
+    async def _connected(self, client: aiomqtt.Client) -> None:
+        pass
+
+    async def _sleep(self, seconds: float) -> None:
+        self.goes_on.clear()
+        self.pauses.put_nowait(seconds)
+        await self.goes_on.wait()
+
+    async def pause(self) -> float:
+        """Wait for the next pause, and return how long it is to be (seconds)."""
+        async with asyncio.timeout(60):
+            return await self.pauses.get()
+
+
+@asynccontextmanager
+async def pausing(broker: Broker) -> AsyncIterator[Pausing]:
+    ours = Pausing(broker)
+    ours.connection.open()
+    try:
+        yield ours
+    finally:
+        await ours.connection.close()
+
+
+@asynccontextmanager
+async def telling_broker() -> AsyncIterator[Broker]:
+    """One that takes each client's connection away, and says that another client has its id."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        writer.write(CONNACK)
+        await reader.read(1000)  # the first message
+        writer.write(TAKEN_OVER)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield Broker("127.0.0.1", server.sockets[0].getsockname()[1])
+
+
+async def test_the_pauses_grow_and_one_line_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    pauses: list[float] = []
+    with caplog.at_level(logging.WARNING, "agentrt"):
+        async with telling_broker() as broker, pausing(broker) as ours:
+            ours.connection.send(Outgoing("here", b"", qos=1))
+            for _ in range(8):
+                pauses.append(await ours.pause())
+                with pytest.raises(ToolUnavailableError, match="connected with the id 'same'"):
+                    await ours.connection.ready(0)
+                ours.goes_on.set()
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    [record] = caplog.records
+    assert record.getMessage() == (
+        f"broker {broker}: another client connected with the id 'same' and has taken the "
+        "connection over; give that client an id of its own; it is tried again after longer pauses"
+    )
+
+
+async def test_where_the_broker_does_not_say_so(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Mosquitto before 2.1 closes the older connection without a word."""
+    pauses: list[float] = []
+    with caplog.at_level(logging.WARNING, "agentrt"):
+        async with pausing(broker) as ours:
+            for _ in range(5):
+                await ours.connection.ready(60)
+                async with aiomqtt.Client(
+                    broker.host,
+                    broker.port,
+                    identifier="same",
+                    protocol=aiomqtt.ProtocolVersion.V5,
+                ):
+                    pauses.append(await ours.pause())
+                ours.goes_on.set()
+            await ours.connection.ready(60)
+    assert pauses in ([0, 0.1, 0.2, 0.4, 0.8], [1, 2, 4, 8, 16])
+    [record] = caplog.records
+    assert "the id 'same'" in record.getMessage()
