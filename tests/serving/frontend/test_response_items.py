@@ -23,7 +23,17 @@ from tests.serving.local import MODEL, LocalServer, open_server
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 PATH = "/v1/responses"
-FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }} "
+    "{{ t.function.description }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content or [] %}"
+    "{{ p.text or p }}{% endfor %}{% endif %}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments | tojson }}"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""It shows tools at the front, as most do."""
 ASK = {"type": "message", "role": "user", "content": "Go on."}
 LEFT_OUT = "x-agentrt-left-out"
 
@@ -43,8 +53,11 @@ def said() -> Said:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def local(said: Said) -> AsyncIterator[LocalServer]:
-    async with open_server(said, flags=FLAGS) as opened:
+async def local(said: Said, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalServer]:
+    path = tmp_path_factory.mktemp("templates") / "front.jinja"
+    path.write_text(TEMPLATE, encoding="utf-8")
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser=hermes", f"--chat-template={path}")
+    async with open_server(said, flags=flags) as opened:
         yield opened
 
 
@@ -60,15 +73,20 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 class Harmony(Said):
     """The same in gpt-oss's format."""
 
+    text = "<|channel|>final<|message|>Yes.<|return|>"
+
     def __call__(self, call: Call) -> Any:
         return encode(super().__call__(call))
 
 
+@pytest.fixture(scope="module")
+def harmony_said() -> Harmony:
+    return Harmony()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def harmony(gpt_oss: str) -> AsyncIterator[LocalServer]:
-    says = Harmony()
-    says.text = "<|channel|>final<|message|>Yes.<|return|>"
-    async with open_server(says, model=gpt_oss) as opened:
+async def harmony(gpt_oss: str, harmony_said: Harmony) -> AsyncIterator[LocalServer]:
+    async with open_server(harmony_said, model=gpt_oss) as opened:
         yield opened
 
 
@@ -137,9 +155,100 @@ async def test_a_tool_of_any_type_stands_beside_a_function(either: LocalServer, 
                 continue
             assert answer.status_code == 200, answer.text
             assert [one["type"] for one in answer.json()["tools"]] == [t["type"] for t in tools]
-            assert (kind in answer.headers.get(LEFT_OUT, "")) == (kind in LEFT or tool not in tools)
+            if tool in tools:
+                assert (answer.headers.get(LEFT_OUT) == kind) == (kind in LEFT)
 
 
 LEFT = TOOLS.keys() - {
     *("function", "custom", "namespace", "local_shell", "shell", "apply_patch", "tool_search")
 }
+
+
+async def test_the_header_names_what_was_left_out(local: LocalServer) -> None:
+    answer = await respond(
+        local,
+        {"type": "web_search_call", "id": "w", "status": "completed"},
+        {"type": "ghost_snapshot"},
+        {"type": "ghost snap\nshot"},
+        tools=[{"type": "image_generation"}],
+        include=["web_search_call.action.sources", "reasoning.encrypted_content"],
+        tool_choice={"type": "image_generation"},
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[LEFT_OUT] == ", ".join(
+        [
+            *("image_generation", "web_search_call", "ghost_snapshot", "ghost?snap?shot"),
+            *("tool_choice.image_generation", "include.web_search_call.action.sources"),
+        ]
+    )
+    assert LEFT_OUT not in (await respond(local)).headers
+
+
+async def test_an_input_of_which_nothing_can_be_read_is_refused(either: LocalServer) -> None:
+    body = {"model": MODEL, "input": [{"type": "ghost_snapshot"}]}
+    answer = await either.client.post(PATH, json=body)
+    assert answer.status_code == 400
+    assert "ghost_snapshot" in answer.json()["error"]["message"]
+
+
+async def test_the_prompt_has_what_items_say(either: LocalServer) -> None:
+    """Calls and their outputs, whoever ran them; a refusal; and all parts of a message."""
+    history = [
+        {"type": kind, **ITEMS[kind]}
+        for kind in ("local_shell_call", "local_shell_call_output", "mcp_call", "shell_call")
+    ]
+    history.append({"type": "shell_call_output", **ITEMS["shell_call_output"]})
+    history += [ODD["a refusal"], ODD["a summary of reasoning"]]
+    parts = [{"type": "output_text", "text": text} for text in ("first ", "second")]
+    history.append({"type": "message", "role": "assistant", "content": parts})
+    answer = await respond(either, ASK, *history)
+    assert answer.status_code == 200, answer.text
+    assert LEFT_OUT not in answer.headers
+    prompt = prompt_of(either)
+    for words in ("made.txt", "s__look", "seen words", "[exit code 2]", "I will not."):
+        assert words in prompt
+    assert "first second" in prompt
+    assert '"command": ["ls"]' in prompt
+
+
+async def test_reasoning_that_only_its_server_can_read_is_left_out(either: LocalServer) -> None:
+    answer = await respond(either, ASK, {"type": "reasoning", **ITEMS["reasoning"]})
+    assert answer.headers[LEFT_OUT] == "reasoning"
+    own = {"type": "reasoning_text", "text": "I wonder."}
+    item = {"type": "reasoning", "id": "r", "summary": [], "content": [own]}
+    answer = await respond(either, ASK, {**item, "encrypted_content": "gAAAA"})
+    assert answer.status_code == 200, answer.text
+    assert LEFT_OUT not in answer.headers
+
+
+async def test_a_reference_is_to_an_item_of_a_stored_response(either: LocalServer) -> None:
+    made = await respond(either, {**ASK, "id": "msg-mine", "content": "My own words."})
+    [message] = [item for item in made.json()["output"] if item["type"] == "message"]
+    answer = await respond(
+        either, {"type": "item_reference", "id": "msg-mine"}, {"id": message["id"]}
+    )
+    assert LEFT_OUT not in answer.headers
+    assert "My own words." in prompt_of(either)
+    assert "Yes." in prompt_of(either)
+    other = {"x-agentrt-tenant": "other"}
+    body = {"model": MODEL, "input": [{"type": "item_reference", "id": "msg-mine"}, ASK]}
+    answer = await either.client.post(PATH, json=body, headers=other)
+    assert answer.headers[LEFT_OUT] == "item_reference"
+
+
+async def test_a_loaded_tool_is_told_where_it_was_loaded(local: LocalServer) -> None:
+    """And is not at the front of the prompt, so that what is cached stays."""
+    search = {"type": "tool_search", "execution": "client"}
+    late = {**TOOLS["function"], "type": "function", "name": "tides", "defer_loading": True}
+    tools = [search, {"type": "function", **TOOLS["function"]}, late]
+    assert (await respond(local, ASK, tools=tools)).status_code == 200
+    before = prompt_of(local)
+    assert "tides" not in before
+    found = [{"type": kind, **ITEMS[kind]} for kind in ("tool_search_call", "tool_search_output")]
+    assert (await respond(local, ASK, *found, tools=tools)).status_code == 200
+    after = prompt_of(local)
+    assert after.count("tides") == 1
+    assert after.startswith(before[: before.index("Go on.")])
+    tools = tools[1:]  # without a search that the client runs, no tool can be loaded later
+    assert (await respond(local, tools=tools)).status_code == 200
+    assert "tides" in prompt_of(local)
