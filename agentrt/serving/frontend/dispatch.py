@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -25,6 +26,7 @@ from agentrt.serving.frontend.exchange import Exchange, Key
 from agentrt.serving.frontend.left_out import LeftOut
 from agentrt.serving.frontend.response_items import TRIGGER
 from agentrt.serving.frontend.response_requests import TOOL_SERVER_TYPES, Model, Prepared, prepare
+from agentrt.serving.frontend.response_socket import ResponseSocket
 from agentrt.serving.frontend.responses import ASKING, Asking, Kept, ResponseStore
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import no_socket
@@ -88,6 +90,8 @@ class FrontendApp:
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
         self._store = ResponseStore(server.runtime.now, lambda: server.response_rows)
+        self._sockets: set[ResponseSocket] = set()
+        server.at_drain.append(self._drain)
         self._models_of: dict[int, Model] = {}
         for front in fronts:
             if (responses := front.app.state.openai_serving_responses) is not None:
@@ -95,8 +99,8 @@ class FrontendApp:
                 self._models_of[id(front)] = _model_of(front, responses)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":  # vLLM's own are not public
-            await no_socket(scope["path"])(scope, receive, send)
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
             return
         request = Request(scope, receive)
         if not is_public(scope["path"], operator=scope["state"]["operator"]):
@@ -110,6 +114,22 @@ class FrontendApp:
             log_fault(status, error)
             refusal = JSONResponse(in_form_of(scope["path"], body), status, headers)
             await refusal(scope, receive, send)
+
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a WebSocket of the Responses API. vLLM's own are not public."""
+        if scope["path"] != RESPONSES or RESPONSES not in self.paths:
+            await no_socket(scope["path"])(scope, receive, send)
+            return
+        connection = ResponseSocket(scope, receive, send)
+        self._sockets.add(connection)
+        try:
+            await connection.serve()
+        finally:
+            self._sockets.remove(connection)
+
+    async def _drain(self) -> None:
+        """The server stops: close connections on which nothing is answered."""
+        await asyncio.gather(*(socket.drain() for socket in tuple(self._sockets)))
 
     async def _serve(self, request: Request, send: Send) -> None:
         path, tenant = request.scope["path"], request.scope["state"]["tenant"]

@@ -8,7 +8,6 @@ function calls and outputs of functions. Items that no model can read are left o
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -310,7 +309,7 @@ def summary_of(item: Item) -> str | None:
         return None
     try:
         return base64.b64decode(content.removeprefix(_COMPACTED), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no base64, or no text in it
         return None
 
 

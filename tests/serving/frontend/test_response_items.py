@@ -146,7 +146,7 @@ async def test_all_items_at_once(either: LocalServer) -> None:
 @pytest.mark.parametrize("kind", TOOLS)
 async def test_a_tool_of_any_type_stands_beside_a_function(either: LocalServer, kind: str) -> None:
     tool = {"type": kind, **TOOLS[kind]}
-    function = {"type": "function", "name": "plain", "parameters": SCHEMA}
+    function: dict[str, Any] = {"type": "function", "name": "plain", "parameters": SCHEMA}
     for tools in ([tool], [function, tool], [{"type": kind}, function]):
         for choice in ("auto", "none"):
             answer = await respond(either, tools=tools, tool_choice=choice)
@@ -193,7 +193,7 @@ async def test_an_input_of_which_nothing_can_be_read_is_refused(either: LocalSer
 
 async def test_the_prompt_has_what_items_say(either: LocalServer) -> None:
     """Calls and their outputs, whoever ran them; a refusal; and all parts of a message."""
-    history = [
+    history: list[dict[str, Any]] = [
         {"type": kind, **ITEMS[kind]}
         for kind in ("local_shell_call", "local_shell_call_output", "mcp_call", "shell_call")
     ]
