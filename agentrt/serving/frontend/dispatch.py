@@ -24,7 +24,7 @@ from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_len
 from agentrt.serving.frontend.conversations import RESPONSES
 from agentrt.serving.frontend.exchange import Exchange, Key
 from agentrt.serving.frontend.left_out import LeftOut
-from agentrt.serving.frontend.response_items import TRIGGER
+from agentrt.serving.frontend.response_items import TRIGGER, references
 from agentrt.serving.frontend.response_requests import TOOL_SERVER_TYPES, Model, Prepared, prepare
 from agentrt.serving.frontend.response_socket import ResponseSocket
 from agentrt.serving.frontend.responses import ASKING, Asking, Kept, ResponseStore
@@ -201,6 +201,8 @@ class FrontendApp:
             return Prepared(fields)
         tenant = ASKING.get().tenant
         before = await self._before(tenant, fields)
+        if names := references(fields.get("input")):
+            await self._store.load_items(tenant, names)
         return prepare(
             fields,
             self._models_of.get(id(front), Model()),

@@ -313,6 +313,18 @@ def summary_of(item: Item) -> str | None:
         return None
 
 
+def references(own_input: Any) -> list[str]:
+    """The ids of the items that an input refers to."""
+    items = own_input if isinstance(own_input, list) else ()
+    return [
+        item["id"]
+        for item in items
+        if isinstance(item, Mapping)
+        and (item.get("type") == "item_reference" or not ("type" in item or "role" in item))
+        and isinstance(item.get("id"), str)
+    ]
+
+
 # -- values --------------------------------------------------------------------------------
 
 

@@ -65,6 +65,9 @@ class Rows(Protocol):
     async def load(self, tenant: str, response_id: str) -> tuple[Finished, Sequence[Any]] | None:
         """A tenant's response and all items of its chat; None if there is none."""
 
+    async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
+        """The tenant's responses that have these items."""
+
 
 @dataclass(slots=True)
 class Kept:
@@ -146,6 +149,14 @@ class ResponseStore:
         own.complete(kept, finished, items)
         self._grow(tenant, response_id, finished.size)
         return kept
+
+    async def load_items(self, tenant: str, item_ids: Sequence[str]) -> None:
+        """Load the responses that have these items, where they are in the database only."""
+        rows = self._rows()
+        missing = [name for name in item_ids if self.item(tenant, name) is None]
+        if rows is not None and missing:
+            for response_id in sorted(await rows.owners(tenant, missing)):
+                await self.load(tenant, response_id)
 
     def item(self, tenant: str, item_id: str) -> Item | None:
         """The tenant's item of that id, of the responses in memory."""
