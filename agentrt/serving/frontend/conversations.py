@@ -64,6 +64,8 @@ def items(given: Any) -> Iterator[Message]:
             )
         elif kind.endswith("_output"):
             yield _message("tool", _text(item.get("output")))
+        elif kind == "compaction":
+            yield _message(kind, _text(item.get("encrypted_content")))
         elif kind not in _THOUGHTS:
             yield _message(kind, _dump(item))
 

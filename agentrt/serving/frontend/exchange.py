@@ -304,9 +304,11 @@ class Exchange:
         hashes, replies = self._entry.hashes, self._answer.replies
         before = hashes[-1] if hashes else b""
         ends = [chain(reply, before)[-1] for reply in replies if reply] if hashes else []
+        is_summary = self.edit is not None and self.edit.is_compaction
+        summary = chain(replies[0])[-1] if is_summary and replies and replies[0] else None
         tools = tools_of(replies[0]) if replies else []
         is_cut = self._caller.is_gone and self._reads <= _BEFORE.get(self.path, 0)
-        self.server.programs.leave(self._entry, ends, tools, is_cut=is_cut)
+        self.server.programs.leave(self._entry, ends, tools, is_cut=is_cut, summary=summary)
         self.server.tenants.leave(self.tenant, self.calls)
         if self.path == RESPONSES and self._answer.id:
             self._keep(ends[0] if ends else None)

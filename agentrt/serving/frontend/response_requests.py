@@ -25,6 +25,8 @@ _INCLUDED = frozenset(
     ]
 )
 """What vLLM knows of ``include``: it refuses all other values."""
+_TIERS = frozenset(["auto", "default", "flex", "scale", "priority"])
+"""What vLLM knows of ``service_tier``, which changes nothing here."""
 TOOL_SERVER_TYPES = frozenset(["code_interpreter", "container", "mcp", "web_search_preview"])
 """Tools that vLLM itself runs where it has a tool server."""
 
@@ -73,7 +75,8 @@ def prepare(
     """
     own_input = fields.get("input")
     tools = fields.get("tools")
-    if isinstance(own_input, str) and not tools and before is None and not fields.get("include"):
+    is_plain = isinstance(own_input, str) and before is None
+    if is_plain and not any(fields.get(name) for name in ("tools", "include", "service_tier")):
         return Prepared(fields)
     changed: dict[str, Any] = {}
     carried = carried_tools(tools if isinstance(tools, list) else (), left_out, model.own_tools)
@@ -96,8 +99,7 @@ def prepare(
     if tools is None or isinstance(tools, list):
         changed["tools"] = [*functions, *carried.own]
         changed["tool_choice"] = choice
-    if isinstance(fields.get("include"), list):
-        changed["include"] = [one for one in fields["include"] if _is_included(one, left_out)]
+    changed |= _known_values(fields, left_out)
     if reader.is_compaction:
         changed |= {"tool_choice": "none" if changed.get("tools") else "auto", "text": None}
     shown = {
@@ -123,8 +125,16 @@ def _items(own_input: Any) -> list[Any] | None:
     return own_input if isinstance(own_input, list) else None
 
 
-def _is_included(value: Any, left_out: LeftOut) -> bool:
-    if not isinstance(value, str) or value in _INCLUDED:
-        return True
-    left_out.add(f"include.{value}")
-    return False
+def _known_values(fields: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
+    """Fields without the values that vLLM would refuse, and that change nothing here."""
+    known: dict[str, Any] = {}
+    include, tier = fields.get("include"), fields.get("service_tier")
+    if isinstance(include, list):
+        unknown = [one for one in include if isinstance(one, str) and one not in _INCLUDED]
+        for name in unknown:
+            left_out.add(f"include.{name}")
+        known["include"] = [one for one in include if one not in unknown]
+    if isinstance(tier, str) and tier not in _TIERS:
+        left_out.add(f"service_tier.{tier}")
+        known["service_tier"] = "auto"
+    return known

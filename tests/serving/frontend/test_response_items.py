@@ -173,12 +173,14 @@ async def test_the_header_names_what_was_left_out(local: LocalServer) -> None:
         tools=[{"type": "image_generation"}],
         include=["web_search_call.action.sources", "reasoning.encrypted_content"],
         tool_choice={"type": "image_generation"},
+        service_tier="fast",
     )
     assert answer.status_code == 200, answer.text
     assert answer.headers[LEFT_OUT] == ", ".join(
         [
             *("image_generation", "web_search_call", "ghost_snapshot", "ghost?snap?shot"),
             *("tool_choice.image_generation", "include.web_search_call.action.sources"),
+            "service_tier.fast",
         ]
     )
     assert LEFT_OUT not in (await respond(local)).headers
