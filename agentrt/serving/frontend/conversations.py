@@ -55,7 +55,7 @@ def items(given: Any) -> Iterator[Message]:
     if isinstance(given, str):
         yield _message("user", given)
     for item in _objects(given):
-        kind = item.get("type") or "message"
+        kind = str(item.get("type") or "message")
         if kind == "message":
             yield _message(item.get("role"), _text(item.get("content")))
         elif kind.endswith("_call"):

@@ -20,7 +20,13 @@ from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.bodies import LONG, given, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
-from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length, within_window
+from agentrt.serving.frontend.bounds import (
+    KnownFields,
+    check_bounds,
+    check_length,
+    check_lists,
+    within_window,
+)
 from agentrt.serving.frontend.conversations import RESPONSES
 from agentrt.serving.frontend.exchange import Exchange, Key
 from agentrt.serving.frontend.left_out import LeftOut
@@ -199,7 +205,8 @@ class FrontendApp:
         """A request as vLLM can answer it, without what is added to ``left_out``."""
         if path != RESPONSES or not fields:
             return Prepared(fields)
-        tenant = ASKING.get().tenant
+        tenant, size = ASKING.get().tenant, ASKING.get().size
+        check_lists(fields, size)
         before = await self._before(tenant, fields)
         if names := references(fields.get("input")):
             await self._store.load_items(tenant, names)

@@ -12,7 +12,7 @@ from starlette.types import Message, Send
 
 HEADER = b"x-agentrt-left-out"
 MOST_TYPES = 32
-"""Types that the header names; types beyond these are in the log."""
+"""Types that the header and a line of the log name at most."""
 _MOST_KNOWN = 1024
 """Types of one path that the log has named. Beyond these, types are logged no more."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:/-]")
@@ -65,7 +65,8 @@ def log_left_out(path: str, types: Iterable[str]) -> None:
     """Log the types that were left out of a request: as a warning the first time, since a client
     sends the same types with each request.
     """
-    new = [kind for kind in types if (path, kind) not in _logged]
+    named = list(types)[:MOST_TYPES]
+    new = [kind for kind in named if (path, kind) not in _logged]
     if new and len(_logged) < _MOST_KNOWN:
         _logged.update((path, kind) for kind in new)
         _LOG.warning(
@@ -74,4 +75,4 @@ def log_left_out(path: str, types: Iterable[str]) -> None:
             ", ".join(new),
         )
     else:
-        _LOG.debug("%s: left out of a request: %s", path, ", ".join(types))
+        _LOG.debug("%s: left out of a request: %s", path, ", ".join(named))

@@ -42,6 +42,7 @@ _COMPACTED = "agentrt.summary:"
 _SUMMARY = "This is a summary of the conversation before this point:"
 COMPACTIONS = ("compaction", "context_compaction", "compaction_summary")
 TRIGGER = "compaction_trigger"
+REFERENCE = "item_reference"
 _LOADED = "These tools can be called from now on:"
 _ONLY_HERE = ("defer_loading", "strict", "type")
 _RESULTS = {
@@ -91,9 +92,7 @@ class ItemReader:
         return chat
 
     def _read_item(self, item: Item) -> Iterator[Json]:
-        kind = item.get("type")
-        if kind is None:
-            kind = "message" if "role" in item else "item_reference"
+        kind = item_type(item)
         if kind == "message":
             yield from self._read_message(item)
         elif kind == "reasoning":
@@ -105,14 +104,14 @@ class ItemReader:
             )
         elif kind == TRIGGER:
             self.is_compaction = True
-        elif kind == "item_reference":
+        elif kind == REFERENCE:
             yield from self._read_reference(item)
         elif kind == "additional_tools" and isinstance(item.get("tools"), list):
             self._add_tools(item["tools"])
-        elif isinstance(kind, str) and kind.endswith("_output"):
+        elif kind.endswith("_output"):
             yield from self._read_output(kind, item)
         else:
-            yield from self._read_call(str(kind), item)
+            yield from self._read_call(kind, item)
 
     def _unless_none(self, kind: object, item: Json | None) -> Iterator[Json]:
         """The item; None leaves out an item of this ``kind``."""
@@ -125,7 +124,7 @@ class ItemReader:
 
     def _read_message(self, item: Item) -> Iterator[Json]:
         role, content = item.get("role"), item.get("content")
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             self.left_out.add(f"message.{role}")
             return
         parts = [content] if isinstance(content, str) else content
@@ -191,8 +190,8 @@ class ItemReader:
     def _read_reference(self, item: Item) -> Iterator[Json]:
         name = item.get("id")
         stored = self.item_of(name) if isinstance(name, str) else None
-        if stored is None or stored.get("type") == "item_reference":
-            self.left_out.add("item_reference")
+        if stored is None or item_type(stored) == REFERENCE:
+            self.left_out.add(REFERENCE)
         else:
             yield from self._read_item(stored)
 
@@ -313,6 +312,14 @@ def summary_of(item: Item) -> str | None:
         return None
 
 
+def item_type(item: Item) -> str:
+    """The type of an item. A message, and a reference to an item, may come without it."""
+    kind = item.get("type")
+    if isinstance(kind, str):
+        return kind
+    return "message" if "role" in item else REFERENCE
+
+
 def references(own_input: Any) -> list[str]:
     """The ids of the items that an input refers to."""
     items = own_input if isinstance(own_input, list) else ()
@@ -320,7 +327,7 @@ def references(own_input: Any) -> list[str]:
         item["id"]
         for item in items
         if isinstance(item, Mapping)
-        and (item.get("type") == "item_reference" or not ("type" in item or "role" in item))
+        and item_type(item) == REFERENCE
         and isinstance(item.get("id"), str)
     ]
 
@@ -332,13 +339,13 @@ def text_of(part: Any) -> str | None:
     """The text of a part of a message; None for a part that is no text."""
     if isinstance(part, str):
         return part
-    name = _TEXT_FIELDS.get(str(_kind(part)))
+    name = _TEXT_FIELDS.get(_kind(part))
     value = part.get(name) if name is not None else None
     return value if isinstance(value, str) else None
 
 
-def _kind(part: Any) -> object:
-    return part.get("type") if isinstance(part, Mapping) else type(part).__name__
+def _kind(part: Any) -> str:
+    return str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
 
 
 def _text(text: str) -> Json:

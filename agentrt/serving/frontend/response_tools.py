@@ -19,6 +19,8 @@ from agentrt.serving.frontend.left_out import LeftOut
 
 Json = dict[str, Any]
 
+_MOST_INNER = 1025
+"""Tools of a namespace that are read: one more than a request may have, so that it is refused."""
 INPUT = "input"
 """The argument of a function that stands for a custom tool."""
 _TEXT = {"type": "string"}
@@ -102,16 +104,14 @@ class Carried:
     functions: list[Json] = field(default_factory=list)
     own: list[Json] = field(default_factory=list)
     carriers: dict[str, Carrier] = field(default_factory=dict)
-
-    @property
-    def names(self) -> set[str]:
-        return {function["name"] for function in self.functions}
+    names: set[str] = field(default_factory=set)
 
     def add(self, function: Json, carrier: Carrier | None = None) -> None:
         """Add a function, unless there is already a function of its name."""
         if function["name"] in self.names:
             return
         self.functions.append(function)
+        self.names.add(function["name"])
         if carrier is not None:
             self.carriers[function["name"]] = carrier
 
@@ -157,8 +157,10 @@ def carried_tools(
     return carried
 
 
-def _kind(tool: object) -> object:
-    return tool.get("type") if isinstance(tool, Mapping) else None
+def _kind(tool: object) -> str | None:
+    """The type of a tool; None for a value that is no tool, or has no such type."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _carry(tool: Any, carried: Carried, left_out: LeftOut, kept: frozenset[str]) -> None:
@@ -170,7 +172,7 @@ def _carry(tool: Any, carried: Carried, left_out: LeftOut, kept: frozenset[str])
     elif kind == "custom" and _has_name(tool):
         carried.add(_custom(tool), Carrier("custom", tool["name"]))
     elif kind == "namespace" and _has_name(tool) and isinstance(tool.get("tools"), list):
-        for inner in tool["tools"]:
+        for inner in tool["tools"][:_MOST_INNER]:
             _carry_namespaced(inner, tool["name"], carried, left_out)
     elif isinstance(kind, str) and kind in CLIENT_TOOLS and _is_of_client(tool):
         carried.add(_client_function(kind, tool), Carrier(kind, kind))

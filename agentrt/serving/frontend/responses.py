@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentrt.serving.frontend.response_answers import AnswerEdit
+from agentrt.serving.frontend.response_items import REFERENCE, item_type
 
 MOST = 1000
 """Responses that are kept of one tenant."""
@@ -108,7 +109,9 @@ class _OfTenant:
         kept.end, kept.whole = finished.end, finished.response
         kept.items, kept.own_items = items, finished.added
         for item in finished.added:
-            if isinstance(item, Mapping) and isinstance(item.get("id"), str) and len(item) > 2:
+            if not isinstance(item, Mapping) or not isinstance(item.get("id"), str):
+                continue
+            if item_type(item) != REFERENCE:
                 self.items[item["id"]] = item
 
 
