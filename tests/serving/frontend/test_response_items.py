@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -87,6 +88,23 @@ def harmony_said() -> Harmony:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harmony(gpt_oss: str, harmony_said: Harmony) -> AsyncIterator[LocalServer]:
     async with open_server(harmony_said, model=gpt_oss) as opened:
+        yield opened
+
+
+class HeldSaid(Said):
+    """What a model says whose outputs are held to our tool form."""
+
+    text = json.dumps({"answer": "Yes."})
+
+
+@pytest.fixture(scope="module")
+def held_said() -> HeldSaid:
+    return HeldSaid()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def held(held_said: HeldSaid) -> AsyncIterator[LocalServer]:
+    async with open_server(held_said) as opened:
         yield opened
 
 

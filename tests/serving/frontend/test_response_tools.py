@@ -13,11 +13,13 @@ from tests.serving.frontend.response_items import GRAMMAR, SCHEMA
 from tests.serving.frontend.test_response_items import (  # noqa: F401
     PATH,
     Harmony,
+    HeldSaid,
     Said,
-    either,
     gpt_oss,
     harmony,
     harmony_said,
+    held,
+    held_said,
     local,
     prompt_of,
     said,
@@ -87,10 +89,18 @@ OUTPUTS = {
 }
 
 
+@pytest.fixture(params=["local", "harmony", "held"])
+def either(request: pytest.FixtureRequest) -> LocalServer:
+    """A server of each kind of family: with a format of vLLM's, gpt-oss's, and our own."""
+    server: LocalServer = request.getfixturevalue(request.param)
+    return server
+
+
 @pytest.fixture
-def says(either: LocalServer, request: pytest.FixtureRequest) -> Said:  # noqa: F811
+def says(either: LocalServer, request: pytest.FixtureRequest) -> Said:
     """What the model of the server says."""
-    name = "said" if request.node.callspec.params["either"] == "local" else "harmony_said"
+    family = request.node.callspec.params["either"]
+    name = {"local": "said", "held": "held_said"}.get(family, "harmony_said")
     speaker: Said = request.getfixturevalue(name)
     return speaker
 
@@ -102,6 +112,8 @@ def calling(says: Said, name: str, arguments: Any) -> str:
         head = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
         return f"{head}{text}<|call|>"
     called = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    if isinstance(says, HeldSaid):
+        return called
     return f"<tool_call>\n{called}\n</tool_call>"
 
 
@@ -119,7 +131,7 @@ def same(item: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("kind", CALLS)
 async def test_a_call_has_the_form_of_the_clients_tool(
-    either: LocalServer,  # noqa: F811
+    either: LocalServer,
     says: Said,
     kind: str,
 ) -> None:
@@ -184,7 +196,7 @@ async def test_a_call_has_the_form_of_the_clients_tool(
     ],
 )
 async def test_a_tool_can_be_chosen(
-    either: LocalServer,  # noqa: F811
+    either: LocalServer,
     says: Said,
     choice: Any,
     name: str,
@@ -205,7 +217,7 @@ async def test_a_tool_can_be_chosen(
 
 
 async def test_allowed_tools_are_the_only_tools(
-    either: LocalServer,  # noqa: F811
+    either: LocalServer,
     says: Said,
 ) -> None:
     says.text = calling(says, "agents__spawn", {})
@@ -219,7 +231,7 @@ async def test_allowed_tools_are_the_only_tools(
     assert "local_shell" not in prompt_of(either)
 
 
-async def test_the_grammar_of_a_custom_tool_is_told(either: LocalServer) -> None:  # noqa: F811
+async def test_the_grammar_of_a_custom_tool_is_told(either: LocalServer) -> None:
     body = {"model": MODEL, "input": "Work.", "tools": TOOLS}
     await either.post(PATH, body)
     assert "*** Begin Patch" in prompt_of(either)
@@ -227,7 +239,7 @@ async def test_the_grammar_of_a_custom_tool_is_told(either: LocalServer) -> None
 
 @pytest.mark.parametrize("length", [1, 12, 20])
 async def test_a_call_that_was_cut_off_has_the_form_too(
-    either: LocalServer,  # noqa: F811
+    either: LocalServer,
     says: Said,
     length: int,
 ) -> None:
