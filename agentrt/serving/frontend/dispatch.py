@@ -299,9 +299,11 @@ async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str 
 def _model_of(front: Front, responses: Any) -> Model:
     """What reading requests of the Responses API for the model of ``front`` depends on."""
     has_server = getattr(front.args, "tool_server", None) is not None
+    profile = front.profile()
+    takes = {"input_image": profile.images, "input_audio": profile.audio}
     return Model(
         harmony=responses.use_harmony,
-        images=front.profile().images,
+        media=frozenset(kind for kind, is_taken in takes.items() if is_taken),
         own_tools=TOOL_SERVER_TYPES if has_server else frozenset(),
     )
 

@@ -36,7 +36,7 @@ _TEXT_FIELDS = {
     "refusal": "refusal",
 }
 """Parts that are text, and the field that has it."""
-_MEDIA = {"input_image": "image_url", "input_audio": "input_audio"}
+MEDIA = {"input_image": "image_url", "input_audio": "input_audio"}
 """Parts that some models take, and the field without which vLLM cannot read them."""
 _COMPACTED = "agentrt.summary:"
 _SUMMARY = "This is a summary of the conversation before this point:"
@@ -65,7 +65,7 @@ class ItemReader:
     """Reads the items of one request.
 
     ``carried`` has its tools, to which items may add. ``item_of`` finds an item of a stored
-    response by its id. ``images`` says whether the model takes images in the outputs of tools.
+    response by its id. ``media`` are the types of parts, besides text, that the model takes.
     With ``strict_calls``, each output needs a call that comes before it, and has plain text, as
     the harmony format wants it. ``is_compaction`` is set when an item asks for a summary.
     """
@@ -73,7 +73,7 @@ class ItemReader:
     carried: Carried
     left_out: LeftOut
     item_of: Callable[[str], Item | None]
-    images: bool = False
+    media: frozenset[str] = frozenset()
     strict_calls: bool = False
     is_compaction: bool = False
     _call_ids: dict[str, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class ItemReader:
             if text:
                 yield _assistant(item, text)
             return
-        known = [] if isinstance(content, str) else [*self._parts(parts, images=True)]
+        known = [] if isinstance(content, str) else [*self._parts(parts)]
         if isinstance(content, str) or known:
             yield {"type": "message", "role": role, "content": known or content}
 
@@ -150,13 +150,13 @@ class ItemReader:
             else:
                 yield text
 
-    def _parts(self, parts: Sequence[Any], *, images: bool) -> Iterator[Json]:
+    def _parts(self, parts: Sequence[Any]) -> Iterator[Json]:
         """The parts of a message or output that vLLM reads. In place of another part is a note."""
         for part in parts:
             text, kind = text_of(part), _kind(part)
             if text is not None:
                 yield _text(text)
-            elif kind in _MEDIA and part.get(_MEDIA[kind]) and (images or kind != "input_image"):
+            elif kind in self.media and part.get(MEDIA[kind]):
                 yield {"detail": "auto", **part} if kind == "input_image" else dict(part)
             else:
                 self.left_out.add(kind)
@@ -266,7 +266,7 @@ class ItemReader:
         if kind == "computer_call_output" and isinstance(output, Mapping):
             output = [{**output, "type": "input_image"}]
         if isinstance(output, list) and all(isinstance(part, Mapping) for part in output):
-            parts = [*self._parts(output, images=self.images)]
+            parts = [*self._parts(output)]
             texts = [part["text"] for part in parts if part["type"] == "input_text"]
             return "\n".join(texts) if len(texts) == len(parts) else parts
         if output is None:

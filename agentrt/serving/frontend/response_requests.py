@@ -39,11 +39,11 @@ Items = Sequence[Any]
 @dataclass(frozen=True, slots=True)
 class Model:
     """What reading a request depends on: whether the model's chats are in the ``harmony`` format,
-    whether it takes ``images``, and the types of tools that vLLM runs by itself.
+    the types of parts besides text that it takes, and the types of tools that vLLM runs by itself.
     """
 
     harmony: bool = False
-    images: bool = False
+    media: frozenset[str] = frozenset()
     own_tools: frozenset[str] = frozenset()
 
 
@@ -80,7 +80,7 @@ def prepare(
         return Prepared(fields)
     changed: dict[str, Any] = {}
     carried = carried_tools(tools if isinstance(tools, list) else (), left_out, model.own_tools)
-    reader = ItemReader(carried, left_out, item_of, model.images, strict_calls=model.harmony)
+    reader = ItemReader(carried, left_out, item_of, model.media, strict_calls=model.harmony)
     items = _items(own_input)
     if items is not None:
         changed["input"] = chat = reader.read([*(before or ()), *items])

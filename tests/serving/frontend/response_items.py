@@ -94,6 +94,14 @@ ODD: dict[str, dict[str, Any]] = {
         "content": [{"type": "input_file", "file_id": "f", "filename": "n"}],
     },
     "an image by its id": {"role": "user", "content": [{"type": "input_image", "file_id": "f"}]},
+    "an image": {
+        "role": "user",
+        "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}],
+    },
+    "a sound": {
+        "role": "user",
+        "content": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}],
+    },
     "an unknown role": {"type": "message", "role": "critic", "content": "no"},
     "a user without content": {"role": "user", "content": []},
     "reasoning without anything": {"type": "reasoning", "summary": []},
