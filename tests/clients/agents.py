@@ -13,16 +13,15 @@ model_provider = "agentrt"
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
 check_for_update_on_startup = false
-{settings}
+
 [analytics]
 enabled = false
 
 [model_providers.agentrt]
-name = "{provider}"
+name = "agentrt"
 base_url = "{url}/v1"
 wire_api = "responses"
 env_key = "AGENTRT_API_KEY"
-supports_websockets = {websockets}
 """
 
 
@@ -42,29 +41,11 @@ async def claude_code(url: str, model: str, folder: Path, ask: str, *arguments: 
     )
 
 
-async def codex(
-    url: str,
-    model: str,
-    folder: Path,
-    *arguments: str,
-    websockets: bool = False,
-    compact_at: int | None = None,
-) -> Ended:
-    """Codex in ``folder``; what it prints is its last answer. With ``websockets`` it speaks over
-    these, and at ``compact_at`` tokens it lets the server compact its history, as it does at a
-    provider that is called OpenAI.
-    """
+async def codex(url: str, model: str, folder: Path, *arguments: str) -> Ended:
+    """Codex in ``folder``; what it prints is its last answer."""
     home = folder / "codex"
     home.mkdir(exist_ok=True)
-    limit = "" if compact_at is None else f"model_auto_compact_token_limit = {compact_at}\n"
-    settings = CODEX.format(
-        model=model,
-        url=url,
-        provider="agentrt" if compact_at is None else "OpenAI",
-        websockets=str(websockets).lower(),
-        settings=limit,
-    )
-    (home / "config.toml").write_text(settings)
+    (home / "config.toml").write_text(CODEX.format(model=model, url=url))
     return await run(
         installed(NODE_CLIENTS / ".bin" / "codex"),
         *("exec", "--skip-git-repo-check", *arguments),

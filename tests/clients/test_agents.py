@@ -17,6 +17,12 @@ from tests.serving.local import MODEL, LocalServer
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 ASK = "Make the file made.txt."
+WEBSOCKETS = ("-c", "model_providers.agentrt.supports_websockets=true")
+COMPACTS = (
+    *("-c", 'model_providers.agentrt.name="OpenAI"', "-c", "model_context_window=20000"),
+    *("-c", "model_auto_compact_token_limit=1000"),
+)
+"""Codex lets a provider of this name compact a history."""
 
 
 async def test_claude_code(local: LocalServer, tmp_path: Path) -> None:
@@ -59,7 +65,7 @@ async def test_codex_over_a_websocket(
 ) -> None:
     """It sends only what is new: the server has the rest of the history."""
     seen = watch(local)
-    ended = await codex(local.url, MODEL, tmp_path, ASK, websockets=True)
+    ended = await codex(local.url, MODEL, tmp_path, *WEBSOCKETS, ASK)
     assert (ended.code, ended.out.strip()) == (0, DONE), ended
     assert made(tmp_path) == "ok-42\n"
     assert await seen.shapes() == [loop_of("exec_command")]
@@ -73,7 +79,8 @@ async def test_codex_lets_its_history_be_compacted(
 ) -> None:
     """After its tool has run, since the prompt is longer than its limit by then."""
     seen = watch(local)
-    ended = await codex(local.url, MODEL, tmp_path, ASK, websockets=websockets, compact_at=1000)
+    settings = (*COMPACTS, *(WEBSOCKETS if websockets else ()))
+    ended = await codex(local.url, MODEL, tmp_path, *settings, ASK)
     assert (ended.code, ended.out.strip()) == (0, DONE), ended
     assert "context compacted" in ended.err
     assert made(tmp_path) == "ok-42\n"
