@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from agentrt.serving.tenants import Limits
 from tests.serving.frontend.test_response_items import PATH, prompt_of
 from tests.serving.local import MODEL, SAYS, Held, LocalServer, open_server
+from tests.serving.tenants.plain_keys import PlainKeys
 
 pytestmark = pytest.mark.engine
 
@@ -134,3 +136,16 @@ async def test_a_server_that_stops_closes_connections_when_they_are_idle() -> No
         assert (await events(busy))[-1]["type"] == "response.completed"
         with pytest.raises(ConnectionClosed):
             await busy.recv()
+
+
+async def test_a_key_is_asked_for_and_counts_for_each_message() -> None:
+    limits = Limits(http_requests_per_minute=3)
+    async with open_server(keys=PlainKeys(), limits=limits) as local:
+        with pytest.raises(InvalidStatus, match="401"):
+            await connect(local.url.replace("http", "ws", 1) + PATH, proxy=None)
+        async with socket_of(local, authorization="Bearer a") as socket:
+            for _ in range(2):
+                assert (await ask(socket, "hello"))[-1]["type"] == "response.completed"
+            [error] = await ask(socket, "hello")
+            assert (error["status"], error["error"]["code"]) == (429, "rate_limited")
+        assert {call.identity.tenant for call in local.engine.calls} == {"a"}
