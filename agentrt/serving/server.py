@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import APIRouter
 
@@ -22,6 +22,9 @@ from agentrt.serving.questions.asked import ServerQuestions
 from agentrt.serving.tenants import Tenants
 from agentrt.serving.webhook_rules import WebhookRules
 from agentrt.steady import MachineClocks
+
+if TYPE_CHECKING:
+    from agentrt.serving.frontend.responses import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,8 @@ class Server:
     A recorded program that has waited ``park_s`` seconds for humans or a time alone leaves memory
     (0: it never does). A stream that has been silent for ``keep_alive_s`` seconds says that it
     lives (0: it never does). If the server ``has_users``, authorization hooks separate the users of
-    a tenant. It runs on a ``machine`` with these clocks.
+    a tenant. It runs on a ``machine`` with these clocks. ``response_rows`` keep the responses of
+    the Responses API where a database is open.
     """
 
     runtime: Runtime
@@ -118,6 +122,7 @@ class Server:
     keep_alive_s: float = 10.0
     has_users: bool = False
     machine: MachineClocks = field(default_factory=MachineClocks)
+    response_rows: Rows | None = None
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 

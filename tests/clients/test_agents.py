@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentrt.serving.frontend.response_socket import ResponseSocket
 from tests.clients.agents import claude_code, codex, made, opencode
 from tests.clients.model import DONE
 from tests.clients.server import loop_of, watch
@@ -15,6 +17,12 @@ from tests.serving.local import MODEL, LocalServer
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 ASK = "Make the file made.txt."
+WEBSOCKETS = ("-c", "model_providers.agentrt.supports_websockets=true")
+COMPACTS = (
+    *("-c", 'model_providers.agentrt.name="OpenAI"', "-c", "model_context_window=20000"),
+    *("-c", "model_auto_compact_token_limit=1000"),
+)
+"""Codex lets a provider of this name compact a history."""
 
 
 async def test_claude_code(local: LocalServer, tmp_path: Path) -> None:
@@ -36,6 +44,49 @@ async def test_codex_and_its_session_resumed(local: LocalServer, tmp_path: Path)
     ended = await codex(local.url, MODEL, tmp_path, "resume", "--last", "Is it done?")
     assert (ended.code, ended.out.strip()) == (0, DONE), ended
     assert await seen.shapes() == [[*loop_of("exec_command"), ("call", (2,))]]
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What comes over WebSockets of the Responses API. Codex calls by HTTP where one fails."""
+    taken: list[Any] = []
+    answer = ResponseSocket._answer
+
+    async def noting(self: ResponseSocket, text: str | bytes) -> None:
+        taken.append(json.loads(text))
+        await answer(self, text)
+
+    monkeypatch.setattr(ResponseSocket, "_answer", noting)
+    return taken
+
+
+async def test_codex_over_a_websocket(
+    local: LocalServer, tmp_path: Path, messages: list[Any]
+) -> None:
+    """It sends only what is new: the server has the rest of the history."""
+    seen = watch(local)
+    ended = await codex(local.url, MODEL, tmp_path, *WEBSOCKETS, ASK)
+    assert (ended.code, ended.out.strip()) == (0, DONE), ended
+    assert made(tmp_path) == "ok-42\n"
+    assert await seen.shapes() == [loop_of("exec_command")]
+    kinds = [[item["type"] for item in message["input"]] for message in messages]
+    assert kinds[-1] == ["function_call_output"]
+
+
+@pytest.mark.parametrize("websockets", [False, True])
+async def test_codex_lets_its_history_be_compacted(
+    local: LocalServer, tmp_path: Path, messages: list[Any], websockets: bool
+) -> None:
+    """After its tool has run, since the prompt is longer than its limit by then."""
+    seen = watch(local)
+    settings = (*COMPACTS, *(WEBSOCKETS if websockets else ()))
+    ended = await codex(local.url, MODEL, tmp_path, *settings, ASK)
+    assert (ended.code, ended.out.strip()) == (0, DONE), ended
+    assert "context compacted" in ended.err
+    assert made(tmp_path) == "ok-42\n"
+    [shape] = await seen.shapes()
+    assert [name for name, _ in shape] == ["call", "exec_command", "call", "call"]
+    assert bool(messages) == websockets
 
 
 async def test_opencode(local: LocalServer, tmp_path: Path) -> None:

@@ -44,6 +44,13 @@ CASES: list[tuple[str, str, Any, list[Shape]]] = [
         ["response.created", "response.completed", HELLO],
         [CALL],
     ),
+    (
+        "python/openai_sdk",
+        "responses_compact",
+        ["response.compaction", ["compaction"], WEATHER],
+        [[*TURNS, ("call", (1,))]],
+    ),
+    ("python/openai_sdk", "responses_socket", [HELLO, HELLO], [TURNS]),
     ("python/openai_sdk", "responses_parse", PERSON, [CALL]),
     ("python/anthropic_sdk", "messages", [HELLO], [CALL]),
     ("python/anthropic_sdk", "messages_stream", [HELLO, "end_turn"], [CALL]),

@@ -28,6 +28,7 @@ from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import Bounds, KeyCheck, Served, Server
 from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
+from agentrt.steady import MachineClocks
 from tests.doubles.scripted_engine import RawScript, ScriptedEngine
 from tests.serving.watchdog import opened_app
 
@@ -148,6 +149,8 @@ async def open_server(
     submit: bool = False,
     apis: Sequence[Any] = (programs,),
     real: Executor | None = None,
+    database: str = "sqlite:agentrt.db",
+    machine: MachineClocks | None = None,
 ) -> AsyncIterator[LocalServer]:
     """A server on a free port, until the block ends: on a scripted engine, or a ``real`` one."""
     if real is None:
@@ -165,6 +168,8 @@ async def open_server(
             runtime,
             (MODEL,),
             served or {},
+            database=database,
+            machine=machine or MachineClocks(),
             tenants=tenants,
             keys=keys,
             bounds=bounds or Bounds(),

@@ -72,22 +72,29 @@ def check_bounds(path: str, body: Mapping[str, Any], size: float = math.inf) -> 
 
     ``size`` is that of the body (bytes): a short one has not many messages.
     """
-    for name in _LISTS.keys() & body.keys():
-        given, most = body[name], _LISTS[name]
-        if isinstance(given, list | dict) and len(given) > most:
-            raise _too_much(name, len(given), most, "entries")
+    check_lists(body, size)
     stop = "stop_sequences" if path == MESSAGES else "stop"
     given = body.get(stop)
     for one in given if isinstance(given, list) else [given]:
         if isinstance(one, str) and len(one) > _LONGEST_STOP:
             raise _too_much(stop, len(one), _LONGEST_STOP, "characters of one string")
-    for name in ("messages", "input") if size > MOST_MESSAGES else ():
-        _check_messages(name, body.get(name))
     weight = _Weight()
     for field, schema in _schemas(body):
         weight.add(field, schema)
     if "structured_outputs" in body:
         _check_structured(body["structured_outputs"], weight)
+
+
+def check_lists(body: Mapping[str, Any], size: float) -> None:
+    """Raise `ApiError` for too many items, messages or tools, before each is read. ``size`` is that
+    of the body (bytes).
+    """
+    for name in _LISTS.keys() & body.keys():
+        given, most = body[name], _LISTS[name]
+        if isinstance(given, list | dict) and len(given) > most:
+            raise _too_much(name, len(given), most, "entries")
+    for name in ("messages", "input") if size > MOST_MESSAGES else ():
+        _check_messages(name, body.get(name))
 
 
 def check_length(body: Mapping[str, Any], most: int) -> None:

@@ -55,7 +55,7 @@ def items(given: Any) -> Iterator[Message]:
     if isinstance(given, str):
         yield _message("user", given)
     for item in _objects(given):
-        kind = item.get("type") or "message"
+        kind = str(item.get("type") or "message")
         if kind == "message":
             yield _message(item.get("role"), _text(item.get("content")))
         elif kind.endswith("_call"):
@@ -64,6 +64,8 @@ def items(given: Any) -> Iterator[Message]:
             )
         elif kind.endswith("_output"):
             yield _message("tool", _text(item.get("output")))
+        elif kind == "compaction":
+            yield _message(kind, _text(item.get("encrypted_content")))
         elif kind not in _THOUGHTS:
             yield _message(kind, _dump(item))
 
@@ -129,15 +131,16 @@ def _objects(given: Any) -> list[Mapping[str, Any]]:
 _DATA = re.compile(rb"^data: (\{.*)", re.MULTILINE)
 _ENDS = {MESSAGES: b'"stop_reason":"', RESPONSES: b""}
 _END = b'"finish_reason":"'
-_LAST = tuple(b"event: response." + end for end in (b"completed", b"incomplete", b"failed"))
+_LAST = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\b", re.MULTILINE)
 
 
 class AnswerReader:
     """Reads an answer of ``path`` to a request for ``choices``.
 
     ``replies`` has each choice's messages; ``id`` is the response's own name in the Responses
-    API. An answer ``is_over`` when all choices have come to their end: with an event of a stream
-    that has the bytes ``end``. So others may be read later, many at once, which costs less.
+    API, and ``response`` its JSON. An answer ``is_over`` when all choices have come to their end:
+    with an event of a stream that has the bytes ``end``. So others may be read later, many at once,
+    which costs less.
     """
 
     def __init__(self, path: str, choices: int) -> None:
@@ -147,6 +150,7 @@ class AnswerReader:
         self._ended: set[int] = set()
         self.end = _ENDS.get(path, _END)
         self.id = ""
+        self.response: Mapping[str, Any] = {}
         self.is_over = False
         self.replies: list[list[Message]] = []
 
@@ -165,7 +169,7 @@ class AnswerReader:
     def feed(self, events: bytes) -> None:
         """The next whole events of a stream."""
         if self._path == RESPONSES:
-            self.is_over |= events.startswith(_LAST)
+            self.is_over |= _LAST.search(events) is not None
             if self.id and not self.is_over:
                 return  # the last event has all that is between
         found = b",".join(_DATA.findall(events))
@@ -179,6 +183,7 @@ class AnswerReader:
                     self._choice(choice)
 
     def _response(self, response: Mapping[str, Any]) -> None:
+        self.response = response
         self.id = str(response.get("id") or "")
         self.replies = [list(items(response.get("output")))]
 

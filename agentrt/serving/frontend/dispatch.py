@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -13,14 +15,25 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from agentrt.errors import AgentrtError, NotServedError
-from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend
+from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend, FrontProfile
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.bodies import LONG, given, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
-from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length, within_window
+from agentrt.serving.frontend.bounds import (
+    KnownFields,
+    check_bounds,
+    check_length,
+    check_lists,
+    within_window,
+)
+from agentrt.serving.frontend.conversations import RESPONSES
 from agentrt.serving.frontend.exchange import Exchange, Key
-from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
+from agentrt.serving.frontend.left_out import LeftOut
+from agentrt.serving.frontend.response_items import TRIGGER, references
+from agentrt.serving.frontend.response_requests import TOOL_SERVER_TYPES, Model, Prepared, prepare
+from agentrt.serving.frontend.response_socket import ResponseSocket
+from agentrt.serving.frontend.responses import ASKING, Asking, Kept, ResponseStore
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import no_socket
 
@@ -38,7 +51,8 @@ _NO_CALLS = (
 )
 _JSON = b"application/json"
 _MODELS = "/v1/models"
-_OF_RESPONSES = "/v1/responses/"
+_OF_RESPONSES = f"{RESPONSES}/"
+_COMPACT = f"{RESPONSES}/compact"
 
 
 class Front(Protocol):
@@ -57,6 +71,8 @@ class Front(Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+
+    def profile(self, model: str | None = None) -> FrontProfile: ...
 
 
 def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
@@ -79,14 +95,18 @@ class FrontendApp:
         self._tries: dict[Key, Exchange] = {}
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
-        self._store = ResponseStore(server.runtime.now)
+        self._store = ResponseStore(server.runtime.now, lambda: server.response_rows)
+        self._sockets: set[ResponseSocket] = set()
+        server.at_drain.append(self._drain)
+        self._models_of: dict[int, Model] = {}
         for front in fronts:
             if (responses := front.app.state.openai_serving_responses) is not None:
-                self._store.attach(responses, reminders=front.reminders)
+                self._store.attach(responses)
+                self._models_of[id(front)] = _model_of(front, responses)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":  # vLLM's own are not public
-            await no_socket(scope["path"])(scope, receive, send)
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
             return
         request = Request(scope, receive)
         if not is_public(scope["path"], operator=scope["state"]["operator"]):
@@ -101,6 +121,22 @@ class FrontendApp:
             refusal = JSONResponse(in_form_of(scope["path"], body), status, headers)
             await refusal(scope, receive, send)
 
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a WebSocket of the Responses API. vLLM's own are not public."""
+        if scope["path"] != RESPONSES or RESPONSES not in self.paths:
+            await no_socket(scope["path"])(scope, receive, send)
+            return
+        connection = ResponseSocket(scope, receive, send)
+        self._sockets.add(connection)
+        try:
+            await connection.serve()
+        finally:
+            self._sockets.remove(connection)
+
+    async def _drain(self) -> None:
+        """The server stops: close connections on which nothing is answered."""
+        await asyncio.gather(*(socket.drain() for socket in tuple(self._sockets)))
+
     async def _serve(self, request: Request, send: Send) -> None:
         path, tenant = request.scope["path"], request.scope["state"]["tenant"]
         lists = path == _MODELS or path.startswith(f"{_MODELS}/")
@@ -113,8 +149,18 @@ class FrontendApp:
         fields = _fields(kind, body)
         if len(body) > LONG:
             await pause()
+        compacts = path == _COMPACT and request.method == "POST"
+        if compacts:
+            path, fields = RESPONSES, _compaction(fields)
+            request.scope["path"], request.scope["raw_path"] = path, path.encode()
         for known in self._known[:1]:  # all front ends have the same routes
             known.check(path, fields)
+        if path.startswith(_OF_RESPONSES):
+            kept = await self._stored(request)
+            if kept is not None and kept.whole is not None and _is_plain_get(request):
+                await JSONResponse(kept.whole)(request.scope, request.receive, send)
+                return
+            send = send if kept is None or kept.edit is None else kept.edit.sending(send)
         model = await _model(request, kind, fields)
         front = self._front(path, tenant, model)
         WORKS_FOR.set(tenant)
@@ -122,21 +168,73 @@ class FrontendApp:
         try:
             window = front.max_model_len
             fields = within_window(path, fields, window, budgets=front.budgets)
-            handed = _handed_on(request, body, fields)
+            left_out = LeftOut()
+            prepared = await self._prepared(path, fields, front, left_out, compacts=compacts)
+            send = left_out.noting(path, send)
+            handed = _handed_on(request, body, prepared.fields)
             if request.method != "POST":
                 await front.app(*handed, send)
             elif makes_calls(path):
-                check_bounds(path, fields, len(body))
+                check_bounds(path, prepared.fields, math.inf if prepared.before else len(body))
                 check_length(fields, window)
                 if len(body) > LONG:
                     await pause()
-                exchange = Exchange(self._server, self._store, self._tries, tenant, path, fields)
+                exchange = Exchange(
+                    *(self._server, self._store, self._tries, tenant, path, fields),
+                    prepared.edit,
+                    prepared.before,
+                )
                 await exchange.run(front.app, *handed, send)
             else:
                 self._server.tenants.ask(tenant)
                 await front.app(*handed, send)
         finally:
             ASKING.reset(token)
+
+    # -- responses that are kept -------------------------------------------------------
+
+    async def _prepared(
+        self,
+        path: str,
+        fields: Mapping[str, Any],
+        front: Front,
+        left_out: LeftOut,
+        *,
+        compacts: bool,
+    ) -> Prepared:
+        """A request as vLLM can answer it, without what is added to ``left_out``."""
+        if path != RESPONSES or not fields:
+            return Prepared(fields)
+        tenant, size = ASKING.get().tenant, ASKING.get().size
+        check_lists(fields, size)
+        before = await self._before(tenant, fields)
+        if names := references(fields.get("input")):
+            await self._store.load_items(tenant, names)
+        return prepare(
+            fields,
+            self._models_of.get(id(front), Model()),
+            left_out,
+            before=None if before is None else before.items,
+            item_of=lambda name: self._store.item(tenant, name),
+            compacts=compacts,
+        )
+
+    async def _before(self, tenant: str, fields: Mapping[str, Any]) -> Kept | None:
+        """The response that a request goes on from; None if it names none, or none that is kept.
+
+        Raises `ApiError` for a response that is still under way.
+        """
+        name = fields.get("previous_response_id")
+        kept = await self._store.load(tenant, name) if isinstance(name, str) else None
+        if kept is not None and kept.items is None:
+            text = f"response {name!r} is still under way; wait until it is completed"
+            raise ApiError(400, text, param="previous_response_id", code="response_in_progress")
+        return kept
+
+    async def _stored(self, request: Request) -> Kept | None:
+        """The response that a request is about."""
+        name = request.scope["path"].removeprefix(_OF_RESPONSES).partition("/")[0]
+        return await self._store.load(request.scope["state"]["tenant"], name)
 
     # -- models ------------------------------------------------------------------------
 
@@ -196,6 +294,35 @@ async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str 
         async with request.form() as form:
             model = form.get("model")
     return model if isinstance(model, str) else None
+
+
+def _model_of(front: Front, responses: Any) -> Model:
+    """What reading requests of the Responses API for the model of ``front`` depends on."""
+    has_server = getattr(front.args, "tool_server", None) is not None
+    profile = front.profile()
+    takes = {"input_image": profile.images, "input_audio": profile.audio}
+    return Model(
+        harmony=responses.use_harmony,
+        media=frozenset(kind for kind, is_taken in takes.items() if is_taken),
+        own_tools=TOOL_SERVER_TYPES if has_server else frozenset(),
+    )
+
+
+def _is_plain_get(request: Request) -> bool:
+    """Whether a request asks for a response, and not for its events."""
+    name = request.scope["path"].removeprefix(_OF_RESPONSES)
+    is_stream = request.query_params.get("stream", "false").lower() not in ("false", "0")
+    return request.method == "GET" and "/" not in name and not is_stream
+
+
+def _compaction(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A request to ``/v1/responses/compact`` as one for a response that is the summary."""
+    given = fields.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
+    if not isinstance(items, list):
+        return fields
+    own = {"input": [*items, {"type": TRIGGER}], "store": False, "stream": False}
+    return {**fields, **own, "background": False}
 
 
 def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tuple[Scope, Receive]:

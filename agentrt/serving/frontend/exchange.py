@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,8 @@ from agentrt.serving.frontend.conversations import (
     items,
     tools_of,
 )
-from agentrt.serving.frontend.responses import ResponseStore
+from agentrt.serving.frontend.response_answers import AnswerEdit
+from agentrt.serving.frontend.responses import Finished, ResponseStore
 from agentrt.serving.keep_alive import STREAM, ping_of, send_now
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
@@ -56,7 +57,9 @@ _PIECE = 256
 class Exchange:
     """A request of ``tenant`` at ``path``, with its body's ``fields``.
 
-    ``tries`` are the requests under way whose clients gave them a key, so that they can come again.
+    In the Responses API, ``before`` are the items of the chat that the request goes on from, and
+    ``edit`` makes vLLM's answer the client's. ``tries`` are the requests under way whose clients
+    gave them a key, so that they can come again.
     """
 
     server: Server
@@ -65,6 +68,8 @@ class Exchange:
     tenant: str
     path: str
     fields: Mapping[str, Any]
+    edit: AnswerEdit | None = None
+    before: Sequence[Any] = ()
     calls: int = field(init=False)
     _entry: Entry = field(init=False)
     _caller: RequestCaller = field(init=False)
@@ -143,8 +148,11 @@ class Exchange:
                 self._begin(message)
                 if self._is_early and message["status"] == _OK:
                     return _nothing()
-            elif self._start["status"] == _OK and not self._is_left:
-                self._read(message)
+            elif self._start["status"] == _OK:
+                if self.edit is not None:
+                    self._edit(self.edit, message)
+                if not self._is_left:
+                    self._read(message)
             if self._start["status"] != _OK:
                 return self._refuse(message, send)
             return send(message)
@@ -188,11 +196,12 @@ class Exchange:
 
     def _order_tools(self, scope: Scope) -> None:
         """Put tools that the program had before in their order, and new ones behind them."""
-        tools = self.fields.get("tools")
-        if isinstance(tools, list) and FIELDS in scope:
+        fields = scope.get(FIELDS) or {}
+        tools = fields.get("tools")
+        if isinstance(tools, list):
             ordered = self._entry.program.in_order(tools)
             if ordered is not tools:
-                scope[FIELDS] = {**self.fields, "tools": ordered}
+                scope[FIELDS] = {**fields, "tools": ordered}
 
     async def _hashes(self) -> list[bytes]:
         """The hashes of the request's chat; one that goes on from a response begins with its.
@@ -230,6 +239,8 @@ class Exchange:
         self._start = start
         if start["status"] == _OK:
             headers = start["headers"] = list(start.get("headers", ()))
+            if self.edit is not None:
+                headers[:] = [one for one in headers if one[0] != b"content-length"]
             for name, value in headers:
                 if name == b"content-type":
                     self._is_stream = value[: len(STREAM)] == STREAM
@@ -237,6 +248,13 @@ class Exchange:
             headers.append((b"x-agentrt-program", program))
             if (limit := self._caller.max_tokens) is not None:
                 headers.append((b"x-agentrt-max-tokens", str(limit).encode("ascii")))
+
+    def _edit(self, edit: AnswerEdit, message: Message) -> None:
+        """Give a piece of the answer the client's form."""
+        if self._is_stream:
+            message["body"] = edit.events(message["body"])
+        elif not message.get("more_body", False):
+            message["body"] = edit.whole(message["body"])
 
     def _read(self, message: Message) -> None:
         """Read a piece of the answer. At its end the calls are over."""
@@ -286,13 +304,30 @@ class Exchange:
         hashes, replies = self._entry.hashes, self._answer.replies
         before = hashes[-1] if hashes else b""
         ends = [chain(reply, before)[-1] for reply in replies if reply] if hashes else []
+        is_summary = self.edit is not None and self.edit.is_compaction
+        summary = chain(replies[0])[-1] if is_summary and replies and replies[0] else None
         tools = tools_of(replies[0]) if replies else []
         is_cut = self._caller.is_gone and self._reads <= _BEFORE.get(self.path, 0)
-        self.server.programs.leave(self._entry, ends, tools, is_cut=is_cut)
+        self.server.programs.leave(self._entry, ends, tools, is_cut=is_cut, summary=summary)
         self.server.tenants.leave(self.tenant, self.calls)
         if self.path == RESPONSES and self._answer.id:
-            end = ends[0] if ends else None
-            self.store.finish(self.tenant, self._answer.id, self._size, end)
+            self._keep(ends[0] if ends else None)
+
+    def _keep(self, end: bytes | None) -> None:
+        """Keep the response, if its client did not say otherwise."""
+        given, output = self.fields.get("input"), self._answer.response.get("output")
+        own = given if isinstance(given, list) else [{"role": "user", "content": given}]
+        finished = Finished(
+            self._answer.id,
+            self.fields.get("model"),
+            self._answer.response,
+            [*own, *(output if isinstance(output, list) else ())],
+            self.fields.get("previous_response_id") if self.before else None,
+            end,
+            self._size,
+        )
+        is_whole = self._answer.response.get("status") not in ("queued", "in_progress")
+        self.store.finish(self.tenant, finished, self.before, keeps=is_whole)
 
     # -- responses in the background ---------------------------------------------------
 
@@ -305,6 +340,9 @@ class Exchange:
         if task is None:
             return False
         self.server.under_way.add(task)
+        kept = self.store.get(self.tenant, self._answer.id)
+        if kept is not None:
+            kept.edit = self.edit
 
         def ended(done: asyncio.Task[Any]) -> None:
             self.server.under_way.discard(done)
@@ -312,6 +350,9 @@ class Exchange:
             response = None if kept is None else kept.objects.get("response")
             if response is not None:
                 whole = response.model_dump(mode="json", by_alias=True)
+                if self.edit is not None:
+                    whole = self.edit.response(whole)
+                self._answer.response = whole
                 self._answer.replies = [list(items(whole.get("output")))]
             self._leave()
 

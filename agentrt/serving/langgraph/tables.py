@@ -141,6 +141,30 @@ events = sa.Table(
     _text("data"),
 )
 
+responses = sa.Table(
+    "agentrt_responses",
+    metadata,
+    sa.Column("tenant", sa.String(LONGEST_TENANT), primary_key=True),
+    sa.Column("response_id", sa.String(255), primary_key=True),
+    sa.Column("previous", sa.String(255), nullable=True),
+    _text("model", null=True),
+    _time("at"),  # by the database's clock
+    sa.Column("size", sa.Integer, nullable=False),
+    _text("chat_end", null=True),
+    _text("response"),
+    _text("added"),
+    sa.Index("agentrt_responses_by_previous", "tenant", "previous"),
+)
+
+response_items = sa.Table(
+    "agentrt_response_items",
+    metadata,
+    sa.Column("tenant", sa.String(LONGEST_TENANT), primary_key=True),
+    sa.Column("item_id", sa.String(255), primary_key=True),
+    sa.Column("response_id", sa.String(255), primary_key=True),
+    sa.Index("agentrt_response_items_of_response", "tenant", "response_id"),
+)
+
 
 crons = sa.Table(
     "agentrt_crons",

@@ -20,6 +20,7 @@ from agentrt.serving.langgraph.auth import Caller
 from agentrt.serving.langgraph.configs import caller_access, run_access
 from agentrt.serving.langgraph.graphs import Graphs, open_graphs
 from agentrt.serving.langgraph.interrupts import Deadlines
+from agentrt.serving.langgraph.kept_responses import KeptResponses
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.runs import Runs
 from agentrt.serving.langgraph.storage import Storage, open_storage
@@ -95,6 +96,8 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
         stack.enter_context(lend(RuntimeClient.borrow(server.runtime)))
         graphs = await stack.enter_async_context(open_graphs(server, storage))
         database, quotas = storage.database, Quotas(server)
+        server.response_rows = KeptResponses(database, server.under_way)
+        stack.callback(setattr, server, "response_rows", None)
         asks, deadlines = server.questions.changed, Deadlines(database.clock)
         if database.lock is not None:
             keeping = server.background.doing(

@@ -206,8 +206,10 @@ class ClientPrograms:
         tools: Sequence[str] = (),
         *,
         is_cut: bool = False,
+        summary: bytes | None = None,
     ) -> None:
-        """The request is over; ``replies`` are the hashes of its chat with each reply.
+        """The request is over; ``replies`` are the hashes of its chat with each reply. ``summary``
+        is the hash of a reply that stands for the whole chat: the chat may go on from it alone.
 
         If it ``is_cut``, its client has gone before any part of a reply. A program without a name
         that has had no other request is over then: its client would come again with the same chat,
@@ -234,6 +236,8 @@ class ClientPrograms:
             self._begin_gap(program, entry.scopes[0], tools)
         if entry.hashes and entry.scopes:
             self._leave_end(own, program, entry.hashes[-1], entry.scopes[0])
+        if summary is not None and entry.scopes:
+            self._leave_end(own, program, summary, entry.scopes[0])
         # Of equal replies the first is kept, since its tools are those that run.
         for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
             self._leave_end(own, program, at, scope)

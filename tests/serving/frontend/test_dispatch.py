@@ -13,6 +13,7 @@ import httpx
 from fastapi import FastAPI, Form, Request
 
 from agentrt import Runtime
+from agentrt.executors.frontend import FrontProfile
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.frontend.responses import ASKING
 from agentrt.serving.programs.api import api as programs
@@ -44,10 +45,13 @@ class Front:
     reminders: bool = True
     budgets: bool = True
 
+    def profile(self, model: str | None = None) -> FrontProfile:
+        return FrontProfile(self.names[0])
+
     @classmethod
     def of(cls, *names: str) -> Front:
         app = FastAPI()
-        responses = SimpleNamespace(background_tasks={})
+        responses = SimpleNamespace(background_tasks={}, use_harmony=False)
         app.state.openai_serving_responses = responses
         app.state.openai_serving_models = Listed(names)
 
@@ -128,7 +132,8 @@ async def test_a_response_is_asked_for_where_it_was_made() -> None:
     async with client() as http:
         made = await http.post("/v1/responses", json={"model": "small", "input": "hi"})
         assert made.json()["front"] == "small"
-        kept = (await http.get("/v1/responses/resp-1")).json()
+        assert (await http.get("/v1/responses/resp-1")).json() == made.json()
+        kept = (await http.get("/v1/responses/resp-1?stream=true")).json()
         assert kept == {"front": "small", "kept": "small"}
         other = await http.get("/v1/responses/resp-1", headers={"x-agentrt-tenant": "b"})
         assert other.json() == {"front": "big", "kept": None}

@@ -98,7 +98,7 @@ async def test_a_malformed_name_of_a_sub_agent_is_refused() -> None:
         assert "x-claude-code-agent-id" in answer.text
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/realtime", "/v1/nothing", "/nothing"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/realtime", "/v1/nothing", "/nothing"])
 async def test_a_websocket_that_is_not_served_is_426(path: str) -> None:
     async with open_server() as local:
         with pytest.raises(InvalidStatus) as refused:

@@ -21,8 +21,6 @@ _INSTRUCTING = frozenset(["system", "developer"])
 _MOST_TEMPLATES = 64
 """Templates that are remembered. A server has two, unless its clients may send their own."""
 _KEPT_OPTIONS = ("add_generation_prompt", "continue_final_message", "tokenize")
-_WAS_SYSTEM = "agentrt_was_system"
-"""A key of stored messages whose role is "developer" so that vLLM keeps them."""
 _PROBE_TOOL = {
     "type": "function",
     "function": {
@@ -178,8 +176,7 @@ def in_place(messages: Sequence[Message], template: Template) -> list[Message]:
     )
     chat = _beginning(messages[:start], template)
     held: list[Any] = []
-    for index, stored in enumerate(messages[start:], start):
-        message = _unmarked(stored)
+    for index, message in enumerate(messages[start:], start):
         role = str(message.get("role"))
         if held and role in ("tool", "user"):
             content = message.get("content")
@@ -204,29 +201,6 @@ def in_place(messages: Sequence[Message], template: Template) -> list[Message]:
             else:
                 chat.append({"role": "user", "content": reminder})
     return chat
-
-
-def reminding(messages: Sequence[Any]) -> list[Any]:
-    """The messages of a stored chat, without the mark of system messages by which vLLM drops them
-    from a chat that goes on. Instructions before the first turn are left for it to drop.
-    """
-    is_begun = False
-    kept = []
-    for message in messages:
-        role = _role(message)
-        is_begun = is_begun or role not in _INSTRUCTING
-        is_reminder = is_begun and role == "system" and isinstance(message, dict)
-        mark = {"role": "developer", _WAS_SYSTEM: True}
-        kept.append({**message, **mark} if is_reminder else message)
-    return kept
-
-
-def _unmarked(message: Message) -> Message:
-    """A message as its client sent it."""
-    if _WAS_SYSTEM not in message:
-        return message
-    plain = {name: value for name, value in message.items() if name != _WAS_SYSTEM}
-    return {**plain, "role": "system"}
 
 
 def _beginning(messages: Sequence[Message], template: Template) -> list[Message]:

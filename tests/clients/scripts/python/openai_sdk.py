@@ -149,6 +149,34 @@ def responses_stream(word: str) -> Any:
         return [kinds[0], kinds[-1], stream.get_final_response().output_text]
 
 
+def responses_compact(word: str) -> Any:
+    """A chat that goes on from a summary of itself."""
+    first = client.responses.create(model=MODEL, input=f"The weather in Paris, {word}?")
+    compacted = client.responses.compact(model=MODEL, previous_response_id=first.id)
+    kinds = [item.type for item in compacted.output]
+    items: Any = [*(item.model_dump() for item in compacted.output)]
+    items.append({"role": "user", "content": "How many degrees?"})
+    second = client.responses.create(model=MODEL, input=items)
+    return [compacted.object, kinds, second.output_text]
+
+
+def responses_socket(word: str) -> Any:
+    """Two turns over one connection, the second with what is new only."""
+    texts = []
+    with client.responses.connect() as connection:
+        before: str | None = None
+        for text in (f"Say hello, {word}.", "And again."):
+            connection.response.create(
+                model=MODEL, input=text, store=False, previous_response_id=before
+            )
+            for event in connection:
+                if event.type == "response.completed":
+                    texts.append(event.response.output_text)
+                    before = event.response.id
+                    break
+    return texts
+
+
 def responses_parse(word: str) -> Any:
     """An answer in the form of a class."""
     answer = client.responses.parse(

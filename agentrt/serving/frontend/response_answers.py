@@ -1,0 +1,227 @@
+"""Answers of the Responses API in the form of the client's own request: calls of its own tools, and
+summaries of its history.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from uuid import uuid4
+
+from pydantic_core import from_json, to_json
+from starlette.types import Message, Send
+
+from agentrt.serving.frontend.response_items import compaction, text_of
+from agentrt.serving.frontend.response_tools import (
+    CLIENT_TOOLS,
+    Carrier,
+    custom_input,
+    restored_call,
+)
+from agentrt.serving.keep_alive import STREAM
+
+Json = dict[str, Any]
+
+_DATA = b"data: "
+_ARGUMENTS = "response.function_call_arguments."
+_INPUT = "response.custom_tool_call_input."
+_ITEM = "response.output_item."
+_LAST = ("response.completed", "response.incomplete")
+_ABOUT_CALLS = (b'"function_call', b"response.function_call_arguments")
+
+
+class AnswerEdit:
+    """Edits one answer, whole or as a stream of events.
+
+    ``carriers`` say which functions stand for which tools, and ``shown`` has the fields of the
+    request as the client sent them. With ``compaction``, the answer is a summary, which becomes
+    an item; with ``is_endpoint``, in the form of ``/v1/responses/compact``.
+    """
+
+    def __init__(
+        self,
+        carriers: Mapping[str, Carrier],
+        shown: Mapping[str, Any],
+        *,
+        compaction: bool = False,
+        is_endpoint: bool = False,
+    ) -> None:
+        self.carriers = carriers
+        self.shown = shown
+        self.is_compaction = compaction
+        self.is_endpoint = is_endpoint
+        self._calls: dict[str, Carrier] = {}
+        self._arguments: dict[str, str] = {}
+        self._told: dict[str, str] = {}
+
+    def sending(self, send: Send) -> Send:
+        """Return ``send`` with another answer about the same response edited."""
+        other = AnswerEdit(self.carriers, self.shown, compaction=self.is_compaction)
+        is_stream = False
+
+        async def send_edited(message: Message) -> None:
+            nonlocal is_stream
+            if message["type"] == "http.response.start":
+                headers = [one for one in message.get("headers", ()) if one[0] != b"content-length"]
+                is_stream = any(
+                    name == b"content-type" and value[: len(STREAM)] == STREAM
+                    for name, value in headers
+                )
+                message["headers"] = headers
+            elif body := message.get("body", b""):
+                message["body"] = other.events(body) if is_stream else other.whole(body)
+            await send(message)
+
+        return send_edited
+
+    # -- whole answers -----------------------------------------------------------------
+
+    def whole(self, body: bytes) -> bytes:
+        """The body of an answer that is not streamed."""
+        try:
+            response = from_json(body)
+        except ValueError:
+            return body
+        if not isinstance(response, dict) or response.get("object") != "response":
+            return body
+        return to_json(self.response(response))
+
+    def response(self, response: Mapping[str, Any]) -> Json:
+        """A response of vLLM's."""
+        output = response.get("output")
+        items = output if isinstance(output, list) else []
+        edited = {**response, **self.shown}
+        if not self.is_compaction:
+            edited["output"] = [restored_call(item, self.carriers) for item in items]
+            return edited
+        if response.get("status") in ("queued", "in_progress"):
+            return edited
+        edited["output"] = [compaction(_summary(items), f"cmp_{uuid4().hex}")]
+        if not self.is_endpoint:
+            return edited
+        kept = ("id", "created_at", "usage", "output")
+        return {"object": "response.compaction", **{name: edited.get(name) for name in kept}}
+
+    # -- streams -----------------------------------------------------------------------
+
+    def events(self, body: bytes) -> bytes:
+        """The next events of a stream: empty where the client is to get none of them."""
+        if not self.is_compaction and not self._is_edited(body):
+            return body
+        edited = []
+        for text in body.split(b"\n\n"):
+            start = text.find(_DATA)
+            if start < 0 or (event := _event(text[start + len(_DATA) :])) is None:
+                if text:
+                    edited.append(text + b"\n\n")
+                continue
+            edited += [_encoded(one) for one in self._event(event)]
+        return b"".join(edited)
+
+    def _is_edited(self, body: bytes) -> bool:
+        if b'"response":' in body:
+            return True
+        return bool(self.carriers) and any(mark in body for mark in _ABOUT_CALLS)
+
+    def _event(self, event: Json) -> Iterable[Json]:
+        kind = str(event.get("type"))
+        response = event.get("response")
+        if isinstance(response, Mapping):
+            event = {**event, "response": self.response(response)}
+            if self.is_compaction and kind in _LAST:
+                yield from self._summary_events(event)
+            else:
+                yield event
+        elif self.is_compaction:
+            if kind == "error":
+                yield event
+        elif kind.startswith(_ITEM):
+            yield from self._item_event(kind, event)
+        elif kind.startswith(_ARGUMENTS):
+            yield from self._arguments_event(kind, event)
+        else:
+            yield event
+
+    def _summary_events(self, last: Json) -> Iterator[Json]:
+        item, number = last["response"]["output"][0], last.get("sequence_number", 0)
+        for place, end in enumerate(("added", "done")):
+            yield {
+                "type": f"{_ITEM}{end}",
+                "sequence_number": number + place,
+                "output_index": 0,
+                "item": item,
+            }
+        yield {**last, "sequence_number": number + 2}
+
+    def _item_event(self, kind: str, event: Json) -> Iterator[Json]:
+        item = event.get("item")
+        if not isinstance(item, Mapping) or item.get("type") != "function_call":
+            yield event
+            return
+        carrier = self.carriers.get(str(item.get("name")))
+        if carrier is None:
+            yield event
+            return
+        self._calls[str(item.get("id"))] = carrier
+        if carrier.kind in CLIENT_TOOLS:  # whose item is whole, or does not exist
+            if kind == f"{_ITEM}added":
+                return
+            yield {**event, "type": f"{_ITEM}added", "item": self._begun(item)}
+        yield {**event, "item": restored_call(item, self.carriers)}
+
+    def _begun(self, item: Mapping[str, Any]) -> Json:
+        return {**restored_call(item, self.carriers), "status": "in_progress"}
+
+    def _arguments_event(self, kind: str, event: Json) -> Iterator[Json]:
+        own_id = str(event.get("item_id"))
+        carrier = self._calls.get(own_id)
+        if carrier is None:
+            yield event
+        elif carrier.kind == "function":
+            yield event | ({"name": carrier.name} if event.get("name") else {})
+        elif carrier.kind == "custom":
+            yield from self._input_event(own_id, kind, event)
+
+    def _input_event(self, own_id: str, kind: str, event: Json) -> Iterator[Json]:
+        """An event about a custom tool's input, which is a text inside of the arguments."""
+        shared: Json = {
+            name: event[name]
+            for name in ("sequence_number", "output_index", "item_id")
+            if name in event
+        }
+        if kind == f"{_ARGUMENTS}delta":
+            whole = self._arguments[own_id] = self._arguments.get(own_id, "") + event["delta"]
+            text, before = custom_input(whole), self._told.get(own_id, "")
+            if len(text) > len(before) and text.startswith(before):
+                self._told[own_id] = text
+                yield {"type": f"{_INPUT}delta", **shared, "delta": text[len(before) :]}
+            return
+        text = custom_input(str(event.get("arguments") or ""))
+        before = self._told.get(own_id, "")
+        if len(text) > len(before) and text.startswith(before):
+            yield {"type": f"{_INPUT}delta", **shared, "delta": text[len(before) :]}
+        yield {"type": f"{_INPUT}done", **shared, "input": text}
+
+
+def _summary(items: Iterable[Any]) -> str:
+    """The text of an answer; its reasoning, where that is all that there is."""
+    texts: dict[str, list[str]] = {"message": [], "reasoning": []}
+    for item in items:
+        content = item.get("content") if isinstance(item, Mapping) else None
+        kind = item.get("type") if isinstance(item, Mapping) else None
+        if kind in texts and isinstance(content, list):
+            texts[kind] += filter(None, map(text_of, content))
+    return "\n".join(texts["message"] or texts["reasoning"]).strip()
+
+
+def _event(data: bytes) -> Json | None:
+    try:
+        event = from_json(data)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _encoded(event: Json) -> bytes:
+    return f"event: {event.get('type')}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode()

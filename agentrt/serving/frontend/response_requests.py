@@ -1,0 +1,140 @@
+"""A request of the Responses API as every model can answer it, and what its answer needs so that
+the client gets its own form back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrt.serving.error_responses import ApiError
+from agentrt.serving.frontend.left_out import LeftOut
+from agentrt.serving.frontend.response_answers import AnswerEdit
+from agentrt.serving.frontend.response_items import ItemReader
+from agentrt.serving.frontend.response_tools import carried_choice, carried_tools
+
+_INCLUDED = frozenset(
+    [
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "message.output_text.logprobs",
+        "reasoning.encrypted_content",
+    ]
+)
+"""What vLLM knows of ``include``: it refuses all other values."""
+_TIERS = frozenset(["auto", "default", "flex", "scale", "priority"])
+"""What vLLM knows of ``service_tier``, which changes nothing here."""
+TOOL_SERVER_TYPES = frozenset(["code_interpreter", "container", "mcp", "web_search_preview"])
+"""Tools that vLLM itself runs where it has a tool server."""
+
+_SHOWN: Mapping[str, Any] = {"tools": [], "tool_choice": "auto", "previous_response_id": None}
+"""Fields of a request that its answer repeats, and their values where there are none."""
+
+Items = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What reading a request depends on: whether the model's chats are in the ``harmony`` format,
+    the types of parts besides text that it takes, and the types of tools that vLLM runs by itself.
+    """
+
+    harmony: bool = False
+    media: frozenset[str] = frozenset()
+    own_tools: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The ``fields`` of a request for vLLM, how its answer is edited (None: not at all), and the
+    items of the chat that it goes on from.
+    """
+
+    fields: Mapping[str, Any]
+    edit: AnswerEdit | None = None
+    before: Items = ()
+
+
+def prepare(
+    fields: Mapping[str, Any],
+    model: Model,
+    left_out: LeftOut,
+    *,
+    before: Items | None = None,
+    item_of: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
+    compacts: bool = False,
+) -> Prepared:
+    """Prepare a request. ``before`` are the items of the chat that it goes on from, where these are
+    known; ``item_of`` finds a stored item by its id. With ``compacts``, the answer is to have the
+    form of ``/v1/responses/compact``.
+
+    Raises `ApiError` for an input of which nothing can be read.
+    """
+    own_input = fields.get("input")
+    tools = fields.get("tools")
+    is_plain = isinstance(own_input, str) and before is None
+    if is_plain and not any(fields.get(name) for name in ("tools", "include", "service_tier")):
+        return Prepared(fields)
+    changed: dict[str, Any] = {}
+    carried = carried_tools(tools if isinstance(tools, list) else (), left_out, model.own_tools)
+    reader = ItemReader(carried, left_out, item_of, model.media, strict_calls=model.harmony)
+    items = _items(own_input)
+    if items is not None:
+        changed["input"] = chat = reader.read([*(before or ()), *items])
+        if not chat and items and not fields.get("instructions"):
+            types = ", ".join(left_out.types) or "messages without content"
+            text = f"input has nothing that this server can read, only: {types}; add a message"
+            raise ApiError(400, text, param="input", code="invalid_value")
+    if before is not None:
+        changed["previous_response_id"] = None
+    functions = carried.functions
+    if model.harmony:  # its tools are all told at the front
+        functions = [one for one in functions if not one.get("defer_loading")]
+    choice, allowed = carried_choice(fields.get("tool_choice", "auto"), carried, left_out)
+    if allowed is not None:
+        functions = [function for function in functions if function["name"] in allowed]
+    if tools is None or isinstance(tools, list):
+        changed["tools"] = [*functions, *carried.own]
+        changed["tool_choice"] = choice
+    changed |= _known_values(fields, left_out)
+    if reader.is_compaction:
+        changed |= {"tool_choice": "none" if changed.get("tools") else "auto", "text": None}
+    shown = {
+        name: fields.get(name, default)
+        for name, default in (
+            ("tools", []),
+            ("tool_choice", "auto"),
+            ("previous_response_id", None),
+        )
+        if name in changed and changed[name] != fields.get(name, default)
+    }
+    is_edited = carried.carriers or reader.is_compaction or shown
+    edit = AnswerEdit(
+        carried.carriers, shown, compaction=reader.is_compaction, is_endpoint=compacts
+    )
+    return Prepared({**fields, **changed}, edit if is_edited else None, before or ())
+
+
+def _items(own_input: Any) -> list[Any] | None:
+    """The items of an input; None for a value that is no input, which vLLM refuses."""
+    if isinstance(own_input, str):
+        return [{"type": "message", "role": "user", "content": own_input}]
+    return own_input if isinstance(own_input, list) else None
+
+
+def _known_values(fields: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
+    """Fields without the values that vLLM would refuse, and that change nothing here."""
+    known: dict[str, Any] = {}
+    include, tier = fields.get("include"), fields.get("service_tier")
+    if isinstance(include, list):
+        unknown = [one for one in include if isinstance(one, str) and one not in _INCLUDED]
+        for name in unknown:
+            left_out.add(f"include.{name}")
+        known["include"] = [one for one in include if one not in unknown]
+    if isinstance(tier, str) and tier not in _TIERS:
+        left_out.add(f"service_tier.{tier}")
+        known["service_tier"] = "auto"
+    return known

@@ -1,0 +1,279 @@
+"""The Responses API over a WebSocket, as OpenAI's clients speak it: Codex, for one.
+
+Each ``response.create`` is a request to the whole server, so that keys, limits and checks are those
+of HTTP, and the events of its answer are messages. A connection remembers its last responses, which
+are not stored: the client sends only what is new, and names the response that it goes on from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from pydantic_core import from_json
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from agentrt.serving.frontend.conversations import RESPONSES
+from agentrt.serving.sockets import SUBPROTOCOL
+
+Json = dict[str, Any]
+
+MOST_REMEMBERED = 4
+"""Responses that a connection remembers. A client goes on from its last."""
+MOST_WAITING = 8
+"""Messages that wait for the response under way."""
+_OWN_HEADERS = frozenset(
+    [
+        *(b"connection", b"upgrade", b"content-length", b"content-type", b"content-encoding"),
+        *(b"x-request-id", b"idempotency-key", b"accept"),
+    ]
+)
+"""Headers of the handshake that are not those of each request."""
+_CREATE = "response.create"
+_OWN_FIELDS = ("type", "generate", "stream_id", "background")
+_LAST = ("response.completed", "response.incomplete", "response.failed")
+_GOING_AWAY, _GONE = 1001, 1006
+_ABORT_S = 5.0
+"""How long an answer may take to end after its client has left."""
+_LOG = logging.getLogger(__name__)
+
+
+class ResponseSocket:
+    """One connection. ``app`` answers its requests."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._socket = WebSocket(scope, receive, send)
+        self._app: ASGIApp = scope["state"]["answer"]
+        self._chats: OrderedDict[str, Sequence[Any]] = OrderedDict()
+        self._messages: asyncio.Queue[str | bytes] = asyncio.Queue(MOST_WAITING)
+        self._left = asyncio.Event()
+        self._is_answering = self._is_ending = False
+
+    async def serve(self) -> None:
+        """Answer messages until the client leaves."""
+        offered = self._socket.scope.get("subprotocols", ())
+        await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        answering = asyncio.create_task(self._answer_all())
+        reading = asyncio.create_task(self._read_all())
+        try:
+            await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._left.set()
+            reading.cancel()
+            if self._is_answering:  # its call is aborted as that of any client who leaves
+                await asyncio.wait({answering}, timeout=_ABORT_S)
+            answering.cancel()
+            await asyncio.gather(answering, reading, return_exceptions=True)
+
+    async def drain(self) -> None:
+        """The server stops: close the connection as soon as nothing is answered."""
+        self._is_ending = True
+        if not self._is_answering:
+            await self._close()
+
+    # -- messages ----------------------------------------------------------------------
+
+    async def _read_all(self) -> None:
+        """Take messages until the client leaves."""
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            await self._messages.put(message.get("text") or message.get("bytes") or b"")
+
+    async def _answer_all(self) -> None:
+        """Answer messages, one after another."""
+        with contextlib.suppress(WebSocketDisconnect, TimeoutError):
+            while True:
+                message = await self._messages.get()
+                self._is_answering = True
+                await self._answer(message)
+                self._is_answering = False
+                if self._is_ending:
+                    await self._close()
+
+    async def _answer(self, text: str | bytes) -> None:
+        try:
+            event = from_json(text, allow_inf_nan=False)
+        except ValueError as error:
+            await self._refuse(400, "invalid_json", f"the message is not JSON: {error}")
+            return
+        kind = event.get("type") if isinstance(event, dict) else None
+        if kind != _CREATE:
+            await self._refuse(
+                400,
+                "unknown_event",
+                f"unknown type of message {kind!r}; this server knows {_CREATE!r}",
+            )
+            return
+        stream_id = event.get("stream_id")
+        about = {} if stream_id is None else {"stream_id": stream_id}
+        body = {name: value for name, value in event.items() if name not in _OWN_FIELDS}
+        before = self._chats.get(str(body.get("previous_response_id")), ())
+        chat = [*before, *_items(body.get("input"))]
+        shown = {"previous_response_id": body.get("previous_response_id")}
+        if before:
+            body = {**body, "input": chat, "previous_response_id": None}
+        if event.get("generate") is False:
+            await self._warm_up(body, chat, about)
+            return
+        await self._respond({**body, "stream": True}, chat, shown if before else {}, about)
+
+    async def _warm_up(self, body: Json, chat: Sequence[Any], about: Json) -> None:
+        """Remember a chat from which the client will go on. Nothing is generated."""
+        response: Json = {
+            "id": f"resp_{uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": body.get("model"),
+            "status": "in_progress",
+            "output": [],
+            "previous_response_id": body.get("previous_response_id"),
+        }
+        await self._send({"type": "response.created", "response": response, **about})
+        self._remember(response["id"], chat)
+        usage = {
+            "input_tokens": 0,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": 0,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 0,
+        }
+        response = {**response, "status": "completed", "usage": usage}
+        await self._send({"type": "response.completed", "response": response, **about})
+
+    async def _respond(self, body: Json, chat: Sequence[Any], shown: Json, about: Json) -> None:
+        """Answer a request with the events of its response."""
+        events = _Events()
+
+        async def put(piece: bytes) -> None:
+            for event in events.feed(piece):
+                response = event.get("response")
+                if isinstance(response, dict):
+                    event["response"] = response = {**response, **shown}
+                    if event.get("type") in _LAST:
+                        self._remember(
+                            str(response.get("id")), [*chat, *(response.get("output") or ())]
+                        )
+                is_error = event.get("type") == "error"
+                error = {"status": 500, "error": _error_of(event)} if is_error else {}
+                await self._send({**error, **event, **about})
+
+        status, answer = await self._ask(body, put)
+        if status == 200 or self._left.is_set():
+            return
+        error: Json = {"message": "the server failed", "code": "internal_error"}
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            error = dict(from_json(answer)["error"])
+        if status == 404 and body.get("previous_response_id"):
+            error["code"] = "previous_response_not_found"
+        await self._send({"type": "error", "status": status, "error": error, **about})
+
+    def _remember(self, response_id: str, chat: Sequence[Any]) -> None:
+        self._chats[response_id] = chat
+        while len(self._chats) > MOST_REMEMBERED:
+            self._chats.popitem(last=False)
+
+    # -- requests to the server, and what the client is sent ---------------------------
+
+    async def _ask(self, body: Json, put: Any) -> tuple[int, bytes]:
+        """The status and the body of the answer to a request. ``put`` gets a success in pieces."""
+        text = json.dumps(body).encode()
+        whole: Message | None = {"type": "http.request", "body": text, "more_body": False}
+        status, parts = 0, []
+
+        async def receive() -> Message:
+            nonlocal whole
+            message, whole = whole, None
+            if message is None:
+                await self._left.wait()
+                return {"type": "http.disconnect"}
+            return message
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            piece: bytes = message.get("body", b"")
+            if status != 200:
+                parts.append(piece)
+            elif piece and not self._left.is_set():
+                await put(piece)
+
+        try:
+            await self._app(_scope(self._socket.scope, len(text)), receive, send)
+        except (WebSocketDisconnect, TimeoutError):
+            raise
+        except Exception:  # a bug of ours: the client has its 500, or the stream's last event
+            _LOG.exception("%s over a WebSocket failed", RESPONSES)
+        return status, b"".join(parts)
+
+    async def _refuse(self, status: int, code: str, message: str) -> None:
+        error = {"type": "invalid_request_error", "code": code, "message": message, "param": None}
+        await self._send({"type": "error", "status": status, "error": error})
+
+    async def _send(self, event: Mapping[str, Any]) -> None:
+        """Raises `WebSocketDisconnect`, also where the connection was closed from here."""
+        try:
+            await self._socket.send_text(json.dumps(event, ensure_ascii=False))
+        except RuntimeError as error:
+            raise WebSocketDisconnect(_GONE) from error
+
+    async def _close(self) -> None:
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
+            await self._socket.close(_GOING_AWAY, "the server is stopping")
+
+
+class _Events:
+    """The events of a stream, which may come in any pieces."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[Json]:
+        """The events that are whole with the next ``piece``."""
+        *whole, self._rest = (self._rest + piece).split(b"\n\n")
+        return [
+            dict(from_json(line.removeprefix(b"data: ")))
+            for text in whole
+            for line in text.splitlines()
+            if line.startswith(b"data: {")
+        ]
+
+
+def _items(own_input: Any) -> list[Any]:
+    if isinstance(own_input, str):
+        return [{"type": "message", "role": "user", "content": own_input}]
+    return own_input if isinstance(own_input, list) else []
+
+
+def _error_of(event: Mapping[str, Any]) -> Json:
+    return {name: event.get(name) for name in ("code", "message", "param")}
+
+
+def _scope(handshake: Scope, size: int) -> Scope:
+    """A request with the headers of the connection."""
+    headers = [
+        (name, value)
+        for name, value in handshake["headers"]
+        if name not in _OWN_HEADERS and not name.startswith(b"sec-websocket-")
+    ]
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % size)]
+    return {
+        **{key: handshake[key] for key in ("asgi", "http_version", "server", "client")},
+        "root_path": handshake.get("root_path", ""),
+        "type": "http",
+        "method": "POST",
+        "scheme": "https" if handshake["scheme"] == "wss" else "http",
+        "path": RESPONSES,
+        "raw_path": RESPONSES.encode(),
+        "query_string": b"",
+        "headers": [*headers, *own],
+    }

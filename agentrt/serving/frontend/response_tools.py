@@ -1,0 +1,363 @@
+"""The tools of the Responses API as functions, which every model can call.
+
+A custom tool, a tool of a namespace and the tools that a client runs by itself (``local_shell``,
+``shell``, ``apply_patch``, ``tool_search``) become functions with plain names. `Carried` keeps
+which function stands for which tool, so that the answer and the history have the client's form.
+Tools that only OpenAI's servers run are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+
+from agentrt.serving.frontend.left_out import LeftOut
+
+Json = dict[str, Any]
+
+_MOST_INNER = 1025
+"""Tools of a namespace that are read: one more than a request may have, so that it is refused."""
+INPUT = "input"
+"""The argument of a function that stands for a custom tool."""
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "integer"}
+_TEXTS = {"type": "array", "items": _TEXT}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """A tool that clients know by its type: its function's schema, and the field of its call's
+    item that is the ``holder`` of the arguments. ``constant`` is in that field, but not for the
+    model.
+    """
+
+    description: str
+    properties: Mapping[str, Any]
+    required: tuple[str, ...]
+    holder: str
+    constant: Mapping[str, Any] = field(default_factory=dict)
+
+    def parameters(self) -> Json:
+        """The JSON schema of the function's arguments."""
+        return {
+            "type": "object",
+            "properties": dict(self.properties),
+            "required": list(self.required),
+            "additionalProperties": False,
+        }
+
+
+CLIENT_TOOLS: Mapping[str, ClientTool] = {
+    "local_shell": ClientTool(
+        "Run a command on the user's machine, and get its output.",
+        {"command": _TEXTS, "working_directory": _TEXT, "timeout_ms": _NUMBER},
+        ("command",),
+        "action",
+        {"type": "exec", "env": {}},
+    ),
+    "shell": ClientTool(
+        "Run shell commands on the user's machine, and get their output.",
+        {"commands": _TEXTS, "timeout_ms": _NUMBER, "max_output_length": _NUMBER},
+        ("commands",),
+        "action",
+    ),
+    "apply_patch": ClientTool(
+        "Create, update or delete a file. A diff is in the V4A format.",
+        {
+            "type": {"enum": ["create_file", "update_file", "delete_file"]},
+            "path": _TEXT,
+            "diff": _TEXT,
+        },
+        ("type", "path"),
+        "operation",
+    ),
+    "tool_search": ClientTool(
+        "Search for tools that are not shown, and load them.",
+        {"query": _TEXT},
+        ("query",),
+        "arguments",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """The tool that a function stands for. ``kind`` is "function" for a function of a namespace,
+    "custom", or a key of `CLIENT_TOOLS`.
+    """
+
+    kind: str
+    name: str
+    namespace: str | None = None
+
+
+@dataclass(slots=True)
+class Carried:
+    """The tools of a request: as ``functions`` for the model, and by the functions' names what each
+    stands for, if it is not a plain function. ``own`` are the tools that vLLM runs by itself.
+    """
+
+    functions: list[Json] = field(default_factory=list)
+    own: list[Json] = field(default_factory=list)
+    carriers: dict[str, Carrier] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+
+    def add(self, function: Json, carrier: Carrier | None = None) -> None:
+        """Add a function, unless there is already a function of its name."""
+        if function["name"] in self.names:
+            return
+        self.functions.append(function)
+        self.names.add(function["name"])
+        if carrier is not None:
+            self.carriers[function["name"]] = carrier
+
+    def load(self, tools: Sequence[Any], left_out: LeftOut, *, deferred: bool) -> None:
+        """Add tools that an item of the history brings. ``deferred`` tools are not shown at the
+        front of the prompt.
+        """
+        inner = Carried()
+        for tool in tools:
+            _carry(tool, inner, left_out, frozenset())
+        known = {function["name"]: function for function in self.functions}
+        for function in inner.functions:
+            name = function["name"]
+            function.pop("defer_loading", None)
+            if deferred:
+                function["defer_loading"] = True
+            elif name in known:
+                known[name].pop("defer_loading", None)
+            self.add(function, inner.carriers.get(name))
+
+
+def flat_name(name: str, namespace: object = None) -> str:
+    """The name of the function that stands for a tool of a namespace, as vLLM names it."""
+    return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
+
+
+def carried_tools(
+    tools: Sequence[Any], left_out: LeftOut, kept: frozenset[str] = frozenset()
+) -> Carried:
+    """Return the ``tools`` of a request as functions.
+
+    Tools that cannot be used are left out. The types ``kept`` are vLLM's own, and are passed on.
+    """
+    carried = Carried()
+    searches = any(
+        _kind(tool) == "tool_search" and tool.get("execution") == "client" for tool in tools
+    )
+    for tool in tools:
+        _carry(tool, carried, left_out, kept)
+    if not searches:  # without a search no model could load a deferred tool
+        for function in carried.functions:
+            function.pop("defer_loading", None)
+    return carried
+
+
+def _kind(tool: object) -> str | None:
+    """The type of a tool; None for a value that is no tool, or has no such type."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _carry(tool: Any, carried: Carried, left_out: LeftOut, kept: frozenset[str]) -> None:
+    kind = _kind(tool)
+    if kind in kept or (kind == "function" and not _has_name(tool)):
+        carried.own.append(dict(tool))  # vLLM refuses a function without a name
+    elif kind == "function":
+        carried.add(_function(tool))
+    elif kind == "custom" and _has_name(tool):
+        carried.add(_custom(tool), Carrier("custom", tool["name"]))
+    elif kind == "namespace" and _has_name(tool) and isinstance(tool.get("tools"), list):
+        for inner in tool["tools"][:_MOST_INNER]:
+            _carry_namespaced(inner, tool["name"], carried, left_out)
+    elif isinstance(kind, str) and kind in CLIENT_TOOLS and _is_of_client(tool):
+        carried.add(_client_function(kind, tool), Carrier(kind, kind))
+    else:
+        left_out.add(kind)
+
+
+def _carry_namespaced(tool: Any, namespace: str, carried: Carried, left_out: LeftOut) -> None:
+    kind = _kind(tool)
+    if kind not in ("function", "custom") or not _has_name(tool):
+        left_out.add(f"{namespace}.{kind}")
+        return
+    function = _function(tool) if kind == "function" else _custom(tool)
+    carrier = Carrier(str(kind), tool["name"], namespace)
+    carried.add({**function, "name": flat_name(tool["name"], namespace)}, carrier)
+
+
+def _has_name(tool: Mapping[str, Any]) -> bool:
+    return isinstance(tool.get("name"), str) and bool(tool["name"])
+
+
+def _is_of_client(tool: Mapping[str, Any]) -> bool:
+    """Whether the client runs this tool, and not OpenAI's servers."""
+    if tool["type"] == "tool_search":
+        return tool.get("execution") == "client"
+    environment = tool.get("environment")
+    return not isinstance(environment, Mapping) or environment.get("type") == "local"
+
+
+def _function(tool: Mapping[str, Any]) -> Json:
+    """A function with the fields that vLLM asks for."""
+    return {"strict": None, "parameters": None, **tool}
+
+
+def _custom(tool: Mapping[str, Any]) -> Json:
+    """The function of one text that stands for a custom tool. A grammar is told to the model."""
+    description = str(tool.get("description") or "")
+    form = tool.get("format")
+    if isinstance(form, Mapping) and form.get("type") == "grammar":
+        syntax, definition = form.get("syntax"), form.get("definition")
+        described = f"The input must follow this grammar ({syntax}):\n{definition}"
+        description = f"{description}\n\n{described}".strip()
+    about_input = {"type": "string", "description": "The whole input of this tool, as plain text."}
+    function = {
+        "type": "function",
+        "name": tool["name"],
+        "description": description,
+        "strict": None,
+        "parameters": {
+            "type": "object",
+            "properties": {INPUT: about_input},
+            "required": [INPUT],
+            "additionalProperties": False,
+        },
+    }
+    return function | ({"defer_loading": True} if tool.get("defer_loading") else {})
+
+
+def _client_function(kind: str, tool: Mapping[str, Any]) -> Json:
+    own = CLIENT_TOOLS[kind]
+    parameters = tool.get("parameters") if kind == "tool_search" else None
+    return {
+        "type": "function",
+        "name": kind,
+        "description": tool.get("description") or own.description,
+        "strict": None,
+        "parameters": parameters if isinstance(parameters, dict) else own.parameters(),
+    }
+
+
+# -- which tool is to be called ------------------------------------------------------------
+
+
+def carried_choice(choice: Any, carried: Carried, left_out: LeftOut) -> tuple[Any, set[str] | None]:
+    """Return the ``tool_choice`` of a request for the functions of ``carried``, and the names of
+    the functions that may be called (None: all).
+    """
+    if choice == "required" and not (carried.functions or carried.own):
+        left_out.add("tool_choice")
+        return "auto", None
+    if not isinstance(choice, Mapping):
+        return choice, None
+    kind = choice.get("type")
+    if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
+        chosen = [_chosen(tool, carried) for tool in choice["tools"]]
+        names = {name for name in chosen if name is not None}
+        for tool, name in zip(choice["tools"], chosen, strict=True):
+            if name is None:
+                left_out.add(_kind(tool))
+        mode = choice.get("mode", "auto")
+        return (mode if names or mode != "required" else "auto"), names
+    name = _chosen(choice, carried)
+    if name is not None:
+        return {"type": "function", "name": name}, None
+    if kind in ("function", "custom"):  # which vLLM refuses: there is no such tool
+        return {**choice, "type": "function"}, None
+    left_out.add(f"tool_choice.{kind}")
+    return "auto", None
+
+
+def _chosen(choice: Any, carried: Carried) -> str | None:
+    """The function that a choice names; None if there is none."""
+    kind = _kind(choice)
+    if kind in ("function", "custom"):
+        name = choice.get("name")
+        if not isinstance(name, str):
+            return None
+        flat = flat_name(name, choice.get("namespace"))
+        if flat in carried.names:
+            return flat
+        local = [one for one, carrier in carried.carriers.items() if carrier.name == name]
+        return local[0] if len(local) == 1 else None
+    carrier = carried.carriers.get(str(kind))
+    return str(kind) if carrier is not None and carrier.kind == kind else None
+
+
+# -- calls, in an answer and in a history --------------------------------------------------
+
+
+def custom_arguments(text: object) -> str:
+    """The arguments of a function call that stands for a custom tool's call with this input."""
+    return json.dumps({INPUT: text if isinstance(text, str) else ""}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """The input of a custom tool, of the arguments of its function, which may be cut off."""
+    value = partial_json(arguments)
+    text = value.get(INPUT) if isinstance(value, dict) else None
+    if isinstance(text, str):
+        return text
+    return "" if arguments.lstrip().startswith("{") else arguments
+
+
+def partial_json(text: str) -> Any:
+    """The value of a JSON text, which may be cut off; None for other text."""
+    try:
+        return from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return None
+
+
+def client_arguments(kind: str, item: Mapping[str, Any]) -> str:
+    """The arguments of a function call that stands for the call ``item`` of a client's tool."""
+    own = CLIENT_TOOLS[kind]
+    value = item.get(own.holder)
+    if isinstance(value, Mapping):
+        constant = own.constant
+        known = {
+            name: part
+            for name, part in value.items()
+            if part is not None and (name not in constant or constant[name] != part)
+        }
+        return json.dumps(known, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
+
+
+def restored_call(item: Mapping[str, Any], carriers: Mapping[str, Carrier]) -> Json:
+    """A function call of an answer as a call of the client's own tool."""
+    carrier = carriers.get(str(item.get("name")))
+    if item.get("type") != "function_call" or carrier is None:
+        return dict(item)
+    arguments = str(item.get("arguments") or "")
+    shared = {name: item[name] for name in ("id", "call_id", "status") if name in item}
+    namespace = {} if carrier.namespace is None else {"namespace": carrier.namespace}
+    if carrier.kind == "function":
+        return {**item, "name": carrier.name, **namespace}
+    if carrier.kind == "custom":
+        return {
+            **shared,
+            "type": "custom_tool_call",
+            "name": carrier.name,
+            **namespace,
+            "input": custom_input(arguments),
+        }
+    own = CLIENT_TOOLS[carrier.kind]
+    value = partial_json(arguments)
+    fields = value if isinstance(value, dict) else {}
+    call = {**shared, "type": f"{carrier.kind}_call", own.holder: {**own.constant, **fields}}
+    return call | ({"execution": "client"} if carrier.kind == "tool_search" else {})
+
+
+def loaded_tools(tools: Iterable[Any], describe: Callable[[Json], str]) -> list[str]:
+    """Describe the functions that a search has loaded."""
+    inner = Carried()
+    unused = LeftOut()
+    for tool in tools:
+        _carry(tool, inner, unused, frozenset())
+    return [describe(function) for function in inner.functions]

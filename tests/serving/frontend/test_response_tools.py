@@ -1,0 +1,254 @@
+"""Tools of a client's own kinds are called by models that know functions only: in each family, the
+answer has the client's form, whole and streamed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.serving.frontend.response_items import GRAMMAR, SCHEMA
+from tests.serving.frontend.test_response_items import (  # noqa: F401
+    PATH,
+    Harmony,
+    HeldSaid,
+    Said,
+    gpt_oss,
+    harmony,
+    harmony_said,
+    held,
+    held_said,
+    local,
+    prompt_of,
+    said,
+)
+from tests.serving.local import MODEL, LocalServer
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+PATCH = '*** Begin Patch\n"a" ü\\n\n*** End Patch'
+TOOLS: list[dict[str, Any]] = [
+    {"type": "custom", "name": "patch", "description": "Patch.", "format": GRAMMAR},
+    {"type": "local_shell"},
+    {"type": "shell", "environment": {"type": "local"}},
+    {"type": "apply_patch"},
+    {"type": "tool_search", "execution": "client"},
+    {
+        "type": "namespace",
+        "name": "agents",
+        "description": "Agents.",
+        "tools": [
+            {"type": "function", "name": "spawn", "parameters": SCHEMA},
+            {"type": "custom", "name": "tell"},
+        ],
+    },
+]
+UPDATE = {"type": "update_file", "path": "a.py", "diff": "+b"}
+CALLS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "custom": (
+        "patch",
+        {"input": PATCH},
+        {"type": "custom_tool_call", "name": "patch", "input": PATCH},
+    ),
+    "local_shell": (
+        "local_shell",
+        {"command": ["ls"]},
+        {"type": "local_shell_call", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+    ),
+    "shell": (
+        "shell",
+        {"commands": ["ls"]},
+        {"type": "shell_call", "action": {"commands": ["ls"]}},
+    ),
+    "apply_patch": ("apply_patch", UPDATE, {"type": "apply_patch_call", "operation": UPDATE}),
+    "tool_search": (
+        "tool_search",
+        {"query": "tides"},
+        {"type": "tool_search_call", "execution": "client", "arguments": {"query": "tides"}},
+    ),
+    "a namespace": (
+        "agents__spawn",
+        {"at": 1},
+        {"type": "function_call", "namespace": "agents", "name": "spawn", "arguments": '{"at": 1}'},
+    ),
+    "a custom tool of a namespace": (
+        "agents__tell",
+        {"input": "hi"},
+        {"type": "custom_tool_call", "namespace": "agents", "name": "tell", "input": "hi"},
+    ),
+}
+OUTPUTS = {
+    "custom_tool_call": "custom_tool_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "shell_call": "shell_call_output",
+    "apply_patch_call": "apply_patch_call_output",
+    "tool_search_call": "tool_search_output",
+    "function_call": "function_call_output",
+}
+
+
+@pytest.fixture(params=["local", "harmony", "held"])
+def either(request: pytest.FixtureRequest) -> LocalServer:
+    """A server of each kind of family: with a format of vLLM's, gpt-oss's, and our own."""
+    server: LocalServer = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture
+def says(either: LocalServer, request: pytest.FixtureRequest) -> Said:
+    """What the model of the server says."""
+    family = request.node.callspec.params["either"]
+    name = {"local": "said", "held": "held_said"}.get(family, "harmony_said")
+    speaker: Said = request.getfixturevalue(name)
+    return speaker
+
+
+def calling(says: Said, name: str, arguments: Any) -> str:
+    """An output that calls a function, in the family's form."""
+    if isinstance(says, Harmony):
+        text = json.dumps(arguments, ensure_ascii=False)
+        head = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+        return f"{head}{text}<|call|>"
+    called = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    if isinstance(says, HeldSaid):
+        return called
+    return f"<tool_call>\n{called}\n</tool_call>"
+
+
+async def streamed(server: LocalServer, body: Any) -> list[dict[str, Any]]:
+    """The events of a streamed answer."""
+    answer = await server.client.post(PATH, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def same(item: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return {name: item.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("kind", CALLS)
+async def test_a_call_has_the_form_of_the_clients_tool(
+    either: LocalServer,
+    says: Said,
+    kind: str,
+) -> None:
+    name, arguments, expected = CALLS[kind]
+    says.text = calling(says, name, arguments)
+    ask = {"type": "message", "role": "user", "content": "Work."}
+    body = {"model": MODEL, "input": [ask], "tools": TOOLS, "max_output_tokens": 300}
+    whole = await either.post(PATH, body)
+    [call] = whole["output"]
+    assert same(call, expected), call
+    assert whole["tools"] == TOOLS
+    assert (await either.client.get(f"{PATH}/{whole['id']}")).json() == whole
+
+    events = await streamed(either, body)
+    assert events[-1]["type"] == "response.completed"
+    [last] = events[-1]["response"]["output"]
+    assert same(last, expected), last
+    [begun] = [event["item"] for event in events if event["type"].endswith("item.added")]
+    [done] = [event["item"] for event in events if event["type"].endswith("item.done")]
+    assert begun["type"] == done["type"] == expected["type"]
+    assert begun["id"] == done["id"]
+    assert same(done, expected), done
+    inputs = [e for e in events if e["type"].startswith("response.custom_tool_call_input.")]
+    if expected["type"] == "custom_tool_call":
+        text = "".join(e["delta"] for e in inputs if e["type"].endswith("delta"))
+        assert text == inputs[-1]["input"] == expected["input"]
+        assert len(inputs) > (2 if text == PATCH else 1)
+    else:
+        assert not inputs
+
+    # The next turn, by the history and by the response's id: the same prompt.
+    output: dict[str, Any] = {"type": OUTPUTS[expected["type"]], "output": "well done"}
+    if call["type"] == "local_shell_call":
+        output["id"] = call["id"]
+    else:
+        output["call_id"] = call["call_id"]
+    if call["type"] == "tool_search_call":
+        output = {**output, "tools": [], "execution": "client"}
+    elif call["type"] == "shell_call":
+        output["output"] = [{"stdout": "well done", "stderr": "", "outcome": {"type": "exit"}}]
+    answer = await either.client.post(PATH, json={**body, "input": [ask, call, output]})
+    assert answer.status_code == 200, answer.text
+    assert "x-agentrt-left-out" not in answer.headers
+    prompt = prompt_of(either)
+    assert name in prompt
+    assert "well done" in prompt or call["type"] == "tool_search_call"
+    more = {**body, "input": [output], "previous_response_id": whole["id"]}
+    answer = await either.post(PATH, more)
+    assert answer["previous_response_id"] == whole["id"]
+    assert prompt_of(either) == prompt
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        ({"type": "custom", "name": "patch"}, "patch"),
+        ({"type": "function", "name": "spawn"}, "agents__spawn"),
+        ({"type": "function", "name": "spawn", "namespace": "agents"}, "agents__spawn"),
+        ({"type": "local_shell"}, "local_shell"),
+        ({"type": "apply_patch"}, "apply_patch"),
+        ({"type": "shell"}, "shell"),
+    ],
+)
+async def test_a_tool_can_be_chosen(
+    either: LocalServer,
+    says: Said,
+    choice: Any,
+    name: str,
+) -> None:
+    """The model has to call it: its output is read as a call, and may be held to its form."""
+    arguments: dict[str, Any] = {"input": "x"} if name == "patch" else {}
+    says.text = calling(says, name, arguments)
+    body = {"model": MODEL, "input": "Work.", "tools": TOOLS, "tool_choice": choice}
+    answer = await either.post(PATH, body)
+    assert answer["tool_choice"] == choice
+    assert [item["type"] for item in answer["output"]] == [
+        "custom_tool_call"
+        if name == "patch"
+        else "function_call"
+        if "__" in name
+        else f"{name}_call"
+    ]
+
+
+async def test_allowed_tools_are_the_only_tools(
+    either: LocalServer,
+    says: Said,
+) -> None:
+    says.text = calling(says, "agents__spawn", {})
+    allowed = [{"type": "function", "name": "spawn"}, {"type": "image_generation"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+    body = {"model": MODEL, "input": "Work.", "tools": TOOLS, "tool_choice": choice}
+    answer = await either.client.post(PATH, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-agentrt-left-out"] == "image_generation"
+    assert "spawn" in prompt_of(either)
+    assert "local_shell" not in prompt_of(either)
+
+
+async def test_the_grammar_of_a_custom_tool_is_told(either: LocalServer) -> None:
+    body = {"model": MODEL, "input": "Work.", "tools": TOOLS}
+    await either.post(PATH, body)
+    assert "*** Begin Patch" in prompt_of(either)
+
+
+@pytest.mark.parametrize("length", [1, 12, 20])
+async def test_a_call_that_was_cut_off_has_the_form_too(
+    either: LocalServer,
+    says: Said,
+    length: int,
+) -> None:
+    says.text = calling(says, "patch", {"input": PATCH})
+    body = {"model": MODEL, "input": "Work.", "tools": TOOLS, "max_output_tokens": length}
+    whole = await either.post(PATH, body)
+    events = await streamed(either, body)
+    assert events[-1]["response"]["status"] == whole["status"] == "incomplete"
+    kinds = [item["type"] for item in events[-1]["response"]["output"]]
+    assert "function_call" not in kinds + [item["type"] for item in whole["output"]]
+    calls = [i for i in whole["output"] if i["type"] == "custom_tool_call"]
+    assert all(PATCH.startswith(call["input"]) for call in calls)
