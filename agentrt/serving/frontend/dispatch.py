@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -10,7 +11,7 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend
@@ -19,7 +20,9 @@ from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.serving.bodies import LONG, given, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
 from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length, within_window
-from agentrt.serving.frontend.exchange import Exchange, Key
+from agentrt.serving.frontend.conversations import MESSAGES
+from agentrt.serving.frontend.exchange import Exchange, Key, clearer
+from agentrt.serving.frontend.messages import read_request
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import no_socket
@@ -38,13 +41,20 @@ _NO_CALLS = (
 )
 _JSON = b"application/json"
 _MODELS = "/v1/models"
+_LEFT_OUT = b"x-agentrt-left-out"
+_LONGEST_NOTE = 1024
+"""Characters of a header."""
+_MOST_NOTES = 4096
+"""Notes that are remembered, so that the log has each once."""
+_LOG = logging.getLogger(__name__)
 _OF_RESPONSES = "/v1/responses/"
 
 
 class Front(Protocol):
     """vLLM's front end of one model. ``names`` are the model's, and its adapters'. With
     ``reminders``, system messages in the middle of a chat stay at their place. ``budgets`` says
-    whether its engines can hold thinking to a number of tokens.
+    whether its engines can hold thinking to a number of tokens, and ``images`` whether the model
+    takes images.
     """
 
     app: FastAPI
@@ -57,6 +67,9 @@ class Front(Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+
+    @property
+    def images(self) -> bool: ...
 
 
 def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
@@ -77,6 +90,7 @@ class FrontendApp:
         self._known = [KnownFields(front.app) for front in fronts if strict]
         self._fronts = tuple(fronts)
         self._tries: dict[Key, Exchange] = {}
+        self._noted: dict[tuple[str, str], None] = {}
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
         self._store = ResponseStore(server.runtime.now)
@@ -120,7 +134,10 @@ class FrontendApp:
         WORKS_FOR.set(tenant)
         token = ASKING.set(Asking(tenant, len(body), model))
         try:
-            window = front.max_model_len
+            window, chat = front.max_model_len, fields
+            if path.startswith(MESSAGES):
+                read = read_request(fields, takes_images=lambda: front.images)
+                fields, send = read.body, self._noting(tenant, read.left_out, send)
             fields = within_window(path, fields, window, budgets=front.budgets)
             handed = _handed_on(request, body, fields)
             if request.method != "POST":
@@ -130,13 +147,39 @@ class FrontendApp:
                 check_length(fields, window)
                 if len(body) > LONG:
                     await pause()
-                exchange = Exchange(self._server, self._store, self._tries, tenant, path, fields)
+                exchange = Exchange(
+                    self._server, self._store, self._tries, tenant, path, fields, chat
+                )
                 await exchange.run(front.app, *handed, send)
             else:
                 self._server.tenants.ask(tenant)
-                await front.app(*handed, send)
+                await front.app(*handed, _refusing(path, send))
         finally:
             ASKING.reset(token)
+
+    def _noting(self, tenant: str, left_out: Sequence[str], send: Send) -> Send:
+        """Send by ``send``, with a header that says what was left out of the request. The log says
+        each thing once for each tenant.
+        """
+        if not left_out:
+            return send
+        for text in left_out:
+            if (tenant, text) not in self._noted and len(self._noted) < _MOST_NOTES:
+                self._noted[tenant, text] = None
+                _LOG.warning(
+                    "left out of a request to %s, and the rest is answered: %s",
+                    MESSAGES,
+                    _printable(text),
+                )
+        note = _printable("; ".join(left_out))[:_LONGEST_NOTE].encode("ascii", "replace")
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (_LEFT_OUT, note)]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        return send_noted
 
     # -- models ------------------------------------------------------------------------
 
@@ -209,6 +252,37 @@ def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tupl
     if fields and kind.partition(b";")[0] == _JSON:  # vLLM refuses all other names of JSON
         scope[FIELDS] = fields
     return scope, given(whole(body), request.receive)
+
+
+def _refusing(path: str, send: Send) -> Send:
+    """Send by ``send``; refusals of vLLM's are in the form of the API that ``path`` belongs to."""
+    if not path.startswith(MESSAGES):
+        return send
+    start: Message = {}
+    body = bytearray()
+
+    async def send_clearer(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            start = message
+        if start["status"] < 400:
+            await send(message)
+            return
+        body.extend(message.get("body", b""))
+        if message is start or message.get("more_body", False):
+            return
+        whole_body = clearer(path, start["status"], bytes(body))
+        headers = [one for one in start["headers"] if one[0] != b"content-length"]
+        headers.append((b"content-length", str(len(whole_body)).encode()))
+        await send({**start, "headers": headers})
+        await send({"type": "http.response.body", "body": whole_body})
+
+    return send_clearer
+
+
+def _printable(text: str) -> str:
+    """A client's text for a header and a line of the log."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:_LONGEST_NOTE]
 
 
 def is_public(path: str, *, operator: bool) -> bool:

@@ -54,7 +54,8 @@ _PIECE = 256
 
 @dataclass(slots=True)
 class Exchange:
-    """A request of ``tenant`` at ``path``, with its body's ``fields``.
+    """A request of ``tenant`` at ``path``, with its body's ``fields``. ``chat`` is the body as its
+    client sent it, by which its conversation is recognised.
 
     ``tries`` are the requests under way whose clients gave them a key, so that they can come again.
     """
@@ -65,6 +66,7 @@ class Exchange:
     tenant: str
     path: str
     fields: Mapping[str, Any]
+    chat: Mapping[str, Any]
     calls: int = field(init=False)
     _entry: Entry = field(init=False)
     _caller: RequestCaller = field(init=False)
@@ -201,7 +203,7 @@ class Exchange:
         """
         before = self.fields.get("previous_response_id")
         kept = self.store.get(self.tenant, before) if isinstance(before, str) else None
-        messages = conversation(self.path, self.fields)
+        messages = conversation(self.path, self.chat)
         hashes = [] if kept is None or kept.end is None else [kept.end]
         for start in range(0, len(messages), _PIECE):
             if start:

@@ -43,6 +43,7 @@ class Front:
     max_model_len: int = 4096
     reminders: bool = True
     budgets: bool = True
+    images: bool = False
 
     @classmethod
     def of(cls, *names: str) -> Front:
