@@ -1,0 +1,77 @@
+"""Parts of a request that this server cannot use. They are left out, so that the rest is answered,
+and the answer names their types in a header.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+from starlette.types import Message, Send
+
+HEADER = b"x-agentrt-left-out"
+MOST_TYPES = 32
+"""Types that the header names; types beyond these are in the log."""
+_MOST_KNOWN = 1024
+"""Types of one path that the log has named. Beyond these, types are logged no more."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:/-]")
+_LONGEST_TYPE = 64
+_LOG = logging.getLogger(__name__)
+_logged: set[tuple[str, str]] = set()
+
+
+class LeftOut:
+    """The types of the parts that were left out of one request, in the order of their places."""
+
+    def __init__(self) -> None:
+        self._types: dict[str, None] = {}
+
+    def add(self, kind: object) -> None:
+        """Note that a part of the type ``kind`` was left out."""
+        self._types[_UNSAFE.sub("?", str(kind))[:_LONGEST_TYPE] or "?"] = None
+
+    def __bool__(self) -> bool:
+        return bool(self._types)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return tuple(self._types)
+
+    def noting(self, path: str, send: Send) -> Send:
+        """Return ``send`` with a header that names the types. Log them, too.
+
+        Returns ``send`` itself where nothing was left out.
+        """
+        if not self._types:
+            return send
+        log_left_out(path, self._types)
+        header = left_out_header(self._types)
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        return send_noted
+
+
+def left_out_header(types: Iterable[str]) -> tuple[bytes, bytes]:
+    """The header of an answer whose request had parts of these types that were left out."""
+    return HEADER, ", ".join(list(types)[:MOST_TYPES]).encode("ascii", "replace")
+
+
+def log_left_out(path: str, types: Iterable[str]) -> None:
+    """Log the types that were left out of a request: as a warning the first time, since a client
+    sends the same types with each request.
+    """
+    new = [kind for kind in types if (path, kind) not in _logged]
+    if new and len(_logged) < _MOST_KNOWN:
+        _logged.update((path, kind) for kind in new)
+        _LOG.warning(
+            "%s: left out of a request what this server cannot use: %s; the rest was answered",
+            path,
+            ", ".join(new),
+        )
+    else:
+        _LOG.debug("%s: left out of a request: %s", path, ", ".join(types))
