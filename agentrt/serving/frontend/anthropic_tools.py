@@ -134,7 +134,7 @@ class Tools:
         self,
         tool: ToolFields,
         offered: Mapping[str, ToolFields],
-        note: Callable[[str], None],
+        leave_out: Callable[[str], None],
     ) -> ToolFields | None:
         """Return a tool as vLLM takes it, or None where this server cannot offer it."""
         kind, name = tool.get("type"), tool.get("name")
@@ -155,7 +155,7 @@ class Tools:
             self.served[name] = family
             return {**offered[family], "name": name, **kept}
         self.left_out.add(name)
-        note(f"tool {name} ({kind})")
+        leave_out(kind)
         return None
 
 
@@ -165,9 +165,12 @@ def _is_known_by_type(tool: ToolFields) -> bool:
 
 
 def read_tools(
-    body: Mapping[str, Any], offered: Mapping[str, ToolFields], note: Callable[[str], None]
+    body: Mapping[str, Any], offered: Mapping[str, ToolFields], leave_out: Callable[[str], None]
 ) -> Tools:
-    """Return the tools of a request, with what changes in it; ``note`` gets what is left out."""
+    """Return the tools of a request, with what changes in it.
+
+    ``leave_out`` gets the types of tools that are not in it any more.
+    """
     tools, listed = Tools(), body.get("tools")
     if not isinstance(listed, list):
         return tools
@@ -176,7 +179,7 @@ def read_tools(
         return tools
     kept: list[Any] = []
     for tool in listed:
-        known = tools.define(tool, offered, note) if isinstance(tool, dict) else tool
+        known = tools.define(tool, offered, leave_out) if isinstance(tool, dict) else tool
         if known is not None:
             kept.append(known)
     if any(_VERSION.sub("", str(_type(tool))) in _SEARCHES for tool in listed):
@@ -188,7 +191,7 @@ def read_tools(
         if not kept:
             tools.changed["tool_choice"] = GONE
         elif choice.get("type") == "tool" and choice.get("name") in tools.left_out - tools.names:
-            note(f"tool choice {choice['name']}")
+            leave_out(f"tool_choice:{choice['name']}")
             tools.changed["tool_choice"] = {"type": "auto"}
     return tools
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -41,12 +40,6 @@ _NO_CALLS = (
 )
 _JSON = b"application/json"
 _MODELS = "/v1/models"
-_LEFT_OUT = b"x-agentrt-left-out"
-_LONGEST_NOTE = 1024
-"""Characters of a header."""
-_MOST_NOTES = 4096
-"""Notes that are remembered, so that the log has each once."""
-_LOG = logging.getLogger(__name__)
 _OF_RESPONSES = "/v1/responses/"
 
 
@@ -90,7 +83,6 @@ class FrontendApp:
         self._known = [KnownFields(front.app) for front in fronts if strict]
         self._fronts = tuple(fronts)
         self._tries: dict[Key, Exchange] = {}
-        self._noted: dict[tuple[str, str], None] = {}
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
         self._store = ResponseStore(server.runtime.now)
@@ -137,7 +129,7 @@ class FrontendApp:
             window, chat = front.max_model_len, fields
             if path.startswith(MESSAGES):
                 read = read_request(fields, takes_images=lambda: front.images)
-                fields, send = read.body, self._noting(tenant, read.left_out, send)
+                fields, send = read.body, read.left_out.noting(MESSAGES, send)
             fields = within_window(path, fields, window, budgets=front.budgets)
             handed = _handed_on(request, body, fields)
             if request.method != "POST":
@@ -156,30 +148,6 @@ class FrontendApp:
                 await front.app(*handed, _refusing(path, send))
         finally:
             ASKING.reset(token)
-
-    def _noting(self, tenant: str, left_out: Sequence[str], send: Send) -> Send:
-        """Send by ``send``, with a header that says what was left out of the request. The log says
-        each thing once for each tenant.
-        """
-        if not left_out:
-            return send
-        for text in left_out:
-            if (tenant, text) not in self._noted and len(self._noted) < _MOST_NOTES:
-                self._noted[tenant, text] = None
-                _LOG.warning(
-                    "left out of a request to %s, and the rest is answered: %s",
-                    MESSAGES,
-                    _printable(text),
-                )
-        note = _printable("; ".join(left_out))[:_LONGEST_NOTE].encode("ascii", "replace")
-
-        async def send_noted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), (_LEFT_OUT, note)]
-                message = {**message, "headers": headers}
-            await send(message)
-
-        return send_noted
 
     # -- models ------------------------------------------------------------------------
 
@@ -278,11 +246,6 @@ def _refusing(path: str, send: Send) -> Send:
         await send({"type": "http.response.body", "body": whole_body})
 
     return send_clearer
-
-
-def _printable(text: str) -> str:
-    """A client's text for a header and a line of the log."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:_LONGEST_NOTE]
 
 
 def is_public(path: str, *, operator: bool) -> bool:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from pydantic_core import from_json
 
 from agentrt.serving.frontend.anthropic_tools import GONE, Tools, read_tools
+from agentrt.serving.frontend.left_out import LeftOut
 
 Block = Mapping[str, Any]
 
@@ -48,12 +49,13 @@ _OWN = "agentrt:"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A request as vLLM takes it. ``left_out`` names what is not in it any more; ``served`` are the
-    tools that this server runs itself: their names in the request, and what Anthropic calls them.
+    """A request as vLLM takes it. ``left_out`` has the types of what is not in it any more;
+    ``served`` are the tools that this server runs itself: their names in the request, and what
+    Anthropic calls them.
     """
 
     body: Mapping[str, Any]
-    left_out: Sequence[str] = ()
+    left_out: LeftOut = field(default_factory=LeftOut)
     served: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -69,10 +71,10 @@ def read_request(
     that this one runs itself, by their kind (``web_search``), as ordinary tools.
     """
     changed: dict[str, Any] = {}
-    notes = _Notes()
-    tools = read_tools(body, offered or {}, notes)
+    left_out = LeftOut()
+    tools = read_tools(body, offered or {}, left_out.add)
     changed.update(tools.changed)
-    chat = _Chat(notes, takes_images, offered or {}, tools)
+    chat = _Chat(left_out, takes_images, offered or {}, tools)
     messages = body.get("messages")
     if isinstance(messages, list):
         read = chat.read(messages)
@@ -81,35 +83,21 @@ def read_request(
     system = body.get("system")
     if isinstance(system, list) and not all(map(_is_text, system)):
         changed["system"] = chat.system(system)
-    changed.update(_settings(body, notes))
+    changed.update(_settings(body, left_out))
     if not changed:
-        return Reading(body, notes.texts, tools.served)
+        return Reading(body, left_out, tools.served)
     whole = {name: value for name, value in {**body, **changed}.items() if value is not GONE}
-    return Reading(whole, notes.texts, tools.served)
+    return Reading(whole, left_out, tools.served)
 
 
-class _Notes:
-    """What was left out, each thing once and in its order."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, None] = {}
-
-    def __call__(self, text: str) -> None:
-        self._texts.setdefault(text)
-
-    @property
-    def texts(self) -> list[str]:
-        return list(self._texts)
-
-
-def _settings(body: Mapping[str, Any], notes: _Notes) -> dict[str, Any]:
+def _settings(body: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
     """The fields beside chat and tools that change."""
     changed: dict[str, Any] = {}
     thinking = body.get("thinking")
     if isinstance(thinking, dict):
         kind, display = thinking.get("type"), thinking.get("display")
         if isinstance(kind, str) and kind not in _THINKING:
-            notes(f"thinking {kind}")
+            left_out.add(f"thinking:{kind}")
             changed["thinking"] = {"type": "adaptive"}
         elif display not in (None, "summarized", "omitted", "updates"):
             changed["thinking"] = {n: v for n, v in thinking.items() if n != "display"}
@@ -118,16 +106,16 @@ def _settings(body: Mapping[str, Any], notes: _Notes) -> dict[str, Any]:
         effort, form = output.get("effort"), output.get("format")
         dropped = []
         if isinstance(effort, str) and effort not in _EFFORTS:
-            notes(f"effort {effort}")
+            left_out.add(f"effort:{effort}")
             dropped.append("effort")
         if isinstance(form, dict) and form.get("type", "json_schema") != "json_schema":
-            notes(f"output format {form['type']}")
+            left_out.add(f"format:{form['type']}")
             dropped.append("format")
         if dropped:
             changed["output_config"] = {n: v for n, v in output.items() if n not in dropped}
     for name in _FIELDS:
         if name in body and _asks_for_something(body[name]):
-            notes(name)
+            left_out.add(name)
     return changed
 
 
@@ -145,12 +133,12 @@ class _Chat:
 
     def __init__(
         self,
-        notes: _Notes,
+        left_out: LeftOut,
         takes_images: Callable[[], bool],
         offered: Mapping[str, Mapping[str, Any]],
         tools: Tools,
     ) -> None:
-        self._note = notes
+        self._left_out = left_out
         self._takes_images = takes_images
         self._offered = offered
         self._tools = tools
@@ -180,7 +168,7 @@ class _Chat:
         parts = [part for block in map(_block, blocks) for part in self._system_block(block)]
         for part in parts:
             if part.get("type") in _CHANGES:  # these belong into the chat
-                self._note(f"{part['type']} in the system prompt")
+                self._left_out.add(part["type"])
         return [part for part in parts if part.get("type") not in _CHANGES]
 
     def _append(self, chat: list[Any], message: Any) -> None:
@@ -220,7 +208,7 @@ class _Chat:
 
     def _message(self, message: Block) -> Iterable[dict[str, Any]]:
         role, blocks = str(message["role"]), _content(message)
-        before = len(self._note.texts)
+        before = len(self._left_out.types)
         if role == "system":
             parts = [part for block in blocks for part in self._system_block(block)]
             if parts:
@@ -239,8 +227,8 @@ class _Chat:
         if turns.changes:
             yield {"role": "system", "content": turns.changes}
         if not turns.all and self._summary is None:
-            left_out = self._note.texts[before:]
-            text = f"[left out: {'; '.join(left_out)}]" if role == "user" and left_out else ""
+            types = self._left_out.types[before:]
+            text = f"[left out: {', '.join(types)}]" if role == "user" and types else ""
             turns.add(role, [_text(text)] if text else [])
         for turn in turns.all:
             yield {**message, **turn} if turn["role"] == role else turn
@@ -257,7 +245,7 @@ class _Chat:
         elif kind in _PLAIN["assistant"]:
             turns.add("assistant", [block])
         elif kind == "image":
-            self._note("image of the assistant's")
+            self._left_out.add("image")
         else:
             turns.add("assistant", self._other_block(kind, block))
 
@@ -265,7 +253,7 @@ class _Chat:
         """A call of the assistant's. One that a server was to answer, and did not, is left out."""
         call_id, name = str(block.get("id")), str(block.get("name"))
         if kind in _CALLS and call_id not in self._answered:
-            self._note(f"{kind} {name} without a result")
+            self._left_out.add(f"{kind}:{name}")
             return
         self._calls.add(call_id)
         call = {"type": "tool_use", "id": call_id, "name": name, "input": _input(block)}
@@ -300,8 +288,7 @@ class _Chat:
         if kind in _AS_TEXT:
             return [_text(_readable(block))]
         if kind not in _NOT_SHOWN:
-            name = block.get("file_id") or block.get("name") or ""
-            self._note(f"block {kind} {name}".rstrip())
+            self._left_out.add(kind)
         return []
 
     # -- blocks ------------------------------------------------------------------------
@@ -315,10 +302,10 @@ class _Chat:
             data = source.get("data") if isinstance(source, dict) else None
             is_known = kind == "base64" and isinstance(data, str) and bool(data)
         if not is_known:
-            self._note(f"image (source {kind})")
+            self._left_out.add(f"image:{kind}")
             return [_text(f"[An image is not shown: this server cannot read its source, {kind}.]")]
         if not self._takes_images():
-            self._note("image (the model takes text only)")
+            self._left_out.add("image")
             return [_text("[An image is not shown: this model takes text only.]")]
         return [block]
 
@@ -334,7 +321,7 @@ class _Chat:
         if text is None:
             name = str(block.get("title") or source.get("url") or source.get("file_id") or "")
             name = " ".join(filter(None, (name, f"({media or kind})")))
-            self._note(f"document {name}")
+            self._left_out.add(f"document:{media or kind}")
             text = f"[The document {name} is not shown: this server reads text only.]"
         return [_text(_tagged("document", block, text)), *images]
 
@@ -368,14 +355,14 @@ class _Chat:
         tool = tool if isinstance(tool, dict) else {}
         kind, name = tool.get("type"), str(tool.get("name") or tool.get("tool_name") or "")
         if kind == "tool_definition" and isinstance(tool.get("definition"), dict):
-            known = self._tools.define(tool["definition"], self._offered, self._note)
+            known = self._tools.define(tool["definition"], self._offered, self._left_out.add)
             if known is None:
                 return []
             return [{**block, "tool": {"type": kind, "definition": known}}]
         if kind == "tool_reference" and name in self._tools.names:
             return [{**block, "tool": {"type": kind, "name": name}}]
         if kind != "tool_reference" or name not in self._tools.left_out:
-            self._note(f"{block['type']} {name or tool.get('server_name') or kind}")
+            self._left_out.add(f"{block['type']}:{kind}")
         return []
 
     def _compaction(self, block: Block, turns: _Turns) -> None:
@@ -387,7 +374,7 @@ class _Chat:
         if isinstance(text, str) and text:
             self._summary = _text(_SUMMARY + text)
         elif block.get("encrypted_content"):
-            self._note("compaction (encrypted)")
+            self._left_out.add("compaction:encrypted")
 
 
 class _Turns:
