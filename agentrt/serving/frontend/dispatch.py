@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Protocol, cast
 
 from fastapi import FastAPI
@@ -40,6 +41,11 @@ _NO_CALLS = (
 )
 _JSON = b"application/json"
 _MODELS = "/v1/models"
+_WINDOWS = (
+    *("max_model_len", "context_window", "context_length"),  # vLLM and SGLang, Groq, OpenRouter
+    *("max_input_tokens", "max_tokens"),  # Anthropic; prompt and answer share the window
+)
+"""Names of the tokens that a model takes."""
 _OF_RESPONSES = "/v1/responses/"
 
 
@@ -167,22 +173,42 @@ class FrontendApp:
         raise NotServedError(f"this server does not serve model {model!r}; it serves {names}")
 
     async def _models(self, name: str) -> dict[str, Any]:
-        """All models and adapters as vLLM describes them, or the one of that name."""
-        cards = []
+        """All models and adapters as vLLM describes them, or the one of that name.
+
+        Clients of several APIs read the same list, each the fields that it knows.
+        """
+        cards: list[dict[str, Any]] = []
         for front in self._fronts:
             listed = await front.app.state.openai_serving_models.show_available_models()
-            cards += listed.model_dump()["data"]
-        for card in cards:
-            if card.get("root"):  # vLLM tells the folder that it was loaded from
-                card["root"] = display_name(card["root"])
+            cards += [_described(card, front) for card in listed.model_dump()["data"]]
         if not name:
-            return {"object": "list", "data": cards}
+            first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
+            page = {"has_more": False, "first_id": first, "last_id": last}  # as at Anthropic
+            return {"object": "list", "data": cards, **page}
         for card in cards:
             if card["id"] == name:
-                found: dict[str, Any] = card
-                return found
+                return card
         served = ", ".join(card["id"] for card in cards)
         raise NotServedError(f"this server does not serve model {name!r}; it serves {served}")
+
+
+def _described(card: Mapping[str, Any], front: Front) -> dict[str, Any]:
+    """What a list of models says of one: vLLM's fields, Anthropic's, and the model's window by each
+    name that clients read it by.
+    """
+    window = front.max_model_len
+    made = datetime.fromtimestamp(card.get("created") or 0, UTC)
+    described = {
+        **card,
+        "type": "model",
+        "display_name": card["id"],
+        "created_at": made.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "lifecycle": "active",
+        **dict.fromkeys(_WINDOWS, window),
+    }
+    if card.get("root"):  # vLLM tells the folder that it was loaded from
+        described["root"] = display_name(card["root"])
+    return described
 
 
 def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
