@@ -196,6 +196,13 @@ def read_tools(
     return tools
 
 
+def server_kinds(body: Mapping[str, Any]) -> set[str]:
+    """The kinds of the tools of a request that Anthropic's servers run, such as ``web_search``."""
+    listed = body.get("tools")
+    types = map(_type, listed if isinstance(listed, list) else ())
+    return {_VERSION.sub("", kind) for kind in types if isinstance(kind, str)}.intersection(KINDS)
+
+
 def is_deferred(tool: Any) -> bool:
     """Whether a tool is shown to the model only where a search loads it."""
     return isinstance(tool, dict) and bool(tool.get("defer_loading"))

@@ -17,13 +17,21 @@ from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
+from agentrt.interrupts import Tool
 from agentrt.serving.bodies import LONG, given, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
+from agentrt.serving.frontend.anthropic_tools import server_kinds
 from agentrt.serving.frontend.bounds import KnownFields, check_bounds, check_length, within_window
 from agentrt.serving.frontend.conversations import MESSAGES
 from agentrt.serving.frontend.exchange import Exchange, Key, clearer
 from agentrt.serving.frontend.messages import read_request
 from agentrt.serving.frontend.responses import ASKING, Asking, ResponseStore
+from agentrt.serving.frontend.server_tools import (
+    ServedTool,
+    described,
+    find_tools,
+    served_tools,
+)
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import no_socket
 
@@ -133,8 +141,12 @@ class FrontendApp:
         token = ASKING.set(Asking(tenant, len(body), model))
         try:
             window, chat = front.max_model_len, fields
+            served: Mapping[str, ServedTool] = {}
             if path.startswith(MESSAGES):
-                read = read_request(fields, takes_images=lambda: front.images)
+                tools = await self._server_tools(tenant, fields)
+                offered = {kind: described(tool) for kind, tool in tools.items()}
+                read = read_request(fields, takes_images=lambda: front.images, offered=offered)
+                served = served_tools(read.served, tools, fields)
                 fields, send = read.body, read.left_out.noting(MESSAGES, send)
             fields = within_window(path, fields, window, budgets=front.budgets)
             handed = _handed_on(request, body, fields)
@@ -146,7 +158,7 @@ class FrontendApp:
                 if len(body) > LONG:
                     await pause()
                 exchange = Exchange(
-                    self._server, self._store, self._tries, tenant, path, fields, chat
+                    self._server, self._store, self._tries, tenant, path, fields, chat, served
                 )
                 await exchange.run(front.app, *handed, send)
             else:
@@ -154,6 +166,14 @@ class FrontendApp:
                 await front.app(*handed, _refusing(path, send))
         finally:
             ASKING.reset(token)
+
+    async def _server_tools(self, tenant: str, fields: Mapping[str, Any]) -> dict[str, Tool]:
+        """The tools of Anthropic's servers that a request has and this server runs."""
+        names = self._server.server_tools
+        if not names or not (kinds := server_kinds(fields)):
+            return {}
+        toolbox = self._server.runtime.toolbox
+        return await find_tools(names, kinds, lambda name: toolbox.find(name, tenant))
 
     # -- models ------------------------------------------------------------------------
 
@@ -181,6 +201,8 @@ class FrontendApp:
         for front in self._fronts:
             listed = await front.app.state.openai_serving_models.show_available_models()
             cards += [_described(card, front) for card in listed.model_dump()["data"]]
+        if names := self._server.server_tools:
+            cards = [{**card, "server_tools": sorted(names)} for card in cards]
         if not name:
             first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
             page = {"has_more": False, "first_id": first, "last_id": last}  # as at Anthropic

@@ -32,6 +32,7 @@ from agentrt.serving.frontend.conversations import (
     tools_of,
 )
 from agentrt.serving.frontend.responses import ResponseStore
+from agentrt.serving.frontend.server_tools import ServedTool, ToolLoop
 from agentrt.serving.keep_alive import STREAM, ping_of, send_now
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
@@ -55,7 +56,8 @@ _PIECE = 256
 @dataclass(slots=True)
 class Exchange:
     """A request of ``tenant`` at ``path``, with its body's ``fields``. ``chat`` is the body as its
-    client sent it, by which its conversation is recognised.
+    client sent it, by which its conversation is recognised. ``served`` are the tools that this
+    server runs for it, by their names.
 
     ``tries`` are the requests under way whose clients gave them a key, so that they can come again.
     """
@@ -67,6 +69,7 @@ class Exchange:
     path: str
     fields: Mapping[str, Any]
     chat: Mapping[str, Any]
+    served: Mapping[str, ServedTool] = field(default_factory=dict)
     calls: int = field(init=False)
     _entry: Entry = field(init=False)
     _caller: RequestCaller = field(init=False)
@@ -110,6 +113,7 @@ class Exchange:
             raise
 
         self._order_tools(scope)
+        app = self._with_tools(app, scope)
 
         async def receive_watched() -> Message:
             message = await receive()
@@ -195,6 +199,12 @@ class Exchange:
             ordered = self._entry.program.in_order(tools)
             if ordered is not tools:
                 scope[FIELDS] = {**self.fields, "tools": ordered}
+
+    def _with_tools(self, app: ASGIApp, scope: Scope) -> ASGIApp:
+        """What answers: ``app``, with the tools that this server runs between its answers."""
+        if not self.served or FIELDS not in scope:
+            return app
+        return ToolLoop(app, self.served, self._caller.tool)
 
     async def _hashes(self) -> list[bytes]:
         """The hashes of the request's chat; one that goes on from a response begins with its.

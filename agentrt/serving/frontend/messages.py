@@ -286,7 +286,7 @@ class _Chat:
         if kind == "document":
             return self._document(block)
         if kind in _AS_TEXT:
-            return [_text(_readable(block))]
+            return [_text(readable(block))]
         if kind not in _NOT_SHOWN:
             self._left_out.add(kind)
         return []
@@ -334,7 +334,7 @@ class _Chat:
             if isinstance(names, list):
                 return {**own, "content": [name for name in names if isinstance(name, dict)]}
         if block.get("type") != "tool_result":
-            return {**own, "content": _readable(block.get("content"))}
+            return {**own, "content": readable(block.get("content"))}
         parts: list[Block] = []
         for part in _content(block):
             kind = str(part.get("type"))
@@ -346,7 +346,7 @@ class _Chat:
 
     def _texts_of_result(self, block: Block) -> list[Block]:
         """A result whose call is not in the chat, as a text."""
-        text = _readable(block.get("content"))
+        text = readable(block.get("content"))
         return [_text(f"Tool result: {text}")] if text else []
 
     def _change(self, block: Block) -> list[Block]:
@@ -424,12 +424,12 @@ def _unsealed(value: Any) -> str:
         return ""
 
 
-def _readable(value: Any) -> str:
+def readable(value: Any) -> str:
     """What a model can read of a block, or of what is in it."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return "\n".join(filter(None, map(_readable, value)))
+        return "\n".join(filter(None, map(readable, value)))
     if not isinstance(value, dict):
         return "" if value is None else json.dumps(value, ensure_ascii=False)
     kind = str(value.get("type") or "")
@@ -449,7 +449,7 @@ def _readable_document(block: Block) -> str:
 
 
 def _readable_search(block: Block) -> str:
-    return _tagged("search_result", block, _readable(block.get("content")))
+    return _tagged("search_result", block, readable(block.get("content")))
 
 
 def _readable_hit(block: Block) -> str:
@@ -459,7 +459,7 @@ def _readable_hit(block: Block) -> str:
 
 def _readable_page(block: Block) -> str:
     head = str(block.get("url") or "")
-    return "\n".join(filter(None, (head, _readable(block.get("content")))))
+    return "\n".join(filter(None, (head, readable(block.get("content")))))
 
 
 def _readable_text(block: Block) -> str:
