@@ -151,7 +151,7 @@ class FrontendApp:
             fields = within_window(path, fields, window, budgets=front.budgets)
             handed = _handed_on(request, body, fields)
             if request.method != "POST":
-                await front.app(*handed, send)
+                await front.app(*handed, _refusing(path, send))
             elif makes_calls(path):
                 check_bounds(path, fields, len(body))
                 check_length(fields, window)

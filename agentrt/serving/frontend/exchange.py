@@ -347,14 +347,15 @@ def clearer(path: str, status: int, body: bytes) -> bytes:
     """
     try:
         answer = from_json(body)
-        error, text = answer["error"], str(answer["error"]["message"])
+        error = answer["error"] if "error" in answer else {"message": answer["detail"]}
+        text = str(error["message"])
     except (ValueError, TypeError, KeyError):
         return body
     is_too_long = status == 400 and bool(_TOO_LONG.search(text))
     if path.startswith(MESSAGES):
         text = f"prompt is too long: {text}" if is_too_long else text
-        answer = in_form_of(path, openai_error(status, text))
-    elif is_too_long:
+        answer = in_form_of(path, openai_error(status, text), status)
+    elif is_too_long and "error" in answer:
         error["code"] = _CODE
     else:
         return body

@@ -16,6 +16,7 @@ from anthropic.types.beta.beta_tool_result_block_param import Content as ResultC
 from agentrt.request import Call
 from agentrt.serving.frontend.conversations import MESSAGES
 from agentrt.serving.frontend.messages import read_request
+from agentrt.serving.server import Bounds
 from tests.serving.frontend.anthropic_types import distinct, examples
 from tests.serving.local import MODEL, SAYS, LocalServer, called, open_server
 
@@ -413,3 +414,37 @@ async def test_mistakes_are_refused_in_the_same_form_when_tokens_are_counted(
             assert answer.status_code in (400, 404)
             assert (error["type"], sorted(error["error"])) == ("error", ["message", "type"])
             assert error["error"]["type"] in ("invalid_request_error", "not_found_error")
+
+
+async def test_every_refusal_below_messages_has_anthropic_s_form() -> None:
+    json_type = {"content-type": "application/json"}
+    async with open_server(bounds=Bounds(body_bytes=4096)) as local:
+        client = local.client
+        for path in (MESSAGES, COUNT):
+            answers = {
+                "invalid_request_error": [
+                    await client.get(path),
+                    await client.post(path, content=b"{", headers=json_type),
+                    await client.post(path, content=b"{}", headers={"content-type": "text/plain"}),
+                    await client.post(
+                        path, content=b"x", headers={**json_type, "content-encoding": "rot13"}
+                    ),
+                    await client.post(path, json=[]),
+                ],
+                "request_too_large": [
+                    await client.post(path, content=b" " * 5000, headers=json_type)
+                ],
+                "not_found_error": [
+                    await client.post(f"{MESSAGES}/batches", json={}),
+                    await client.post(path, json={**body(), "model": "other"}),
+                ],
+                "permission_error": [
+                    await client.post(path, json={}, headers={"origin": "https://evil.example"})
+                ],
+            }
+            for kind, refusals in answers.items():
+                for answer in refusals:
+                    error = answer.json()
+                    assert error["type"] == "error", answer.text
+                    assert error["error"]["type"] == kind, (answer.status_code, answer.text)
+                    assert error["error"]["message"]
