@@ -20,6 +20,7 @@ _PRODUCT = {
     "demo": ("agentrt.cli.demo:demo", "See programs run, with an engine or without."),
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
     "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
+    "client": ("agentrt.cli.client:client", "Start a coding agent on a server."),
     "worker": ("agentrt.cli.worker:worker", "Offer functions as tools, at an MQTT broker."),
     "runs": ("agentrt.cli.runs:runs", "List, compare and fork the programs of a journal."),
     "why": ("agentrt.cli.why:why", "Say where a recorded program's time went."),

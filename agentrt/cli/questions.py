@@ -54,7 +54,7 @@ def questions(
     """
     wanted = {"program": program, "thread": thread}
     params = {name: value for name, value in wanted.items() if value is not None}
-    found = _ask(url, api_key, "GET", "questions", params=params)["data"]
+    found = ask_server(url, api_key, "GET", "questions", params=params)["data"]
     if as_json:
         click.echo(json.dumps(found))
     elif not found:
@@ -80,11 +80,11 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
     from agentrt.cli.human import read_choice
 
     path = f"questions/{quote(question, safe='')}"
-    asked = _ask(url, api_key, "GET", path)
+    asked = ask_server(url, api_key, "GET", path)
     if asked["state"] != "open":
         raise RefusedError(f"question {question} was {asked['state']} already")
     given = read_choice(_form(asked), typed(value))
-    done = _ask(url, api_key, "POST", path, json={"answer": given})
+    done = ask_server(url, api_key, "POST", path, json={"answer": given})
     run = f": run {done['run']} goes on" if "run" in done else ""
     click.echo(f"answered {asked['program'] or 'thread ' + asked['thread']}{run}", err=True)
 
@@ -105,7 +105,7 @@ def _form(question: dict[str, Any]) -> AnswerForm:
     return AnswerForm() if schema is None else free_form(schema)
 
 
-def _ask(url: str, key: str | None, method: str, path: str, **more: Any) -> Any:
+def ask_server(url: str, key: str | None, method: str, path: str, **more: Any) -> Any:
     """The JSON of the server's answer. Raises `UsageError` and `RefusedError`."""
     import httpx
 

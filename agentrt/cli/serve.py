@@ -178,6 +178,13 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     default=60.0,
 )
 @tool_options
+@Options("Tools").several(
+    "--server-tool",
+    "server_tools",
+    "KIND=NAME",
+    "Run a tool of Anthropic's servers that a client of /v1/messages asks for (web_search, "
+    "web_fetch, code_execution) by this tool of --mcp, --tools or --broker. Repeat it for more.",
+)
 @scheduling_options
 @engine.text(
     "--engine",

@@ -10,7 +10,7 @@ from typing import Any
 from agentrt.cli.engines import engine_options
 from agentrt.cli.journals import JournalPlan, server_journal
 from agentrt.cli.load import Found, GraphTarget, load_all, project_of
-from agentrt.cli.tools import NO_TOOLS, ToolSources, read_tools, read_triggers
+from agentrt.cli.tools import NO_TOOLS, ToolSources, read_server_tools, read_tools, read_triggers
 from agentrt.cli.traces import read_traces
 from agentrt.errors import ProgramLoadError
 from agentrt.executors.vllm.options import EngineOptions
@@ -50,6 +50,7 @@ class ServeJob:
     journal: JournalPlan | None = None
     park_s: float = 60.0
     keep_alive_s: float = 10.0
+    server_tools: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
@@ -98,6 +99,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         journal=server_journal(options, served.values()),
         park_s=options["park_after"],
         keep_alive_s=options["keep_alive"],
+        server_tools=read_server_tools(options),
     )
 
 

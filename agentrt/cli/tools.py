@@ -103,6 +103,31 @@ def read_broker_options(options: Mapping[str, Any]) -> Broker | None:
     return read_broker(options["broker"], os.environ, **files)
 
 
+def read_server_tools(options: Mapping[str, Any]) -> dict[str, str]:
+    """The tools that stand for those of Anthropic's servers, by their kinds. Raises `ConfigError`
+    for what cannot be.
+    """
+    from agentrt.serving.frontend.anthropic_tools import KINDS
+
+    names: dict[str, str] = {}
+    for text in options["server_tools"]:
+        kind, equals, name = text.partition("=")
+        if not equals or not name or kind not in KINDS:
+            kinds = ", ".join(KINDS)
+            raise ConfigError(
+                f"--server-tool {text!r}: give KIND=NAME with one of {kinds}, as in "
+                "web_search=brave_web_search"
+            )
+        if kind in names:
+            raise ConfigError(f"--server-tool {kind} is given twice: {names[kind]} and {name}")
+        names[kind] = name
+    if names and not (options["mcp_files"] or options["tool_urls"] or options["broker"]):
+        raise ConfigError(
+            "--server-tool names a tool of --mcp, --tools or --broker: give that, too"
+        )
+    return names
+
+
 def read_triggers(options: Mapping[str, Any]) -> list[Trigger]:
     """What starts programs by itself. Raises `ConfigError` for what cannot be."""
     if options["on"] and options["broker"] is None:

@@ -33,6 +33,7 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_ANTHROPIC_TYPES = {413: "request_too_large"}
 
 
 def is_openai(path: str) -> bool:
@@ -48,13 +49,16 @@ def openai_error(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def in_form_of(path: str, body: dict[str, object]) -> dict[str, object]:
-    """An OpenAI error as the API that ``path`` belongs to has it."""
+def in_form_of(path: str, body: dict[str, object], status: int | None = None) -> dict[str, object]:
+    """An OpenAI error as the API that ``path`` belongs to has it; some ``status`` have a type of
+    their own there.
+    """
     error = body["error"]
     assert isinstance(error, dict)
     if not path.startswith("/v1/messages"):
         return body
     kind = "api_error" if error["type"] == "server_error" else error["type"]
+    kind = _ANTHROPIC_TYPES.get(status or 0, kind)
     return {"type": "error", "error": {"type": kind, "message": error["message"]}}
 
 
@@ -69,7 +73,7 @@ def error_response(
     """An OpenAI or Anthropic error for their paths, ``{"detail": "…"}`` for all others."""
     body: dict[str, object] = {"detail": message}
     if is_openai(path):
-        body = in_form_of(path, openai_error(status, message, code=code))
+        body = in_form_of(path, openai_error(status, message, code=code), status)
     return Response(json.dumps(body), status, dict(headers or {}), "application/json")
 
 

@@ -57,6 +57,8 @@ CASES: list[tuple[str, str, Any, list[Shape]]] = [
     ("python/anthropic_sdk", "tools", VALUES, [LOOP]),
     ("python/anthropic_sdk", "tools_stream", VALUES, [LOOP]),
     ("python/anthropic_sdk", "count_tokens", True, []),
+    ("python/anthropic_sdk", "windows", [262144, 262144, 262144], []),
+    ("python/anthropic_sdk", "server_tools", [HELLO], [CALL]),
     ("python/agents_sdk", "chat_tools", WEATHER, [LOOP]),
     ("python/agents_sdk", "responses_tools", WEATHER, [LOOP]),
     ("python/agents_sdk", "responses_tools_stream", [WEATHER, True], [LOOP]),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from agentrt import tracking
 from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError
 from agentrt.executors.base import Chunk
 from agentrt.executors.frontend import Caller
+from agentrt.interrupts import Tool
 from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 from agentrt.runtime.services import ClientCall
@@ -72,6 +75,17 @@ class RequestCaller(Caller):
         made = self._emitter.make(spec, scope, (), stream=stream, client=call)
         self._open[call] = made
         return made
+
+    async def tool(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
+        """Run a tool as a node of the program: what the request calls later comes after it. Raises
+        as `Attempts.run` does.
+        """
+        scope = self._entry.scope()
+        with tracking.within(scope):
+            try:
+                return await self._emitter.tool(tool, (), arguments, ())
+            finally:
+                self._entry.ended(scope)
 
     def failed(self, error: BaseException) -> AgentrtError | None:
         """A `CallTimeoutError` at the program's deadline, and a `CalledOffError` when the program

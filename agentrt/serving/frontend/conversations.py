@@ -85,10 +85,19 @@ def _blocks(message: Mapping[str, Any]) -> Message:
     content = message.get("content")
     if not isinstance(content, list):
         return _message(message.get("role"), _text(content))
-    blocks = [b for b in _objects(content) if b.get("type") not in _THOUGHTS]
+    blocks = [b for b in _objects(content) if not _is_aside(b)]
     calls = [_call(b.get("name"), b.get("input")) for b in blocks if b.get("type") == "tool_use"]
     rest = [b for b in blocks if b.get("type") != "tool_use"]
     return _message(message.get("role"), _text(rest), calls)
+
+
+def _is_aside(block: Mapping[str, Any]) -> bool:
+    """Whether a block does not tell conversations apart: thoughts, and what a server ran itself,
+    whose result another server may have in another form.
+    """
+    kind = str(block.get("type"))
+    is_result = kind.endswith("_tool_result")
+    return kind in _THOUGHTS or kind in ("server_tool_use", "mcp_tool_use") or is_result
 
 
 def _message(role: Any, content: str, calls: Sequence[Message] = ()) -> Message:
@@ -206,10 +215,12 @@ class AnswerReader:
             block = event.get("content_block") or {}
             if block.get("type") == "tool_use":
                 parts.add(index, block.get("name"), None)
+            elif block.get("type") == "text" and parts.text:
+                parts.text.append("\n")  # as the texts of several blocks are joined
         elif kind == "content_block_delta":
             delta = event.get("delta") or {}
             parts.text.append(delta.get("text") or "")
-            if "partial_json" in delta:
+            if "partial_json" in delta and parts.has(index):  # not a call that the server runs
                 parts.add(index, None, delta["partial_json"])
         elif kind == "message_delta" and (event.get("delta") or {}).get("stop_reason"):
             self._end(0)
@@ -232,6 +243,10 @@ class _Parts:
         call = self._calls.setdefault(index, ["", ""])
         call[0] += name or ""
         call[1] += arguments or ""
+
+    def has(self, index: int) -> bool:
+        """Whether the block is a call."""
+        return index in self._calls
 
     def message(self) -> Message:
         calls = [

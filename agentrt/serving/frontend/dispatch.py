@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Protocol, cast
 
 from fastapi import FastAPI
@@ -12,14 +13,16 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend, FrontProfile
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
+from agentrt.interrupts import Tool
 from agentrt.serving.bodies import LONG, given, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
+from agentrt.serving.frontend.anthropic_tools import server_kinds
 from agentrt.serving.frontend.bounds import (
     KnownFields,
     check_bounds,
@@ -27,13 +30,20 @@ from agentrt.serving.frontend.bounds import (
     check_lists,
     within_window,
 )
-from agentrt.serving.frontend.conversations import RESPONSES
-from agentrt.serving.frontend.exchange import Exchange, Key
+from agentrt.serving.frontend.conversations import MESSAGES, RESPONSES
+from agentrt.serving.frontend.exchange import Exchange, Key, clearer
 from agentrt.serving.frontend.left_out import LeftOut
+from agentrt.serving.frontend.messages import read_request
 from agentrt.serving.frontend.response_items import TRIGGER, references
 from agentrt.serving.frontend.response_requests import TOOL_SERVER_TYPES, Model, Prepared, prepare
 from agentrt.serving.frontend.response_socket import ResponseSocket
 from agentrt.serving.frontend.responses import ASKING, Asking, Kept, ResponseStore
+from agentrt.serving.frontend.server_tools import (
+    ServedTool,
+    described,
+    find_tools,
+    served_tools,
+)
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import no_socket
 
@@ -53,12 +63,18 @@ _JSON = b"application/json"
 _MODELS = "/v1/models"
 _OF_RESPONSES = f"{RESPONSES}/"
 _COMPACT = f"{RESPONSES}/compact"
+_WINDOWS = (
+    *("max_model_len", "context_window", "context_length"),  # vLLM and SGLang, Groq, OpenRouter
+    *("max_input_tokens", "max_tokens"),  # Anthropic; prompt and answer share the window
+)
+"""Names of the tokens that a model takes."""
 
 
 class Front(Protocol):
     """vLLM's front end of one model. ``names`` are the model's, and its adapters'. With
     ``reminders``, system messages in the middle of a chat stay at their place. ``budgets`` says
-    whether its engines can hold thinking to a number of tokens.
+    whether its engines can hold thinking to a number of tokens, and ``images`` whether the model
+    takes images.
     """
 
     app: FastAPI
@@ -73,6 +89,8 @@ class Front(Protocol):
     def max_model_len(self) -> int: ...
 
     def profile(self, model: str | None = None) -> FrontProfile: ...
+    @property
+    def images(self) -> bool: ...
 
 
 def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
@@ -166,28 +184,33 @@ class FrontendApp:
         WORKS_FOR.set(tenant)
         token = ASKING.set(Asking(tenant, len(body), model))
         try:
-            window = front.max_model_len
+            window, chat = front.max_model_len, fields
+            served: Mapping[str, ServedTool] = {}
+            if path.startswith(MESSAGES):
+                fields, served, left_out = await self._read_messages(tenant, fields, front)
+                send = left_out.noting(MESSAGES, send)
             fields = within_window(path, fields, window, budgets=front.budgets)
             left_out = LeftOut()
             prepared = await self._prepared(path, fields, front, left_out, compacts=compacts)
             send = left_out.noting(path, send)
             handed = _handed_on(request, body, prepared.fields)
             if request.method != "POST":
-                await front.app(*handed, send)
+                await front.app(*handed, _refusing(path, send))
             elif makes_calls(path):
                 check_bounds(path, prepared.fields, math.inf if prepared.before else len(body))
                 check_length(fields, window)
                 if len(body) > LONG:
                     await pause()
                 exchange = Exchange(
-                    *(self._server, self._store, self._tries, tenant, path, fields),
+                    *(self._server, self._store, self._tries, tenant, path, fields, chat),
                     prepared.edit,
                     prepared.before,
+                    served,
                 )
                 await exchange.run(front.app, *handed, send)
             else:
                 self._server.tenants.ask(tenant)
-                await front.app(*handed, send)
+                await front.app(*handed, _refusing(path, send))
         finally:
             ASKING.reset(token)
 
@@ -236,6 +259,27 @@ class FrontendApp:
         name = request.scope["path"].removeprefix(_OF_RESPONSES).partition("/")[0]
         return await self._store.load(request.scope["state"]["tenant"], name)
 
+    # -- Anthropic's API ---------------------------------------------------------------
+
+    async def _read_messages(
+        self, tenant: str, fields: Mapping[str, Any], front: Front
+    ) -> tuple[Mapping[str, Any], Mapping[str, ServedTool], LeftOut]:
+        """A request as vLLM can answer it, the tools that this server runs for it, and what was
+        left out.
+        """
+        tools = await self._server_tools(tenant, fields)
+        offered = {kind: described(tool) for kind, tool in tools.items()}
+        read = read_request(fields, takes_images=lambda: front.images, offered=offered)
+        return read.body, served_tools(read.served, tools, fields), read.left_out
+
+    async def _server_tools(self, tenant: str, fields: Mapping[str, Any]) -> dict[str, Tool]:
+        """The tools of Anthropic's servers that a request has and this server runs."""
+        names = self._server.server_tools
+        if not names or not (kinds := server_kinds(fields)):
+            return {}
+        toolbox = self._server.runtime.toolbox
+        return await find_tools(names, kinds, lambda name: toolbox.find(name, tenant))
+
     # -- models ------------------------------------------------------------------------
 
     def _front(self, path: str, tenant: str, model: str | None) -> Front:
@@ -254,22 +298,44 @@ class FrontendApp:
         raise NotServedError(f"this server does not serve model {model!r}; it serves {names}")
 
     async def _models(self, name: str) -> dict[str, Any]:
-        """All models and adapters as vLLM describes them, or the one of that name."""
-        cards = []
+        """All models and adapters as vLLM describes them, or the one of that name.
+
+        Clients of several APIs read the same list, each the fields that it knows.
+        """
+        cards: list[dict[str, Any]] = []
         for front in self._fronts:
             listed = await front.app.state.openai_serving_models.show_available_models()
-            cards += listed.model_dump()["data"]
-        for card in cards:
-            if card.get("root"):  # vLLM tells the folder that it was loaded from
-                card["root"] = display_name(card["root"])
+            cards += [_described(card, front) for card in listed.model_dump()["data"]]
+        if names := self._server.server_tools:
+            cards = [{**card, "server_tools": sorted(names)} for card in cards]
         if not name:
-            return {"object": "list", "data": cards}
+            first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
+            page = {"has_more": False, "first_id": first, "last_id": last}  # as at Anthropic
+            return {"object": "list", "data": cards, **page}
         for card in cards:
             if card["id"] == name:
-                found: dict[str, Any] = card
-                return found
+                return card
         served = ", ".join(card["id"] for card in cards)
         raise NotServedError(f"this server does not serve model {name!r}; it serves {served}")
+
+
+def _described(card: Mapping[str, Any], front: Front) -> dict[str, Any]:
+    """What a list of models says of one: vLLM's fields, Anthropic's, and the model's window by each
+    name that clients read it by.
+    """
+    window = front.max_model_len
+    made = datetime.fromtimestamp(card.get("created") or 0, UTC)
+    described = {
+        **card,
+        "type": "model",
+        "display_name": card["id"],
+        "created_at": made.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "lifecycle": "active",
+        **dict.fromkeys(_WINDOWS, window),
+    }
+    if card.get("root"):  # vLLM tells the folder that it was loaded from
+        described["root"] = display_name(card["root"])
+    return described
 
 
 def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
@@ -336,6 +402,32 @@ def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tupl
     if fields and kind.partition(b";")[0] == _JSON:  # vLLM refuses all other names of JSON
         scope[FIELDS] = fields
     return scope, given(whole(body), request.receive)
+
+
+def _refusing(path: str, send: Send) -> Send:
+    """Send by ``send``; refusals of vLLM's are in the form of the API that ``path`` belongs to."""
+    if not path.startswith(MESSAGES):
+        return send
+    start: Message = {}
+    body = bytearray()
+
+    async def send_clearer(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            start = message
+        if start["status"] < 400:
+            await send(message)
+            return
+        body.extend(message.get("body", b""))
+        if message is start or message.get("more_body", False):
+            return
+        whole_body = clearer(path, start["status"], bytes(body))
+        headers = [one for one in start["headers"] if one[0] != b"content-length"]
+        headers.append((b"content-length", str(len(whole_body)).encode()))
+        await send({**start, "headers": headers})
+        await send({"type": "http.response.body", "body": whole_body})
+
+    return send_clearer
 
 
 def is_public(path: str, *, operator: bool) -> bool:

@@ -33,6 +33,7 @@ from agentrt.serving.frontend.conversations import (
 )
 from agentrt.serving.frontend.response_answers import AnswerEdit
 from agentrt.serving.frontend.responses import Finished, ResponseStore
+from agentrt.serving.frontend.server_tools import ServedTool, ToolLoop
 from agentrt.serving.keep_alive import STREAM, ping_of, send_now
 from agentrt.serving.programs.client_programs import Entry
 from agentrt.serving.programs.conversation import chain
@@ -55,7 +56,9 @@ _PIECE = 256
 
 @dataclass(slots=True)
 class Exchange:
-    """A request of ``tenant`` at ``path``, with its body's ``fields``.
+    """A request of ``tenant`` at ``path``, with its body's ``fields``. ``chat`` is the body as its
+    client sent it, by which its conversation is recognised. ``served`` are the tools that this
+    server runs for it, by their names.
 
     In the Responses API, ``before`` are the items of the chat that the request goes on from, and
     ``edit`` makes vLLM's answer the client's. ``tries`` are the requests under way whose clients
@@ -68,8 +71,10 @@ class Exchange:
     tenant: str
     path: str
     fields: Mapping[str, Any]
+    chat: Mapping[str, Any]
     edit: AnswerEdit | None = None
     before: Sequence[Any] = ()
+    served: Mapping[str, ServedTool] = field(default_factory=dict)
     calls: int = field(init=False)
     _entry: Entry = field(init=False)
     _caller: RequestCaller = field(init=False)
@@ -113,6 +118,7 @@ class Exchange:
             raise
 
         self._order_tools(scope)
+        app = self._with_tools(app, scope)
 
         async def receive_watched() -> Message:
             message = await receive()
@@ -203,6 +209,12 @@ class Exchange:
             if ordered is not tools:
                 scope[FIELDS] = {**fields, "tools": ordered}
 
+    def _with_tools(self, app: ASGIApp, scope: Scope) -> ASGIApp:
+        """What answers: ``app``, with the tools that this server runs between its answers."""
+        if not self.served or FIELDS not in scope:
+            return app
+        return ToolLoop(app, self.served, self._caller.tool)
+
     async def _hashes(self) -> list[bytes]:
         """The hashes of the request's chat; one that goes on from a response begins with its.
 
@@ -210,7 +222,7 @@ class Exchange:
         """
         before = self.fields.get("previous_response_id")
         kept = self.store.get(self.tenant, before) if isinstance(before, str) else None
-        messages = conversation(self.path, self.fields)
+        messages = conversation(self.path, self.chat)
         hashes = [] if kept is None or kept.end is None else [kept.end]
         for start in range(0, len(messages), _PIECE):
             if start:
@@ -376,14 +388,15 @@ def clearer(path: str, status: int, body: bytes) -> bytes:
     """
     try:
         answer = from_json(body)
-        error, text = answer["error"], str(answer["error"]["message"])
+        error = answer["error"] if "error" in answer else {"message": answer["detail"]}
+        text = str(error["message"])
     except (ValueError, TypeError, KeyError):
         return body
     is_too_long = status == 400 and bool(_TOO_LONG.search(text))
     if path.startswith(MESSAGES):
         text = f"prompt is too long: {text}" if is_too_long else text
-        answer = in_form_of(path, openai_error(status, text))
-    elif is_too_long:
+        answer = in_form_of(path, openai_error(status, text), status)
+    elif is_too_long and "error" in answer:
         error["code"] = _CODE
     else:
         return body

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+from anthropic.types import ModelInfo
 from fastapi import FastAPI, Form, Request
 
 from agentrt import Runtime
@@ -44,6 +45,7 @@ class Front:
     max_model_len: int = 4096
     reminders: bool = True
     budgets: bool = True
+    images: bool = False
 
     def profile(self, model: str | None = None) -> FrontProfile:
         return FrontProfile(self.names[0])
@@ -117,7 +119,19 @@ async def test_models_of_all_front_ends_are_listed() -> None:
         listed = (await http.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == ["big", "big-adapter", "small"]
         assert [model["root"] for model in listed] == ["big", "big-adapter", "small"], "no folder"
-        assert (await http.get("/v1/models/small")).json() == {"id": "small", "root": "small"}
+        small = (await http.get("/v1/models/small")).json()
+        assert (small["id"], small["root"]) == ("small", "small")
+
+
+async def test_models_say_their_windows_to_clients_of_every_api() -> None:
+    async with client() as http:
+        page = (await http.get("/v1/models")).json()
+        names = ("max_model_len", "context_window", "context_length", "max_input_tokens")
+        for model in [*page["data"], (await http.get("/v1/models/big-adapter")).json()]:
+            assert {model[name] for name in (*names, "max_tokens")} == {4096}
+            known = ModelInfo.model_validate(model)
+            assert (known.type, known.display_name) == ("model", model["id"])
+        assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "big", "small")
 
 
 async def test_a_form_names_its_model_too() -> None:

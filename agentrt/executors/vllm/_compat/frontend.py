@@ -22,7 +22,11 @@ _NOT_NEEDED = ("PrometheusInstrumentatorMiddleware", "CORSMiddleware", "ScalingM
 """Middleware of vLLM's: nobody is shown what it measures, the server in front has the rules for web
 pages, and its engines do not grow.
 """
-_CALLS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+_PARSED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+    *("/v1/messages/count_tokens", "/v1/messages/render"),
+)
+"""Routes whose bodies the server in front has parsed, and may have changed."""
 _MESSAGES = "vllm.entrypoints.anthropic.api_router"
 _MERGES = "vllm.entrypoints.anthropic.serving"
 _LIMIT = "get_max_tokens"
@@ -58,7 +62,11 @@ async def make_app(
         own = app.user_middleware
         own[:] = [one for one in own if getattr(one.cls, "__name__", "") not in _NOT_NEEDED]
         app.middleware_stack = None  # made at the first request
-        calls = [one for one in app.router.routes if getattr(one, "path", "") in _CALLS]
+        calls = [
+            one
+            for one in app.router.routes
+            if getattr(one, "path", "") in _PARSED and getattr(one, "body_field", None) is not None
+        ]  # rendering alone is off unless a flag says so
         for route in calls:  # none where the model only pools
             route.app = _with_fields(route)
         app.router.routes[:] = [*calls, *(one for one in app.router.routes if one not in calls)]

@@ -183,6 +183,11 @@ class VLLMFrontend(Frontend):
         """Tokens that one call may have, prompt and output together."""
         return int(self.setup.vllm_config.model_config.max_model_len)
 
+    @property
+    def images(self) -> bool:
+        """Whether the model takes images."""
+        return "image" in self._limits
+
     # -- models ------------------------------------------------------------------------
 
     @property

@@ -84,6 +84,35 @@ def count_tokens(word: str) -> Any:
     return count.input_tokens > 0
 
 
+def windows(word: str) -> Any:
+    """What the list of models and one of them say of the window."""
+    [listed] = client.models.list()
+    known = client.models.retrieve(MODEL)
+    return [listed.max_input_tokens, known.max_input_tokens, known.max_tokens]
+
+
+def server_tools(word: str) -> Any:
+    """Tools and blocks that this server knows nothing of."""
+    answer = client.beta.messages.create(
+        model=MODEL,
+        max_tokens=100,
+        tools=[{"type": "web_search_20250305", "name": "web_search"}],
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "document",
+                        "source": {"type": "text", "media_type": "text/plain", "data": word},
+                    },
+                    {"type": "text", "text": "Say hello."},
+                ],
+            }
+        ],
+    )
+    return [block.text for block in answer.content if block.type == "text"]
+
+
 def leave(word: str) -> Any:
     """Read a little of a long answer, and close it."""
     with client.messages.stream(

@@ -1,0 +1,314 @@
+"""``agentrt client``: starts a coding agent with all that it needs to know of a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agentrt.cli.streams import say
+
+_URL = "http://127.0.0.1:8000"
+_ADDRESS = re.compile(r"https?://\S+|(localhost|[\w-]+(\.[\w-]+)*|\[[0-9a-fA-F:]+\]):\d{1,5}")
+"""An address of a server: the scheme may be left out before a port."""
+_VALUED = ("--url", "--model", "--api-key")
+_WITH_VALUE = tuple(f"{name}=" for name in _VALUED)
+_FLAGS = ("--print", "--help", "-h")
+_NO_KEY = "none"
+_KEY = "AGENTRT_API_KEY"
+_LEAST_WINDOW = 32_768
+"""What these agents' own prompts, with their tools, leave some room in (tokens)."""
+_LEAST_OUTPUT, _MOST_OUTPUT = 4096, 32_000
+"""What an answer may have where the window has room for it: a file that is written, say."""
+_LEAST_COMPACT = 100_000
+"""The smallest window that Claude Code takes for compaction; it goes by the model's if smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model of the server at ``url``, with its window (tokens). ``server_tools`` are those of
+    Anthropic's server tools that the server runs. ``key`` is None where no key was given.
+    """
+
+    url: str
+    name: str
+    window: int
+    server_tools: Sequence[str] = ()
+    key: str | None = None
+
+    @property
+    def output(self) -> int:
+        """How many tokens of the window one answer may take: clients keep them free of context."""
+        return max(1, min(self.window // 4, max(_LEAST_OUTPUT, self.window // 8), _MOST_OUTPUT))
+
+
+@dataclass(slots=True)
+class Setup:
+    """What a client is started with. ``variables`` that are None are removed from the environment;
+    ``command`` is the program and its arguments. ``secrets`` are variables with a key, which is not
+    shown. ``prepare`` is called before the start.
+    """
+
+    variables: dict[str, str | None]
+    command: list[str]
+    secrets: frozenset[str] = frozenset()
+    prepare: Callable[[Mapping[str, str]], None] = field(default=lambda environ: None)
+
+    def shown(self) -> str:
+        """The set-up as a script for a shell."""
+        lines = []
+        for name, value in self.variables.items():
+            if value is None:
+                lines.append(f"unset {name}")
+            elif name in self.secrets and value != _NO_KEY:
+                if name != _KEY:
+                    lines.append(f'export {name}="${_KEY}"')
+            else:
+                lines.append(f"export {name}={shlex.quote(value)}")
+        return "\n".join([*lines, shlex.join(self.command)])
+
+
+def claude(model: ServedModel, arguments: Sequence[str]) -> Setup:
+    """Claude Code by the Messages API."""
+    window = str(model.window)
+    names = ("", "DEFAULT_OPUS_", "DEFAULT_SONNET_", "DEFAULT_HAIKU_", "SMALL_FAST_")
+    variables: dict[str, str | None] = {
+        "ANTHROPIC_BASE_URL": model.url,
+        "ANTHROPIC_AUTH_TOKEN": model.key or _NO_KEY,
+        "ANTHROPIC_API_KEY": None,  # Claude Code asks whether to use one
+        "CLAUDE_CODE_USE_BEDROCK": None,
+        "CLAUDE_CODE_USE_VERTEX": None,
+        "CLAUDE_CODE_USE_FOUNDRY": None,
+        # All that it calls a model by, for its smaller tasks and its sub-agents, too.
+        **{_named(name): model.name for name in names},
+        "CLAUDE_CODE_SUBAGENT_MODEL": model.name,
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": window,
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(model.output),
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(max(model.window, _LEAST_COMPACT)),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    # With "=", since the option takes all arguments that follow it.
+    without = [] if "web_search" in model.server_tools else ["--disallowedTools=WebSearch"]
+    command = ["claude", *without, *arguments]
+    return Setup(variables, command, frozenset(["ANTHROPIC_AUTH_TOKEN"]), _skip_onboarding)
+
+
+def _named(name: str) -> str:
+    return f"ANTHROPIC_{name}MODEL"
+
+
+def _skip_onboarding(environ: Mapping[str, str]) -> None:
+    """Tell Claude Code that its first questions, of a theme and an account, were answered."""
+    home = environ.get("CLAUDE_CONFIG_DIR") or environ.get("HOME")
+    if not home:
+        return
+    path = Path(home) / ".claude.json"
+    try:
+        settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if not isinstance(settings, dict) or settings.get("hasCompletedOnboarding") is True:
+            return
+        text = json.dumps({**settings, "hasCompletedOnboarding": True}, indent=2)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        partial.write_text(text, "utf-8")
+        partial.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o600)
+        partial.replace(path)
+    except (OSError, ValueError) as error:
+        say(f"{path} was not changed, so that Claude Code asks its first questions: {error}")
+
+
+def codex(model: ServedModel, arguments: Sequence[str]) -> Setup:
+    """Codex by the Responses API. No file of its own is changed."""
+    provider = {
+        "name": "agentrt",
+        "base_url": f"{model.url}/v1",
+        "wire_api": "responses",
+        "env_key": _KEY,
+    }
+    settings: dict[str, Any] = {
+        "model": model.name,
+        "model_provider": "agentrt",
+        "model_context_window": model.window,
+        "model_auto_compact_token_limit": model.window - model.output,
+        "check_for_update_on_startup": False,
+        "analytics.enabled": False,
+        **{f"model_providers.agentrt.{name}": value for name, value in provider.items()},
+    }
+    options = [part for name, v in settings.items() for part in ("-c", f"{name}={json.dumps(v)}")]
+    return Setup({_KEY: model.key or _NO_KEY}, ["codex", *options, *arguments], frozenset([_KEY]))
+
+
+def opencode(model: ServedModel, arguments: Sequence[str]) -> Setup:
+    """OpenCode by chat completions. No file of its own is changed."""
+    limit = {"context": model.window, "output": model.output}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "agentrt",
+        "options": {"baseURL": f"{model.url}/v1", "apiKey": f"{{env:{_KEY}}}"},
+        "models": {model.name: {"name": model.name, "limit": limit}},
+    }
+    config = {
+        "model": f"agentrt/{model.name}",
+        "small_model": f"agentrt/{model.name}",
+        "autoupdate": False,
+        "share": "disabled",
+        "provider": {"agentrt": provider},
+    }
+    variables: dict[str, str | None] = {
+        _KEY: model.key or _NO_KEY,
+        "OPENCODE_CONFIG_CONTENT": json.dumps(config),
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    }
+    return Setup(variables, ["opencode", *arguments], frozenset([_KEY]))
+
+
+CLIENTS: Mapping[str, tuple[str, str, Callable[[ServedModel, Sequence[str]], Setup]]] = {
+    "claude": ("Claude Code", "npm install -g @anthropic-ai/claude-code", claude),
+    "codex": ("Codex", "npm install -g @openai/codex", codex),
+    "opencode": ("OpenCode", "npm install -g opencode-ai", opencode),
+}
+"""Clients by their commands: their names, how they are installed, and their set-up."""
+
+
+class ClientCommand(click.Command):
+    """The command's own arguments come first; the client gets all from the first other one on."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options, names, urls, rest = list[str](), list[str](), list[str](), list(args)
+        while rest:
+            head = rest[0]
+            if head in _VALUED:
+                options += rest[:2]
+                del rest[:2]
+            elif head in _FLAGS or head.startswith(_WITH_VALUE):
+                options.append(rest.pop(0))
+            elif not names and head[:1] != "-":
+                names.append(rest.pop(0))
+            elif not urls and _ADDRESS.fullmatch(head):
+                urls.append(rest.pop(0))
+            else:
+                break
+        if rest[:1] == ["--"]:
+            del rest[0]
+        options += [part for url in urls for part in ("--url", url)]
+        return super().parse_args(ctx, [*options, "--", *names, *rest])
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(
+            ctx.command_path, f"[{'|'.join(CLIENTS)}] [OPTIONS] [URL] [ARGUMENTS OF THE CLIENT]…"
+        )
+
+
+_EPILOG = """\b
+Examples:
+  agentrt client claude
+  agentrt client claude http://gpu.local:8000 -p "Make the tests pass."
+  agentrt client codex exec "Make the tests pass."
+  agentrt client opencode --print
+"""
+
+
+@click.command(cls=ClientCommand, epilog=_EPILOG)
+@click.argument("client", type=click.Choice(list(CLIENTS)))
+@click.option(
+    "--url",
+    envvar="AGENTRT_URL",
+    default=_URL,
+    metavar="URL",
+    help=f"The server's address, which may also stand alone; also AGENTRT_URL.  [default: {_URL}]",
+)
+@click.option("--model", metavar="NAME", help="A model of the server's.  [default: its first]")
+@click.option(
+    "--api-key",
+    envvar=_KEY,
+    metavar="KEY",
+    help=f"A key of the tenant's, if the server asks for one; also {_KEY}.",
+)
+@click.option(
+    "--print", "shows", is_flag=True, help="Print the set-up for a shell, and start nothing."
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def client(
+    client: str,
+    url: str,
+    model: str | None,
+    api_key: str | None,
+    shows: bool,
+    arguments: tuple[str, ...],
+) -> None:
+    """Start a coding agent on a server: Claude Code, Codex or OpenCode.
+
+    It is told the server's address, the model and the model's window, so that it
+    compacts its context in time. Options come before the client's own
+    arguments, which are passed on. Its exit code is the command's.
+    """
+    from agentrt.errors import UsageError
+
+    name, install, make = CLIENTS[client]
+    program = shutil.which(client)
+    if program is None and not shows:
+        raise UsageError(f"{name} is not installed: no {client!r} on PATH; install it: {install}")
+    served = _served(url, model, api_key)
+    if served.window < _LEAST_WINDOW:
+        say(
+            f"{served.name} has a window of {served.window} tokens, and {name}'s own prompt and "
+            f"tools take most of it: serve the model with at least {_LEAST_WINDOW} "
+            "(-- --max-model-len)"
+        )
+    setup = make(served, arguments)
+    if shows:
+        click.echo(setup.shown())
+        return
+    assert program is not None
+    _become(program, setup)
+
+
+def _become(program: str, setup: Setup) -> None:
+    """Replace this process by the client: its terminal, signals and exit code are its own."""
+    from agentrt.cli.faults import RefusedError
+
+    environ = {**os.environ, **{name: v for name, v in setup.variables.items() if v is not None}}
+    for name, value in setup.variables.items():
+        if value is None:
+            environ.pop(name, None)
+    setup.prepare(environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(program, setup.command, environ)
+    except OSError as error:
+        raise RefusedError(f"{program} does not start: {error.strerror}") from error
+
+
+def _served(url: str, model: str | None, key: str | None) -> ServedModel:
+    """The model of the server. Raises `UsageError` and `RefusedError`."""
+    from agentrt.cli.faults import RefusedError
+    from agentrt.cli.questions import ask_server
+    from agentrt.errors import UsageError
+
+    base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+    listed = ask_server(base, key, "GET", "models")
+    cards = listed.get("data") if isinstance(listed, dict) else None
+    if not isinstance(cards, list) or not all(isinstance(c, dict) and "id" in c for c in cards):
+        raise RefusedError(f"{base} does not list models; check the address and the port")
+    if not cards:
+        raise RefusedError(f"{base} serves no model; start it with one: agentrt serve --model NAME")
+    for card in cards:
+        if model in (None, card["id"]):
+            break
+    else:
+        names = ", ".join(card["id"] for card in cards)
+        raise UsageError(f"--model {model!r}: {base} does not serve it; it serves {names}")
+    window = card.get("max_model_len")
+    if not isinstance(window, int) or window < 1:
+        raise RefusedError(f"{base} does not say the window of {card['id']} (max_model_len)")
+    return ServedModel(base, card["id"], window, card.get("server_tools") or (), key)

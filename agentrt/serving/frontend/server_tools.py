@@ -1,0 +1,479 @@
+"""Tools of Anthropic's servers that this server runs itself, by a tool of its own: the model calls
+it, and the answer goes on with its result, whole or as one stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentrt.errors import ToolError
+from agentrt.executors.frontend import FIELDS
+from agentrt.interrupts import Tool
+from agentrt.serving.frontend.messages import readable, sealed
+
+MOST_ROUNDS = 16
+"""Calls of the model for one answer. Beyond these the client is told to go on (`pause_turn`)."""
+_MOST_HITS = 50
+_OK = 200
+_LEAST_BUDGET = 1024
+_URL = re.compile(r"https?://[^\s\"'<>)\]]+")
+_LISTS = ("results", "items", "data", "hits", "organic", "web", "pages", "value")
+"""Where search tools put what they found."""
+_ADDRESSES, _TITLES = ("url", "link", "href", "uri"), ("title", "name")
+_BETWEEN = b"\n\n"
+_PATIENCE_S = 10.0
+"""How long a request waits for who offers a tool."""
+_LOG = logging.getLogger(__name__)
+
+RunTool = Callable[[Tool, Mapping[str, Any]], Awaitable[Any]]
+"""Runs a tool with its arguments, as a node of the request's program."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTool:
+    """A tool of this server that stands for one of Anthropic's servers, ``kind``. It may be used
+    ``max_uses`` times in one answer.
+    """
+
+    kind: str
+    tool: Tool
+    max_uses: int | None = None
+
+
+def described(tool: Tool) -> dict[str, Any]:
+    """A tool as a request to the Messages API has it, without its name."""
+    assert tool.spec is not None
+    return {"description": tool.spec.description, "input_schema": dict(tool.spec.parameters)}
+
+
+@dataclass(slots=True)
+class ToolLoop:
+    """Answers requests by ``app``, and runs the calls of ``served`` tools, by their names, between
+    its answers: to the client it is one answer.
+    """
+
+    app: ASGIApp
+    served: Mapping[str, ServedTool]
+    run: RunTool
+    _content: list[dict[str, Any]] = field(default_factory=list)
+    _usage: dict[str, Any] = field(default_factory=dict)
+    _uses: dict[str, int] = field(default_factory=dict)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = scope[FIELDS]
+        if fields.get("stream"):
+            await _Stream(self, send).answer(scope, receive)
+        else:
+            await self._whole(scope, receive, send)
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = scope[FIELDS]
+        for number in range(1, MOST_ROUNDS + 1):
+            start, body = await _collected(self.app, {**scope, FIELDS: fields}, receive)
+            if start["status"] != _OK:
+                await _send_whole(start, body, send)
+                return
+            answer = from_json(body)
+            self.count(answer.get("usage") or {})
+            content = answer["content"]
+            self._content += [self.shown(block) for block in content]
+            results = await self.results(answer, receive)
+            self._content += results
+            follows = self.following(fields, answer, results, is_last=number == MOST_ROUNDS)
+            if follows is None:
+                break
+            fields = follows
+        answer["content"], answer["usage"] = self._content, self.usage()
+        await _send_whole(start, _dump(answer), send)
+
+    # -- one round ---------------------------------------------------------------------
+
+    def is_served(self, block: Mapping[str, Any]) -> bool:
+        """Whether a block is a call of a tool that this server runs."""
+        return block.get("type") == "tool_use" and block.get("name") in self.served
+
+    def shown(self, block: Mapping[str, Any]) -> dict[str, Any]:
+        """A block of the model's as the client gets it."""
+        if not self.is_served(block):
+            return dict(block)
+        kind = self.served[str(block["name"])].kind
+        return {**block, "type": "server_tool_use", "name": kind}
+
+    async def results(self, answer: Mapping[str, Any], receive: Receive) -> list[dict[str, Any]]:
+        """Run the calls in an answer, and return their results as blocks of the answer. A call that
+        was cut off does not run.
+        """
+        calls = [block for block in answer["content"] if self.is_served(block)]
+        if not calls or answer.get("stop_reason") == "max_tokens":
+            return []
+        running = asyncio.ensure_future(asyncio.gather(*map(self._result, calls)))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise asyncio.CancelledError("the client has gone")
+            return list(running.result())
+        finally:
+            for task in (running, gone):
+                task.cancel()
+            await asyncio.gather(running, gone, return_exceptions=True)
+
+    async def _result(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        served = self.served[str(call["name"])]
+        uses = self._uses.get(served.kind, 0)
+        if served.max_uses is not None and uses >= served.max_uses:
+            return _failed(served.kind, call, "max_uses_exceeded", "")
+        self._uses[served.kind] = uses + 1
+        try:
+            value = await self.run(served.tool, call.get("input") or {})
+        except Exception as error:  # whatever a tool raises is for the model to read
+            return _failed(served.kind, call, "unavailable", str(error))
+        return _block(served.kind, call, _shape(served.kind, call, value))
+
+    def following(
+        self,
+        fields: Mapping[str, Any],
+        answer: dict[str, Any],
+        results: Sequence[Mapping[str, Any]],
+        *,
+        is_last: bool,
+    ) -> dict[str, Any] | None:
+        """The request that goes on from an answer; None where the answer is over, which says why
+        then. The client goes on itself from the ``is_last`` one.
+        """
+        content = answer["content"]
+        calls = [block for block in content if block.get("type") == "tool_use"]
+        if not results or len(calls) > len(results):  # the client runs the others
+            return None
+        left = int(fields["max_tokens"]) - int((answer.get("usage") or {}).get("output_tokens", 0))
+        if left < 1 or is_last:
+            answer["stop_reason"] = "max_tokens" if left < 1 else "pause_turn"
+            return None
+        turn = [
+            {
+                "type": "tool_result",
+                "tool_use_id": result["tool_use_id"],
+                "content": readable(result["content"]),
+            }
+            for result in results
+        ]
+        chat = [{"role": "assistant", "content": content}, {"role": "user", "content": turn}]
+        following = {
+            **fields,
+            "messages": [*fields["messages"], *chat],
+            "max_tokens": left,
+        }
+        choice = fields.get("tool_choice")
+        if isinstance(choice, dict) and choice.get("type") in ("any", "tool"):
+            following["tool_choice"] = {"type": "auto"}  # the choice was made
+        thinking = fields.get("thinking")
+        if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+            budget = min(int(thinking["budget_tokens"]), left - 1)
+            enough = budget >= _LEAST_BUDGET
+            following["thinking"] = (
+                {**thinking, "budget_tokens": budget} if enough else {"type": "adaptive"}
+            )
+        return following
+
+    # -- usage -------------------------------------------------------------------------
+
+    def count(self, usage: Mapping[str, Any]) -> None:
+        """Add what a call of the model took."""
+        for name, value in usage.items():
+            if isinstance(value, int):
+                self._usage[name] = self._usage.get(name, 0) + value
+
+    def usage(self) -> dict[str, Any]:
+        """What all calls of the model, and of tools, came to."""
+        requests = {f"{kind}_requests": count for kind, count in self._uses.items()}
+        return {**self._usage, "server_tool_use": requests} if requests else self._usage
+
+
+class _Stream:
+    """The streams of several calls of the model as one."""
+
+    def __init__(self, loop: ToolLoop, send: Send) -> None:
+        self._loop, self._send = loop, send
+        self._start: Message | None = None
+        self._has_begun = self._is_broken = False
+        self._base = self._next = 0
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._delta: dict[str, Any] | None = None
+        self._rest = b""
+
+    async def answer(self, scope: Scope, receive: Receive) -> None:
+        loop, fields = self._loop, scope[FIELDS]
+        for number in range(1, MOST_ROUNDS + 1):
+            self._base, self._blocks, self._delta, self._rest = self._next, {}, None, b""
+            await loop.app({**scope, FIELDS: fields}, receive, self._pass)
+            assert self._start is not None
+            if self._start["status"] != _OK:
+                return
+            if self._is_broken or self._delta is None:
+                break
+            content = [self._blocks[index] for index in sorted(self._blocks)]
+            usage = self._delta.get("usage") or {}
+            loop.count(usage)
+            delta = self._delta["delta"]
+            answer = {"content": content, "stop_reason": delta["stop_reason"], "usage": usage}
+            results = await loop.results(answer, receive)
+            for result in results:
+                await self._put_block(result)
+            follows = loop.following(fields, answer, results, is_last=number == MOST_ROUNDS)
+            if follows is None:
+                delta["stop_reason"] = answer["stop_reason"]
+                await self._put({**self._delta, "usage": loop.usage()})
+                await self._put({"type": "message_stop"})
+                break
+            fields = follows
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pass(self, message: Message) -> None:
+        """Pass on what belongs into the one stream."""
+        if message["type"] == "http.response.start":
+            if self._start is None:
+                self._start = message
+                await self._send(message)
+            elif message["status"] != _OK:
+                self._is_broken = True
+            return
+        assert self._start is not None
+        if self._start["status"] != _OK:
+            await self._send(message)
+            return
+        if self._is_broken:  # a later call was refused: the stream ends with why
+            self._rest += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._put(_error_of(self._rest))
+            return
+        events = (self._rest + message.get("body", b"")).split(_BETWEEN)
+        self._rest = events.pop()
+        for event in events:
+            await self._event(event)
+
+    async def _event(self, event: bytes) -> None:
+        data = next((line[5:] for line in event.splitlines() if line.startswith(b"data:")), None)
+        value = None if data is None else from_json(data)
+        if value is None:
+            await self._send_bytes(event + _BETWEEN)
+            return
+        kind = value.get("type")
+        if kind == "message_start":
+            if self._has_begun:
+                return
+            self._has_begun = True
+        elif kind == "message_delta":
+            self._delta = value
+            return
+        elif kind == "message_stop":
+            return
+        elif kind == "error":
+            self._is_broken = True
+        elif "index" in value:
+            self._note(kind, value)
+            value["index"] += self._base
+            self._next = max(self._next, value["index"] + 1)
+            if kind == "content_block_start":
+                value["content_block"] = self._loop.shown(value["content_block"])
+            elif kind == "content_block_stop":
+                self._close(value["index"] - self._base)
+        await self._put(value)
+
+    def _note(self, kind: str, value: Mapping[str, Any]) -> None:
+        """Keep what the model says, for its next call."""
+        if kind == "content_block_start":
+            self._blocks[value["index"]] = dict(value["content_block"])
+            return
+        block, delta = self._blocks.get(value["index"]), value.get("delta") or {}
+        if block is None:
+            return
+        for name in ("text", "thinking", "signature", "partial_json"):
+            if name in delta:
+                block[name] = block.get(name, "") + delta[name]
+
+    def _close(self, index: int) -> None:
+        block = self._blocks.get(index)
+        if block is not None and block.get("type") == "tool_use":
+            text = block.pop("partial_json", "")
+            try:
+                block["input"] = from_json(text) if text else block.get("input") or {}
+            except ValueError:  # cut off
+                block["input"] = {}
+
+    async def _put_block(self, block: dict[str, Any]) -> None:
+        index, self._next = self._next, self._next + 1
+        await self._put({"type": "content_block_start", "index": index, "content_block": block})
+        await self._put({"type": "content_block_stop", "index": index})
+
+    async def _put(self, event: Mapping[str, Any]) -> None:
+        await self._send_bytes(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _dump(event)))
+
+    async def _send_bytes(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def _collected(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Message, bytes]:
+    """The head and the body of an answer."""
+    start: Message = {}
+    body = bytearray()
+
+    async def collect(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+        else:
+            body.extend(message.get("body", b""))
+
+    await app(scope, receive, collect)
+    return start, bytes(body)
+
+
+async def _send_whole(start: Message, body: bytes, send: Send) -> None:
+    headers = [one for one in start["headers"] if one[0] != b"content-length"]
+    headers.append((b"content-length", str(len(body)).encode()))
+    await send({**start, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _error_of(body: bytes) -> dict[str, Any]:
+    """A refusal as the event that ends a stream."""
+    try:
+        error = from_json(body)["error"]
+        return {"type": "error", "error": {"type": "api_error", "message": str(error["message"])}}
+    except (ValueError, KeyError, TypeError):
+        return {"type": "error", "error": {"type": "api_error", "message": "the server failed"}}
+
+
+# -- results -------------------------------------------------------------------------------
+
+
+def _block(kind: str, call: Mapping[str, Any], content: Any) -> dict[str, Any]:
+    return {"type": f"{kind}_tool_result", "tool_use_id": call["id"], "content": content}
+
+
+def _failed(kind: str, call: Mapping[str, Any], code: str, message: str) -> dict[str, Any]:
+    error: dict[str, Any] = {"type": f"{kind}_tool_result_error", "error_code": code}
+    if message:
+        error["error_message"] = message
+    return _block(kind, call, error)
+
+
+def _shape(kind: str, call: Mapping[str, Any], value: Any) -> Any:
+    """A tool's result in the form that Anthropic's tool of this ``kind`` has."""
+    if kind == "web_search":
+        return list(_hits(call, value))
+    if kind == "web_fetch":
+        source = {"type": "text", "media_type": "text/plain", "data": _plain(value)}
+        url = (call.get("input") or {}).get("url")
+        document = {"type": "document", "source": source}
+        return {"type": "web_fetch_result", "url": str(url or ""), "content": document}
+    stdout = {"stdout": _plain(value), "stderr": "", "return_code": 0, "content": []}
+    return {"type": "code_execution_result", **stdout}
+
+
+def _hits(call: Mapping[str, Any], value: Any) -> list[dict[str, Any]]:
+    """What a search gave, as hits. The text of each is in a field that clients do not read and send
+    back: so the model has it in later turns, too.
+    """
+    entries = _entries(value)
+    if entries:
+        return [_hit(entry) for entry in entries[:_MOST_HITS]]
+    text = _plain(value)
+    if not text.strip():
+        return []
+    url = _URL.search(text)
+    query = next((v for v in (call.get("input") or {}).values() if isinstance(v, str)), "")
+    found = {"url": url[0] if url else "", "title": query or "Results"}
+    return [{"type": "web_search_result", **found, "encrypted_content": sealed(text)}]
+
+
+def _hit(entry: Mapping[str, Any]) -> dict[str, Any]:
+    url = next(str(entry[name]) for name in _ADDRESSES if entry.get(name))
+    title = next((str(entry[name]) for name in _TITLES if entry.get(name)), url)
+    rest = {n: v for n, v in entry.items() if n not in (*_ADDRESSES, *_TITLES) and v}
+    texts = [v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in rest.values()]
+    return {
+        "type": "web_search_result",
+        "url": url,
+        "title": title,
+        "encrypted_content": sealed("\n".join(texts)),
+    }
+
+
+def _entries(value: Any) -> list[Mapping[str, Any]]:
+    """The entries with an address in what a search gave, which may be JSON in a text."""
+    if isinstance(value, str):
+        try:
+            value = from_json(value)
+        except ValueError:
+            return []
+    if isinstance(value, dict):
+        lists = [value[name] for name in _LISTS if isinstance(value.get(name), list | dict)]
+        return next(filter(None, map(_entries, lists)), [])
+    if not isinstance(value, list):
+        return []
+    parts = [part for part in value if isinstance(part, dict)]
+    if parts and all(part.get("type") == "text" for part in parts):
+        return _entries("\n".join(str(part.get("text")) for part in parts))
+    has_addresses = all(any(part.get(name) for name in _ADDRESSES) for part in parts)
+    return list(parts) if has_addresses and len(parts) == len(value) else []
+
+
+def _plain(value: Any) -> str:
+    """A tool's result as a text."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(p, dict) and "type" in p for p in value):
+        return "\n".join(str(p.get("text") or f"[{p['type']}]") for p in value)
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+async def find_tools(
+    names: Mapping[str, str], kinds: Iterable[str], find: Callable[[str], Awaitable[Tool]]
+) -> dict[str, Tool]:
+    """The tools that stand for ``kinds``, by ``names``; without those that cannot be reached."""
+    tools: dict[str, Tool] = {}
+    for kind in sorted(names.keys() & set(kinds)):
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                tool = await find(names[kind])
+        except (ToolError, TimeoutError) as error:
+            text = str(error) or f"no answer in {_PATIENCE_S:g} s"
+            _LOG.warning("--server-tool %s=%s cannot be used now: %s", kind, names[kind], text)
+            continue
+        if tool.spec is not None:
+            tools[kind] = tool
+    return tools
+
+
+def served_tools(
+    names: Mapping[str, str], tools: Mapping[str, Tool], fields: Mapping[str, Any]
+) -> dict[str, ServedTool]:
+    """The ``tools`` that this server runs for a request with ``fields``: by what the request calls
+    them, where ``names`` has their kinds.
+    """
+    listed = [tool for tool in fields.get("tools") or () if isinstance(tool, dict)]
+    limits = {tool.get("name"): tool.get("max_uses") for tool in listed}
+    served: dict[str, ServedTool] = {}
+    for name, kind in names.items():
+        most = limits.get(name)
+        served[name] = ServedTool(kind, tools[kind], most if isinstance(most, int) else None)
+    return served
