@@ -178,7 +178,7 @@ class FrontendApp:
             if kept is not None and kept.whole is not None and _is_plain_get(request):
                 await JSONResponse(kept.whole)(request.scope, request.receive, send)
                 return
-            send = send if kept is None or kept.edit is None else kept.edit.sending(send)
+            send = _edited(kept, send)
         model = await _model(request, kind, fields)
         front = self._front(path, tenant, model)
         WORKS_FOR.set(tenant)
@@ -372,6 +372,11 @@ def _model_of(front: Front, responses: Any) -> Model:
         media=frozenset(kind for kind, is_taken in takes.items() if is_taken),
         own_tools=TOOL_SERVER_TYPES if has_server else frozenset(),
     )
+
+
+def _edited(kept: Kept | None, send: Send) -> Send:
+    """``send`` with a stored response in its client's own form."""
+    return send if kept is None or kept.edit is None else kept.edit.sending(send)
 
 
 def _is_plain_get(request: Request) -> bool:
