@@ -22,7 +22,7 @@ SERVERS := tests/serving tests/integrations tests/clients tests/cli tests/interr
 # For tests that take longer than one of `make test` may.
 PATIENT := --timeout 3600 --override-ini faulthandler_timeout=0
 
-.PHONY: docs docs-serve coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-apart test-servers test-rest test-next fuzz mutate lint wheels format clean
+.PHONY: check docs docs-serve coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-apart test-servers test-rest test-next fuzz mutate lint wheels format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +101,12 @@ lint: $(INSTALLED) ## Check the style, the types and the layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The rooms without an engine, a server or a process: their tests take a minute.
+PURE := tests/scheduler tests/graph tests/program tests/router tests/tracking tests/test_layout.py
+check: $(INSTALLED) ## Check what a change of one room most likely breaks (3 minutes at most)
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/pytest -q $(PURE)
 
 docs: $(CLIENTS) ## Build the documentation site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file docs/site/mkdocs.yml

@@ -16,8 +16,6 @@ from setuptools import find_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKED_ROOMS = ("executors", "graph", "integrations", "serving")
-CODE_FOLDERS = ("agentrt", "benchmarks", "tests", "demos")
-MAX_LINES = 1000
 
 
 def settings_of(tool: str) -> dict[str, Any]:
@@ -58,15 +56,6 @@ def test_room_is_linked_at_the_top_level(room: str) -> None:
 
 def test_the_package_has_no_links() -> None:
     assert [path for path in (ROOT / "agentrt").rglob("*") if path.is_symlink()] == []
-
-
-@pytest.mark.parametrize("folder", CODE_FOLDERS)
-def test_no_file_is_too_long(folder: str) -> None:
-    lengths = {
-        str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines())
-        for file in python_files(folder)
-    }
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
 def modules() -> dict[str, Path]:
