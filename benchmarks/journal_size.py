@@ -105,8 +105,8 @@ KINDS: dict[str, Kind] = {"chat": chat, "context": context}
 def journal_size() -> None:
     """Bytes of a journal for those that were said, for chats and contexts of 25 to 200 turns.
 
-    Beside them how much longer it takes to go on from it, to tell why (agentrt why) and to read it
-    for a replay (agentrt replay) than with 25 turns, and the memory that why takes.
+    Beside them how much longer it takes to go on from it, to tell why (agentrt journal why) and to
+    read it for a replay (agentrt journal replay) than with 25 turns, and the memory that why takes.
     """
     rows = [row for name in KINDS for row in measure(name, TURNS)]
     heads = ["program", "turns", "MB said", "MB of journal", "journal / said"]

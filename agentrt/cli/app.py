@@ -22,16 +22,16 @@ _PRODUCT = {
     "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
     "client": ("agentrt.cli.client:client", "Start a coding agent on a server."),
     "worker": ("agentrt.cli.worker:worker", "Offer functions as tools, at an MQTT broker."),
-    "runs": ("agentrt.cli.runs:runs", "List, compare and fork the programs of a journal."),
-    "why": ("agentrt.cli.why:why", "Say where a recorded program's time went."),
-    "trace": ("agentrt.cli.trace:trace", "Make a timeline of a journal, for Perfetto."),
-    "doctor": ("agentrt.cli.doctor:doctor", "Say what is missing here, and what to do about it."),
-    "keys": ("agentrt.cli.serve:keys", "Make API keys for a server's tenants."),
+    "journal": (
+        "agentrt.cli.journal:journal",
+        "List, explain, compare, replay and fork recorded programs.",
+    ),
     "questions": (
         "agentrt.cli.questions:questions",
-        "List what programs on a server ask humans.",
+        "List and answer what programs on a server ask humans.",
     ),
-    "answer": ("agentrt.cli.questions:answer", "Answer a question of a server's program."),
+    "doctor": ("agentrt.cli.doctor:doctor", "Say what is missing here, and what to do about it."),
+    "keys": ("agentrt.cli.serve:keys", "Make API keys for a server's tenants."),
 }
 _LABORATORY = {
     "compare": (
@@ -42,15 +42,18 @@ _LABORATORY = {
         "agentrt.lab.commands.simulate:simulate",
         "Study policies in virtual time, without a model.",
     ),
-    "replay": (
-        "agentrt.lab.commands.replay:replay",
-        "Replay recorded programs under other policies.",
-    ),
     "bench": ("agentrt.lab.commands.bench:bench", "Measure policies against vLLM's own scheduler."),
     "calibrate": (
         "agentrt.lab.commands.calibrate:calibrate",
         "Measure how long an engine's steps take.",
     ),
+}
+_RENAMED = {
+    "runs": ("journal",),
+    "why": ("journal", "why"),
+    "trace": ("journal", "trace"),
+    "replay": ("journal", "replay"),
+    "answer": ("questions", "answer"),
 }
 COMMANDS = _PRODUCT | (_LABORATORY if find_spec("agentrt.lab") else {})
 """Subcommands: name → (``module:attribute``, one line for ``agentrt --help``)."""
@@ -71,7 +74,12 @@ def _print_versions(ctx: click.Context, option: click.Parameter, asked: bool) ->
         ctx.exit()
 
 
-@click.command(cls=App, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=App,
+    lazy=COMMANDS,
+    renamed=_RENAMED,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "-V",
     "--version",

@@ -115,7 +115,7 @@ async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
 
 async def describe_engine(runtime: Runtime, scheduler: SchedulerConfig) -> None:
     """Keep in the runtime's journal, if it has one, which engines calls run on, and how they are
-    set: `agentrt replay` goes by that.
+    set: `agentrt journal replay` goes by that.
     """
     if runtime.journal is None:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -11,14 +11,23 @@ import click
 
 Lazy = Mapping[str, tuple[str, str]]
 """Commands: name → (``module:attribute``, one line for ``--help``)."""
+Renamed = Mapping[str, Sequence[str]]
+"""Former names of commands: name → the words that take its place."""
+REMOVED_IN = "0.4"
+"""The version that does not know the former names any more."""
 
 
 class LazyGroup(click.Group):
-    """The ``lazy`` commands, in their order. A name that is not among them is a usage error."""
+    """The ``lazy`` commands, in their order. A name that is not among them is a usage error.
 
-    def __init__(self, *args: Any, lazy: Lazy, **options: Any) -> None:
+    The ``renamed`` names still work, and say on stderr what they are called now.
+    """
+
+    def __init__(
+        self, *args: Any, lazy: Lazy, renamed: Renamed | None = None, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self.lazy = lazy
+        self.lazy, self.renamed = lazy, renamed or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.lazy)
@@ -35,6 +44,14 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        if (words := self.renamed.get(name)) is not None:
+            now = f"{ctx.command_path} {' '.join(words)}"
+            click.echo(
+                f"'{ctx.command_path} {name}' is '{now}' now; "
+                f"the old name works until version {REMOVED_IN}",
+                err=True,
+            )
+            return super().resolve_command(ctx, [*words, *args[1:]])
         if not name.startswith("-") and name not in self.lazy:
             there = f"no such command {name!r}; there is: {', '.join(self.lazy)}"
             raise click.UsageError(there + self.hint(name), ctx)

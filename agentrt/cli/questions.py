@@ -1,4 +1,4 @@
-"""``agentrt questions`` and ``agentrt answer``: what a server's programs ask humans."""
+"""``agentrt questions``: list and answer what a server's programs ask humans."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import click
 
+from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.streams import printable, typed
 
 if TYPE_CHECKING:
@@ -39,17 +40,37 @@ def server_options(command: T) -> T:
     return url(key(command))
 
 
+class _Questions(LazyGroup):
+    """Without a command it lists the questions, as before it had any."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+            args = ["ls", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=_Questions,
+    lazy={
+        "ls": ("agentrt.cli.questions:ls", "List the open questions. The default."),
+        "answer": ("agentrt.cli.questions:answer", "Answer a question."),
+    },
+)
+def questions() -> None:
+    """List and answer what programs on a server ask humans."""
+
+
 @click.command()
 @server_options
 @click.option("--program", metavar="ID", help="Only those of this program.")
 @click.option("--thread", metavar="ID", help="Only those of this thread of a graph.")
 @click.option("--json", "as_json", is_flag=True, help="Print them as one JSON list.")
-def questions(
+def ls(
     url: str, api_key: str | None, program: str | None, thread: str | None, as_json: bool
 ) -> None:
     """List the questions that programs and graphs on a server ask humans.
 
-    'agentrt answer ID VALUE' answers one. A command that runs with --dashboard
+    'agentrt questions answer ID VALUE' answers one. A command that runs with --dashboard
     has its questions at the dashboard's address.
     """
     wanted = {"program": program, "thread": thread}

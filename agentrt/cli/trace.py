@@ -1,4 +1,4 @@
-"""``agentrt trace``: what a journal has, as a timeline."""
+"""``agentrt journal trace``: what a journal has, as a timeline."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import click
 
 _EPILOG = """\b
 Examples:
-  agentrt trace mine.journal mine.json
-  agentrt trace agentrt.journal.db slow.json --program research-7
+  agentrt journal trace mine.journal mine.json
+  agentrt journal trace agentrt.journal.db slow.json --program research-7
 
 \b
 Open the file at https://ui.perfetto.dev: it stays in your browser. A journal may be read while
@@ -28,8 +28,8 @@ def trace(file: str, out: Path, program: str | None) -> None:
     tools, humans, events. Engines have counters: calls that run and wait by level, and steps.
     FILE may be the postgresql:// URL of a server's database.
     """
+    from agentrt.cli.journal import read_journal_at
     from agentrt.cli.perfetto import write
-    from agentrt.cli.runs import read_journal_at
     from agentrt.cli.streams import counted, say
     from agentrt.cli.timeline import of_journal
     from agentrt.cli.values import check_output

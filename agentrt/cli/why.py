@@ -1,4 +1,4 @@
-"""``agentrt why``: where a recorded program's time went, and why its cache missed."""
+"""``agentrt journal why``: where a recorded program's time went, and why its cache missed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from agentrt.cli.runs import read_journal_at
-from agentrt.cli.runs_text import aligned
+from agentrt.cli.journal import read_journal_at
+from agentrt.cli.journal_text import aligned
 from agentrt.cli.streams import printable
 from agentrt.errors import JournalError
 from agentrt.journal.misses import Miss, misses_of

@@ -1,4 +1,4 @@
-"""`agentrt questions` and `agentrt answer` at a server."""
+"""`agentrt questions` and `agentrt questions answer` at a server."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ async def test_questions_are_listed_and_answered(
         "  I bring?\ufffd[2J",
         f"  (JSON that fits {schema})",
     ]
-    assert await at.call("answer", first, '{"drink": "tea", "cups": 2}') == 0
-    assert await at.call("answer", second, "2") == 0
+    assert await at.call("questions", "answer", first, '{"drink": "tea", "cups": 2}') == 0
+    assert await at.call("questions", "answer", second, "2") == 0
     assert capsys.readouterr().err == "answered waiter-1\nanswered chooser-2\n"
     assert (await order.wait(), await colour.wait()) == ("2 tea", "blue")
 
@@ -103,14 +103,14 @@ async def test_a_bad_answer_is_a_usage_error_and_a_late_one_fails(
 ) -> None:
     at.runtime.start(chooser)
     [question] = await at.asked()
-    assert await at.call("answer", question, "green") == 2
+    assert await at.call("questions", "answer", question, "green") == 2
     error = "error: the answer does not fit: $: 'green' is not one of ['red', 'blue']\n"
     assert capsys.readouterr().err == error
-    assert await at.call("answer", question, "red") == 0
+    assert await at.call("questions", "answer", question, "red") == 0
     capsys.readouterr()
-    assert await at.call("answer", question, "blue") == 1
+    assert await at.call("questions", "answer", question, "blue") == 1
     assert capsys.readouterr().err == f"error: question {question} was answered already\n"
-    assert await at.call("answer", "nobodys", "blue") == 2
+    assert await at.call("questions", "answer", "nobodys", "blue") == 2
     assert capsys.readouterr().err == "error: there is no question 'nobodys'\n"
 
 

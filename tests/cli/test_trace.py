@@ -1,4 +1,4 @@
-"""`agentrt run --trace` and `agentrt trace`: what a timeline shows is what the report counts."""
+"""`run --trace` and `journal trace`: what a timeline shows is what the report counts."""
 
 from __future__ import annotations
 
@@ -197,8 +197,8 @@ def test_a_command_and_its_journal_show_the_same_nodes(
     paths = {name: tmp_path / name for name in ("j", "a.json", "b.json", "c.json")}
     given = ["--human", "yes", "--n", 2, "--journal", paths["j"], "--trace", paths["a.json"]]
     assert run_program(SOURCE, *given).code == 0
-    assert invoke("trace", paths["j"], paths["b.json"]) == 0
-    assert invoke("trace", paths["j"], paths["c.json"], "--program", "main-2") == 0
+    assert invoke("journal", "trace", paths["j"], paths["b.json"]) == 0
+    assert invoke("journal", "trace", paths["j"], paths["c.json"], "--program", "main-2") == 0
     run, kept, one = (_slices(paths[name]) for name in ("a.json", "b.json", "c.json"))
     assert run[("call", "llm")] == kept[("call", "llm")] == 8
     assert run[("tool", "look")] == kept[("tool", "look")] == 6
@@ -216,7 +216,7 @@ def test_a_program_that_is_about_to_begin(
     with closing(SQLiteStore(there)) as store:
         (row,) = store.query("SELECT * FROM agentrt_programs")
         store.write([RecordedProgram("p-2", *row[1:])])
-    assert invoke("trace", there, out) == 0
+    assert invoke("journal", "trace", there, out) == 0
     assert "t.json: 1 program, 1 node; open it at" in capfd.readouterr().err
     assert _slices(out) == Counter({("program", "p"): 1, ("tool", "tool"): 1})
 
@@ -225,10 +225,10 @@ def test_what_cannot_be_is_refused(
     refused: Refused, invoke: Invoke, write: Write, tmp_path: Path
 ) -> None:
     there, out = tmp_path / "j", tmp_path / "t.json"
-    refused("trace", there, out, says=["no such file"])
+    refused("journal", "trace", there, out, says=["no such file"])
     assert invoke("run", write(SOURCE), "--human", "yes", "--journal", there) == 0
-    refused("trace", there, out, "--program", "main-9", says=["main-9"])
-    refused("trace", there, tmp_path / "none" / "t.json", says=["no folder"])
-    refused("trace", there, there, says=["that is a database"])
+    refused("journal", "trace", there, out, "--program", "main-9", says=["main-9"])
+    refused("journal", "trace", there, tmp_path / "none" / "t.json", says=["no folder"])
+    refused("journal", "trace", there, there, says=["that is a database"])
     refused("run", "x.py", "--trace", there, says=["that is a database"])
     refused("run", "x.py", "--trace", tmp_path, says=["--trace", "folder"])

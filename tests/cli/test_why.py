@@ -1,4 +1,4 @@
-"""`agentrt why FILE PROGRAM`: a table for people, JSON for others, and errors with a way out."""
+"""`agentrt journal why`: a table for people, JSON for others, and errors with a way out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def why(command: Run) -> Callable[..., str]:
     """Runs the command: its lines, with one blank between words."""
 
     def run(*given: object) -> str:
-        return "\n".join(" ".join(line.split()) for line in command("why", *given).out.splitlines())
+        return "\n".join(
+            " ".join(line.split()) for line in command("journal", "why", *given).out.splitlines()
+        )
 
     return run
 
@@ -59,7 +61,7 @@ def test_the_table(journal: Path, why: Callable[..., str]) -> None:
 
 
 def test_json(journal: Path, command: Run) -> None:
-    found = command("why", journal, "p-1", "--json").json
+    found = command("journal", "why", journal, "p-1", "--json").json
     assert found["wall_s"] == pytest.approx(10.0)
     seconds = {one["reason"]: one["seconds"] for one in found["reasons"]}
     assert seconds == pytest.approx(
@@ -78,8 +80,8 @@ def test_a_program_that_runs_and_has_no_texts(tmp_path: Path, why: Callable[...,
 
 
 def test_bad_input(journal: Path, refused: Refused, tmp_path: Path) -> None:
-    refused("why", journal, "p-2", says=["has no program 'p-2'; did you mean 'p-1'?"])
-    refused("why", journal, "other", says=["there is: p-1"])
-    refused("why", tmp_path / "none", "p-1", says=["there is no such file"])
+    refused("journal", "why", journal, "p-2", says=["has no program 'p-2'; did you mean 'p-1'?"])
+    refused("journal", "why", journal, "other", says=["there is: p-1"])
+    refused("journal", "why", tmp_path / "none", "p-1", says=["there is no such file"])
     (tmp_path / "text").write_text("hello " * 100)
-    refused("why", tmp_path / "text", "p-1", says=["that is no journal"])
+    refused("journal", "why", tmp_path / "text", "p-1", says=["that is no journal"])

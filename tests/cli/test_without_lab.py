@@ -53,12 +53,11 @@ def test_help_lists_the_commands_that_are_there(product: Path) -> None:
     done = run(product, CALL, "--help")
     listed = done.stdout.partition("Commands:")[2].strip().splitlines()
     names = [line.split()[0] for line in listed if not line.startswith("    ")]
-    journals = ["runs", "why", "trace"]
-    others = ["doctor", "keys", "questions", "answer"]
-    assert names == ["demo", "run", "serve", "worker", *journals, *others]
+    others = ["journal", "questions", "doctor", "keys"]
+    assert names == ["demo", "run", "serve", "client", "worker", *others]
     refused = run(product, CALL, "simulate")
     assert refused.returncode == 2
-    assert "no such command 'simulate'; there is: demo, run, serve, worker" in refused.stderr
+    assert "no such command 'simulate'; there is: demo, run, serve, client" in refused.stderr
 
 
 def test_a_program_runs(product: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agentrt import Context
 from agentrt.cli.checks import CHECKS
-from agentrt.cli.runs import read_journal_at
+from agentrt.cli.journal import read_journal_at
 from agentrt.errors import JournalError, JournalWriteError
 from agentrt.journal.postgres import PostgresStore
 from agentrt.journal.reading import histories

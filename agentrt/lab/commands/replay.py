@@ -1,4 +1,4 @@
-"""``agentrt replay``: what recorded programs would have had under other policies."""
+"""``agentrt journal replay``: what recorded programs would have had under other policies."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from agentrt.lab.workloads.journals import Recording, read_recording
 _EPILOG = """\b
 Examples:
   agentrt run mine.py --n 16 --journal mine.journal
-  agentrt replay mine.journal
-  agentrt replay mine.journal --policy fcfs atlas adaptive+cost+memory --plot mine.png
-  agentrt replay mine.journal --replicas 2 --router cost --batch 8
-  agentrt replay mine.journal --depth real -- --dtype float32
+  agentrt journal replay mine.journal
+  agentrt journal replay mine.journal --policy fcfs atlas adaptive+cost+memory --plot mine.png
+  agentrt journal replay mine.journal --replicas 2 --router cost --batch 8
+  agentrt journal replay mine.journal --depth real -- --dtype float32
 
 \b
 Programs come when they came; tools, humans and their own code take as long as they took; calls

@@ -12,7 +12,7 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import Any
 
-from agentrt.cli.runs_text import aligned
+from agentrt.cli.journal_text import aligned
 from agentrt.journal.shares import shares_of
 from agentrt.journal.wall import EVENT, HUMAN, OWN, TOOL
 from agentrt.journal.why import WORDS

@@ -54,7 +54,7 @@ class Course:
         return Outcome.of(self.shape, self.began, self.ended, reports)
 
     def pieces(self) -> list[Piece]:
-        """Its time along its critical path, each piece with its reason, as in `agentrt why`."""
+        """Its time along its critical path, with reasons, as in `agentrt journal why`."""
         return [piece for piece in self._back() if piece.until > piece.since][::-1]
 
     def _back(self) -> Iterator[Piece]:

@@ -1,5 +1,5 @@
 """The routes over the journal: which programs it has, where the time of one went, and where two
-part. They say what `agentrt why` and `agentrt runs diff` say, for a page to draw.
+part. They say what `agentrt journal why` and `agentrt journal diff` say, for a page to draw.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def _check(store: Store, tenant: str | None, program: str) -> None:
         raise HTTPException(
             413,
             f"program {program[:80]!r} has {nodes} nodes with {characters} characters, and a page "
-            f"reads at most {MOST_NODES} with {_MOST_CHARACTERS}: use 'agentrt why' and "
-            "'agentrt runs diff' on the server's journal",
+            f"reads at most {MOST_NODES} with {_MOST_CHARACTERS}: use 'agentrt journal why' and "
+            "'agentrt journal diff' on the server's journal",
         )
 
 

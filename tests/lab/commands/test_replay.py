@@ -1,4 +1,4 @@
-"""`agentrt replay` from end to end, on journals that are recorded in virtual time."""
+"""`agentrt journal replay` from end to end, on journals that are recorded in virtual time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def recorded(path: Path, content: Content = "full") -> Path:
 
 def replayed(capfd: pytest.CaptureFixture[str], *args: object) -> tuple[str, str]:
     capfd.readouterr()  # what vLLM said while the journal was recorded
-    assert call(["replay", *map(str, args)]) == 0
+    assert call(["journal", "replay", *map(str, args)]) == 0
     found = capfd.readouterr()
     return found.out, found.err
 
@@ -185,7 +185,17 @@ def test_ctrl_c_keeps_what_is_done(
 
     journal = Written(tmp_path / "j")
     write_two(journal)
-    args = ["replay", str(journal.write()), *REAL, "--model", "m", "--policy", "fcfs", "atlas"]
+    args = [
+        "journal",
+        "replay",
+        str(journal.write()),
+        *REAL,
+        "--model",
+        "m",
+        "--policy",
+        "fcfs",
+        "atlas",
+    ]
     for done, said in ((0, ""), (1, "| fcfs ")):
         on_an_engine(monkeypatch, Interrupted())
         assert call(args) == 130
@@ -209,7 +219,7 @@ async def test_a_journal_that_two_engines_have_written(
     ):
         await describe_engine(runtime, FCFS)
     capfd.readouterr()
-    check(capfd, call(["replay", str(path)]), "of several sizes: choose by --batch")
+    check(capfd, call(["journal", "replay", str(path)]), "of several sizes: choose by --batch")
     out, err = replayed(capfd, path, "--batch", 3, "--policy", "plas")
     assert "ran under several policies: none is replayed as the recorded one" in err
     assert "3 batch slots, 220 KV blocks" in out
@@ -240,7 +250,7 @@ async def test_what_cannot_be_replayed_is_refused(
         ((journal, *REAL, "--step-model", text), "--step-model is for --depth virtual"),
     ):
         capfd.readouterr()
-        check(capfd, call(["replay", *map(str, args)]), said)
+        check(capfd, call(["journal", "replay", *map(str, args)]), said)
     for given, told in (
         ((journal, "--kv-blocks", 20), "raise kv_blocks"),
         ((journal, *REAL, "--policy", "srpt"), "'srpt' runs in virtual time only"),
@@ -250,5 +260,5 @@ async def test_what_cannot_be_replayed_is_refused(
         ((journal, *REAL, "--model", "./none"), "./none': no such folder"),
         ((quiet, *REAL), "program main-1: --depth real needs its prompts"),
     ):
-        assert call(["replay", *map(str, given)]) == 2
+        assert call(["journal", "replay", *map(str, given)]) == 2
         assert told in capfd.readouterr().err.splitlines()[-1]

@@ -140,7 +140,10 @@ async def test_a_large_program_is_drawn_in_part(
             assert marks == ["0#181"]
         monkeypatch.setattr(recorded, "MOST_NODES", 199)
         refused = await at.get("/journal/why", program="p-1")
-        assert (refused.status_code, "agentrt why" in refused.json()["detail"]) == (413, True)
+        assert (refused.status_code, "agentrt journal why" in refused.json()["detail"]) == (
+            413,
+            True,
+        )
 
 
 async def test_what_there_is_without_texts_or_without_a_journal(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ function list({ input, differences, all_differences }) {
   const items = differences.map(({ node, what }) => h("li", {}, h("b", {}, node), ` ${what.join("; ")}`));
   if (input) items.unshift(h("li", {}, h("b", {}, "input"), ` ${input}`));
   const more = all_differences - differences.length;
-  if (more) items.push(h("li", {}, `and ${count(more)} more nodes: agentrt runs diff --json`));
+  if (more) items.push(h("li", {}, `and ${count(more)} more nodes: agentrt journal diff --json`));
   return items.length ? [h("h3", {}, "What differs: first run, then the other"), h("ul", {}, ...items)] : [];
 }
 

@@ -78,7 +78,7 @@ async function showOther({ program: id, type }, own, isOver) {
 }
 
 const alone = (id) =>
-  `There is no other run of it. Run it again; or stop the server, and run it anew from one of its nodes: agentrt runs fork JOURNAL ${id} --at NODE PROGRAM.py`;
+  `There is no other run of it. Run it again; or stop the server, and run it anew from one of its nodes: agentrt journal fork JOURNAL ${id} --at NODE PROGRAM.py`;
 
 function choose(select, programs, id, none) {
   const options = programs.map((program) => h("option", { value: program.id }, named(program)));

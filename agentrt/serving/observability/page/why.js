@@ -75,7 +75,7 @@ export class Why {
 
   misses({ misses, all_misses, note, program }) {
     const items = misses.map(({ words }) => h("li", {}, words[0], ...(words[1] ? [h("pre", {}, words.slice(1).join("\n"))] : [])));
-    const more = all_misses > misses.length ? `And ${count(all_misses - misses.length)} more: agentrt why JOURNAL ${program} --json` : "";
+    const more = all_misses > misses.length ? `And ${count(all_misses - misses.length)} more: agentrt journal why JOURNAL ${program} --json` : "";
     const head = misses.length ? [h("h3", {}, "Prompts that were not in the cache, though they could have been")] : [];
     const notes = [note, more].filter(Boolean).map((text) => h("p", {}, text));
     byId("misses").replaceChildren(...head, h("ul", {}, ...items), ...notes);

@@ -1,4 +1,4 @@
-"""``agentrt runs``: what a journal has of programs; and other programs out of those."""
+"""``agentrt journal``: what a journal has of programs; and other programs out of those."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
+from agentrt.cli.journal_text import comparison_text, history_json, history_text, list_text
 from agentrt.cli.lazy import LazyGroup
-from agentrt.cli.runs_text import comparison_text, history_json, history_text, list_text
 from agentrt.cli.streams import printable
 from agentrt.cli.values import check_output
 from agentrt.errors import JournalError
@@ -23,11 +24,18 @@ from agentrt.journal.store import Store
 
 _STATES = ("open", "done", "failed", "cancelled", "lost")
 _COMMANDS = {
-    "ls": ("agentrt.cli.runs:ls", "List the programs of a journal, the newest first."),
-    "show": ("agentrt.cli.runs:show", "Show a program node by node: asked, answered, cost."),
-    "diff": ("agentrt.cli.runs:diff", "Show where two programs part, and what each cost."),
-    "fork": ("agentrt.cli.runs_fork:fork", "Run a program again from one of its nodes on."),
+    "ls": ("agentrt.cli.journal:ls", "List the programs of a journal, the newest first."),
+    "show": ("agentrt.cli.journal:show", "Show a program node by node: asked, answered, cost."),
+    "diff": ("agentrt.cli.journal:diff", "Show where two programs part, and what each cost."),
+    "why": ("agentrt.cli.why:why", "Say where a program's time went, and what it waited for."),
+    "trace": ("agentrt.cli.trace:trace", "Make a timeline of a journal, for Perfetto."),
+    "fork": ("agentrt.cli.journal_fork:fork", "Run a program again from one of its nodes on."),
 }
+if find_spec("agentrt.lab"):  # an installation may leave the laboratory out
+    _COMMANDS["replay"] = (
+        "agentrt.lab.commands.replay:replay",
+        "Replay recorded programs under other policies.",
+    )
 _file = click.argument("file", metavar="FILE")
 _program = click.argument("program", metavar="ID")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -39,15 +47,17 @@ _dag = click.option(
 )
 
 
-class _Runs(LazyGroup):
+class _Journal(LazyGroup):
     def hint(self, name: str) -> str:
-        return super().hint(name) or f"; did you mean 'agentrt runs ls {name}'?"
+        return super().hint(name) or f"; did you mean 'agentrt journal ls {name}'?"
 
 
-@click.command(cls=_Runs, lazy=_COMMANDS)
-def runs() -> None:
-    """Read the journals of 'agentrt run --journal FILE' and of 'agentrt serve', also
-    while they are written. FILE may be the postgresql:// URL of a server's database.
+@click.command(cls=_Journal, lazy=_COMMANDS)
+def journal() -> None:
+    """List, explain, compare, replay and fork recorded programs.
+
+    FILE is a journal of 'agentrt run --journal FILE', or the database of 'agentrt
+    serve', also while it is written; it may be a postgresql:// URL.
     """
 
 

@@ -1,4 +1,4 @@
-"""``agentrt runs fork``: a recorded program runs again from one of its nodes on."""
+"""``agentrt journal fork``: a recorded program runs again from one of its nodes on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
+from agentrt.cli.journal import history_at, is_url
 from agentrt.cli.journals import JournalPlan
 from agentrt.cli.load import load_program
 from agentrt.cli.options import Options, RunCommand, scheduling_options, tool_options
 from agentrt.cli.plan import Plan, Start
 from agentrt.cli.run import check_input, engine_group, human_options, output_group, run_planned
-from agentrt.cli.runs import history_at, is_url
 from agentrt.cli.streams import say
 from agentrt.cli.values import read_value
 from agentrt.errors import JournalError, UsageError
@@ -29,9 +29,9 @@ from agentrt.runtime.durable import Durable
 
 _EPILOG = """\b
 Examples:
-  agentrt runs fork mine.journal mine-1 --at '0#3' mine.py
-  agentrt runs fork mine.journal mine-1 --at search mine.py --set search='["tea"]'
-  agentrt runs fork mine.journal mine-1 --at '0#3' mine.py --model other --into f.journal
+  agentrt journal fork mine.journal mine-1 --at '0#3' mine.py
+  agentrt journal fork mine.journal mine-1 --at search mine.py --set search='["tea"]'
+  agentrt journal fork mine.journal mine-1 --at '0#3' mine.py --model other --into f.journal
 
 Killed, the same command goes on with its fork; once that is done, it makes another.
 """
@@ -85,7 +85,7 @@ def fork(
     """Run a program of a journal again from one of its nodes on, as another program.
 
     What had ended when the node began is answered from the journal; all else runs
-    anew, its tools too. The old program stays as it is: 'agentrt runs diff' compares.
+    anew, its tools too. The old program stays as it is: 'agentrt journal diff' compares.
     """
     options["max_live"] = 1
     return run_planned(lambda: _planned(file, program, target, options), engine_flags, options)

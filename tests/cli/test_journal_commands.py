@@ -1,4 +1,4 @@
-"""`agentrt runs`: what a journal has of programs, compared, and forked."""
+"""`agentrt journal`: what a journal has of programs, compared, and forked."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def journal(write: Write, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def runs(command: Run) -> Run:
-    return partial(command, "runs")
+    return partial(command, "journal")
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_fork_and_diff(journal: Path, prog: Path, runs: Run, tmp_path: Path) -> 
     [listed] = runs("ls", tmp_path / "k", "--json").json
     with closing(ReadingStore(tmp_path / "k")) as store:
         recorded = read_program(store, "main-1-fork-1")
-    assert listed["wall_s"] == recorded.until - recorded.since, "as `agentrt why` has it"
+    assert listed["wall_s"] == recorded.until - recorded.since, "as `agentrt journal why` has it"
     assert recorded.since > recorded.program.started, "it is there before its engine"
 
 
@@ -208,21 +208,27 @@ def test_the_same_command_goes_on(journal: Path, prog: Path, runs: Run) -> None:
 
 def test_mistakes(journal: Path, write: Write, refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "prog.py"
-    fork: list[Any] = ["runs", "fork", journal, "main-1", path]
-    refused("runs", "ls", tmp_path / "no", says=["no such file"])
-    refused("runs", "ls", path, says=["that is no journal"])
-    refused("runs", "lss", journal, says=["did you mean 'ls'?"])
-    refused("runs", journal, says=[f"did you mean 'agentrt runs ls {journal}'?"])
-    refused("runs", "show", journal, "main-2", says=["did you mean 'main-1'?"])
+    fork: list[Any] = ["journal", "fork", journal, "main-1", path]
+    refused("journal", "ls", tmp_path / "no", says=["no such file"])
+    refused("journal", "ls", path, says=["that is no journal"])
+    refused("journal", "lss", journal, says=["did you mean 'ls'?"])
+    refused("journal", journal, says=[f"did you mean 'agentrt journal ls {journal}'?"])
+    refused("journal", "show", journal, "main-2", says=["did you mean 'main-1'?"])
     refused(
-        "runs", "show", journal, "main-1", "--node", "0#9", says=["never came to", "did you mean"]
+        "journal",
+        "show",
+        journal,
+        "main-1",
+        "--node",
+        "0#9",
+        says=["never came to", "did you mean"],
     )
-    refused("runs", "show", journal, "main-1", "--dag", "d.png", says=["--dag", ".mmd"])
+    refused("journal", "show", journal, "main-1", "--dag", "d.png", says=["--dag", ".mmd"])
     refused(*fork, says=["--at"])
     refused(*fork, "--at", "llm", says=["several nodes", "0#0, 0.0#0"])
     refused(*fork, "--at", "0#1", "--set", "tea", says=["--set 'tea'", "NODE=VALUE"])
     refused(*fork, "--at", "0#1", "--set", "0#2=x", says=["began after --at 0#1"])
-    refused("runs", "fork", "postgresql://h/d", "a-1", path, "--at", "0#1", says=["--into FILE"])
+    refused("journal", "fork", "postgresql://h/d", "a-1", path, "--at", "0#1", says=["--into FILE"])
     write("@program\nasync def main(ctx): return ctx.now()\n")
     refused(*fork, "--at", "0#1", says=["takes no input"])
     write("@program\nasync def another(ctx): return ctx.now()\n")

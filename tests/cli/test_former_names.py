@@ -1,0 +1,39 @@
+"""Former names of commands still work, say what they are called now, and are in no list."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrt.cli.app import call
+
+FORMER = {
+    ("runs", "ls"): "'agentrt runs' is 'agentrt journal' now",
+    ("why",): "'agentrt why' is 'agentrt journal why' now",
+    ("trace",): "'agentrt trace' is 'agentrt journal trace' now",
+    ("replay",): "'agentrt replay' is 'agentrt journal replay' now",
+    ("answer",): "'agentrt answer' is 'agentrt questions answer' now",
+}
+
+
+@pytest.mark.parametrize("words", FORMER)
+def test_a_former_name_does_the_same_and_says_its_new_one(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call([*words, "--help"]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"{FORMER[words]}; the old name works until version 0.4\n"
+    new = FORMER[words].split("'")[3].split()[1:]
+    assert call([*new, *words[1:], "--help"]) == 0
+    now = capsys.readouterr()
+    assert (now.out, now.err) == (said.out, "")
+
+
+def test_former_names_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["--help"]) == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert not listed & {words[0] for words in FORMER}
+
+
+def test_questions_without_a_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["questions", "--url", "http://127.0.0.1:9"]) == 1
+    assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
