@@ -92,7 +92,7 @@ def _print_versions(ctx: click.Context, option: click.Parameter, asked: bool) ->
 def app() -> None:
     """Run agent programs: many LLM calls, one program, scheduled as one.
 
-    Try: agentrt run demos/react.py
+    Try: agentrt demo --engine simulated
     """
 
 

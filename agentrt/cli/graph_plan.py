@@ -52,8 +52,6 @@ class GraphTerms:
 
 def graph_terms(options: Mapping[str, Any], given: Any) -> GraphTerms:
     """What the options say of a graph's runs. Raises `UsageError` for what cannot be."""
-    if options["answers"]:
-        raise UsageError("--human is for agentrt programs; answer a graph with --interrupt-reply")
     if options["thread"] is not None and not options["thread"].strip():
         raise UsageError("--thread '': give it a name, or leave it out")
     if options["checkpointer"] is not None:
@@ -63,7 +61,7 @@ def graph_terms(options: Mapping[str, Any], given: Any) -> GraphTerms:
         n=options["n"],
         thread=options["thread"],
         checkpointer=options["checkpointer"],
-        answers=tuple(map(read_reply, options["interrupt_replies"])),
+        answers=tuple(map(read_reply, options["answers"])),
     )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from langgraph.types import Interrupt
 
 
-FLAG = "--interrupt-reply"
+FLAG = "--human"
 _ADDRESSED = re.compile(r"([0-9a-f]{32})=(.*)", re.DOTALL)
 _SIMPLE = {
     "string": "",
@@ -175,7 +175,7 @@ class InterruptReply:
 
 
 def read_reply(text: str) -> InterruptReply:
-    """The value of ``--interrupt-reply``: ``[ID=]TEXT|JSON|@FILE``.
+    """The value of ``--human`` for a graph: ``[ID=]TEXT|JSON|@FILE``.
 
     As for ``--input``; true, false and null are what they are in JSON, since a text would
     count as a yes.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +17,43 @@ Renamed = Mapping[str, Sequence[str]]
 """Former names of commands: name → the words that take its place."""
 REMOVED_IN = "0.4"
 """The version that does not know the former names any more."""
+
+
+def _parse_args(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
+    """Parse a command's arguments, with the current names of its options.
+
+    Of an option that is given twice and counts once, click drops the first in silence. Here that is
+    said; where a person may have meant both, it is refused with `click.UsageError`.
+    """
+    border = args.index("--") if "--" in args else len(args)
+    named = [_current(command, word) for word in args[:border]]
+    given = Counter(word.partition("=")[0] for word in named if word.startswith("--"))
+    for option in command.params:
+        if isinstance(option, click.Option) and _counts_once(option):
+            name = max(option.opts, key=len)
+            if given[name] > 1 and getattr(option, "once", False):
+                raise click.UsageError(f"{name} is given {given[name]} times; give it once", ctx)
+            if given[name] > 1:
+                click.echo(f"{name} is given {given[name]} times; the last one counts", err=True)
+    rest: list[str] = command.takes(ctx, [*named, *args[border:]])  # type: ignore[attr-defined]
+    return rest
+
+
+def _counts_once(option: click.Option) -> bool:
+    return not (option.multiple or option.is_flag or option.count or option.nargs != 1)
+
+
+def _current(command: click.Command, word: str) -> str:
+    """An argument, with an option's current name in place of a former one."""
+    name, equals, value = word.partition("=")
+    for option in command.params:
+        if name in getattr(option, "former", ()):
+            current = max(option.opts, key=len)
+            click.echo(
+                f"{name} is {current} now; the old name works until version {REMOVED_IN}", err=True
+            )
+            return f"{current}{equals}{value}"
+    return word
 
 
 class LazyGroup(click.Group):
@@ -38,6 +77,9 @@ class LazyGroup(click.Group):
         module, _, attribute = self.lazy[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
+        if not isinstance(command, click.Group) and not hasattr(command, "takes"):
+            command.takes = command.parse_args  # type: ignore[attr-defined]
+            command.parse_args = partial(_parse_args, command)  # type: ignore[method-assign]
         return command
 
     def resolve_command(

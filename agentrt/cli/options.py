@@ -5,7 +5,7 @@ It is long, since most options are shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,22 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class RunOption(click.Option):
-    """An option that ``--help`` lists under the heading ``group``."""
+    """An option that ``--help`` lists under the heading ``group``.
 
-    def __init__(self, *args: Any, group: str, **kwargs: Any) -> None:
+    Its ``former`` names still work, with a notice, and it is refused if it is given twice where
+    only ``once`` has a meaning (`agentrt.cli.lazy`).
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        group: str,
+        former: Sequence[str] = (),
+        once: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.group = group
+        self.group, self.former, self.once = group, former, once
 
 
 class GroupedCommand(click.Command):
@@ -301,14 +312,6 @@ graph_options = together(
         "memory|sqlite:FILE",
         "Where threads are kept: sqlite:FILE outlives the command, and loses no step when it is "
         "killed.  [default: the graph's own, else memory]",
-    ),
-    langgraph.several(
-        "--interrupt-reply",
-        "interrupt_replies",
-        "[ID=]TEXT|JSON|@FILE",
-        "Answers what the graph asks with interrupt(); repeat it for the next question. Where "
-        "several are open, ID= says which. true, false and null are JSON. Without it the question "
-        "is asked on the terminal.",
     ),
 )
 

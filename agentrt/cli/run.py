@@ -52,7 +52,7 @@ Examples:
   agentrt run mine.py --journal mine.journal
   agentrt run mine.py -- --max-model-len 2048 --dtype float32
   agentrt run graph.py --input "Plan a tea" --checkpointer sqlite:t.db --thread tea
-  agentrt run graph.py --checkpointer sqlite:t.db --thread tea --interrupt-reply yes
+  agentrt run graph.py --checkpointer sqlite:t.db --thread tea --human yes
 
 \b
 Exit codes: 0 every program gave its result; 1 a program or the engine failed;
@@ -64,7 +64,6 @@ _program = Options("Program")
 _GRAPH_FLAGS = {
     "thread": "--thread",
     "checkpointer": "--checkpointer",
-    "interrupt_replies": "--interrupt-reply",
 }
 
 
@@ -72,10 +71,12 @@ human_options = together(
     _program.several(
         "--human",
         "answers",
-        "TEXT",
-        "An answer, in advance, to a question that the program asks a human: text, or JSON where "
-        "the question wants that; repeat it for the next one. Without it the question is asked on "
-        "the terminal, and with --dashboard there, too.",
+        "[ID=]TEXT|JSON|@FILE",
+        "Answer in advance what the program asks a human, or the graph with interrupt(); repeat it "
+        "for the next question. The answer is text, or JSON where the question wants JSON; for a "
+        "graph, ID= says which of several open questions it is for, and @FILE is a file's content. "
+        "Without an answer the question is asked on the terminal, and with --dashboard there, too.",
+        former=("--interrupt-reply",),
     ),
     _program.seconds("--timeout", "Cancel a program that takes longer."),
 )
@@ -107,14 +108,15 @@ output_group = together(
 @_program.text(
     "--input",
     "TEXT|JSON|@FILE",
-    "The program's input. What begins with { or [ is JSON; @FILE is a file's content, JSON if it "
-    "ends in .json; @@ stands for one @; all else is text: for a graph with messages, what the "
-    "user says.",
+    "The program's input. A value that begins with { or [ is JSON; @FILE is a file's content, JSON "
+    "if the name ends in .json; @@ stands for one @; all other values are text: for a graph with "
+    "messages, what the user says.",
     "input_text",
+    once=True,
 )
 @_program.count("--n", "Run N instances, each with the same input.", default=1)
 @_program.count(
-    "--max-live", "So many of them run at once; the others begin as these end.", default=4096
+    "--max-live", "Maximum number of instances that run at the same time.", default=4096
 )
 @human_options
 @seed_option

@@ -59,7 +59,7 @@ def _table(recorded: Recorded, shares: Sequence[Share]) -> Iterator[str]:
     rows = [("reason", "seconds", "  %", "tokens", "by")]
     for share in shares:
         part = f"{100 * share.seconds / wall:3.0f}" if wall else ""
-        by = "; ".join(map(blamed, share.by[:_BLAMED]))
+        by = "; ".join(blamed(blame, recorded.program.id) for blame in share.by[:_BLAMED])
         seconds, tokens = f"{share.seconds:7.2f}", f"{share.tokens or '':>6}"
         rows.append((WORDS[share.reason], seconds, part, tokens, by))
     whole = sum(share.seconds for share in shares)

@@ -20,9 +20,9 @@ from agentrt.request.spans import (
 )
 
 WORDS = {
-    STARTING: "between program and engine",
-    QUEUED: "queued behind",
-    ADMISSION: "kept out while others had the cache",
+    STARTING: "on its way to the engine",
+    QUEUED: "waiting for a slot, behind",
+    ADMISSION: "not admitted: the cache was taken by",
     PREEMPTED: "preempted for",
     RECOMPUTE: "computed again, pushed out by",
     PREFILL: "prefill",
@@ -43,7 +43,7 @@ def why_json(recorded: Recorded, pieces: Sequence[Piece], misses: Sequence[Miss]
     """All of it, in numbers and in words. Times of day are seconds since 1970."""
     reasons = []
     for share in shares_of(pieces):
-        by = [{**asdict(blame), "words": blamed(blame)} for blame in share.by]
+        by = [{**asdict(blame), "words": blamed(blame, recorded.program.id)} for blame in share.by]
         reasons.append({**asdict(share), "words": WORDS[share.reason], "by": by})
     return {
         "program": recorded.program.id,
@@ -68,18 +68,30 @@ def _by(one: Piece | Miss) -> dict[str, Any]:
     return {"by": [cause._asdict() for cause in one.by]}
 
 
-def blamed(blame: Blame) -> str:
-    """Who, for how long, and what put it first."""
+def blamed(blame: Blame, waiting: str) -> str:
+    """Say which program the program ``waiting`` waited for, how long, and what put that first."""
     if blame.program.startswith("("):
         return f"{blame.program} {blame.seconds:.2f} s"
-    here = f"{level_name(blame.level)}, {blame.attained_s:.2f} s attained"
-    own = f"own {level_name(blame.own_level, '')}, {blame.own_attained_s:.2f} s"
-    return f"{blame.program} {blame.seconds:.2f} s ({here}; {own})"
+    if blame.program == waiting:
+        return f"its own other calls {blame.seconds:.2f} s"
+    served = f"{blame.attained_s:.2f} s served, this program {blame.own_attained_s:.2f} s"
+    return f"{blame.program} {blame.seconds:.2f} s ({_ranked(blame)}; {served})"
+
+
+def _ranked(blame: Blame) -> str:
+    """Why a program went first. A smaller level runs first."""
+    if blame.level <= -_FAR:
+        return "promoted, as the oldest"
+    if blame.level < blame.own_level:
+        return "ranked before this program"
+    if blame.level == blame.own_level:
+        return "ranked equal, and earlier"
+    return "ranked after this program, but running already"
 
 
 def level_name(level: int, before: str = "level ") -> str:
-    """A queue's level in words; that of `agentrt.scheduler.lane` is before all others."""
-    return f"{before}{level}" if level > -_FAR else "lane"
+    """A queue's level in words; promoted calls are before all levels."""
+    return f"{before}{level}" if level > -_FAR else "promoted"
 
 
 def note_of(recorded: Recorded) -> str:

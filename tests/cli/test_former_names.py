@@ -37,3 +37,23 @@ def test_former_names_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None
 def test_questions_without_a_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["questions", "--url", "http://127.0.0.1:9"]) == 1
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_former_option_does_the_same_and_says_its_new_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(["run", "no-such-file.py", "--interrupt-reply", "yes"]) == 2
+    notice, error = capsys.readouterr().err.splitlines()
+    assert notice == "--interrupt-reply is --human now; the old name works until version 0.4"
+    assert "no-such-file.py" in error
+
+
+def test_an_option_that_is_given_twice_is_not_dropped_in_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(["run", "no-such-file.py", "--input", "a", "--input", "b"]) == 2
+    assert "--input is given 2 times; give it once" in capsys.readouterr().err
+    assert call(["run", "no-such-file.py", "--seed", "1", "--seed=2", "--", "--seed", "3"]) == 2
+    notice, error = capsys.readouterr().err.splitlines()
+    assert notice == "--seed is given 2 times; the last one counts"
+    assert "no-such-file.py" in error

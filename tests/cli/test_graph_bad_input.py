@@ -52,7 +52,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (ECHO, "", ["--input", '{"text": 3}'], ["takes text as 'text', not 3"]),
         (ECHO, "", ["--input", '{"cups": true}'], ["takes an integer as 'cups', not true"]),
         (ECHO, "", ["--input", '{"seen": "a"}'], ["takes a list as 'seen', not \"a\""]),
-        (ECHO, "", [*WITH_INPUT, "--human", "yes"], ["--human is for agentrt programs"]),
         (ECHO, "", [*WITH_INPUT, "--thread", " "], ["--thread ''", "give it a name"]),
         (ECHO, "", [*WITH_INPUT, "--thread", "t"], ["--thread t", "no checkpointer that could"]),
         (ECHO, "", ON_T, ["unknown thread 't'", "sqlite:t.db has no checkpoint", "--input"]),
@@ -63,10 +62,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (ECHO, "", ["--checkpointer", "sqlite:folder.db"], ["that is a folder"]),
         (ECHO, "", [*WITH_INPUT, "--checkpointer", "sqlite:notes.db"], ["not a database", "new"]),
         (ECHO, "", [*WITH_INPUT, "--checkpointer", "sqlite:other.db"], ["of something else"]),
-        (ECHO, "", [*ON_T, "--interrupt-reply", "@no.txt"], ["--interrupt-reply @no.txt: no such"]),
+        (ECHO, "", [*ON_T, "--human", "@no.txt"], ["--human @no.txt: no such"]),
         (PROGRAM, "", ["--thread", "t"], ["--thread is for LangGraph graphs", "'good'"]),
         (PROGRAM, "", SQLITE, ["--checkpointer is for LangGraph graphs"]),
-        (PROGRAM, "", ["--interrupt-reply", "a"], ["--interrupt-reply is for LangGraph graphs"]),
     ],
 )  # fmt: skip
 def test_before_anything_runs(
@@ -86,10 +84,10 @@ def test_a_pydantic_state_needs_all_its_fields(write: Write, refused: Refused) -
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
-        (ASKS, ["--interrupt-reply", f"{NO_ID}=a"], [NO_ID, "no such question", "Is it good?"]),
-        (FORK, ["--interrupt-reply", "a"], ["several are open", "left?", "right?", "ID=…"]),
-        (ASKS, ["--input", '{"cups": 1}', "--interrupt-reply", "a"], ["leave --input out"]),
-        (ECHO, ["--interrupt-reply", "a"], ["thread 't' has no pending interrupt"]),
+        (ASKS, ["--human", f"{NO_ID}=a"], [NO_ID, "no such question", "Is it good?"]),
+        (FORK, ["--human", "a"], ["several are open", "left?", "right?", "ID=…"]),
+        (ASKS, ["--input", '{"cups": 1}', "--human", "a"], ["leave --input out"]),
+        (ECHO, ["--human", "a"], ["thread 't' has no pending interrupt"]),
         (ECHO, [], ["thread 't' has come to its end", "--input"]),
     ],
 )
@@ -108,10 +106,10 @@ def test_a_thread_that_stands_otherwise(
 
 def test_a_reply_that_does_not_fit_a_later_question(run_program: Run) -> None:
     """The engine runs by then: its progress is on stderr, too."""
-    replies = ["--interrupt-reply", "yes", "--interrupt-reply", f"{NO_ID}=Ann"]
+    replies = ["--human", "yes", "--human", f"{NO_ID}=Ann"]
     ran = run_program(ASKS, *WITH_INPUT, *replies)
     assert (ran.code, ran.out, "Traceback" in ran.err) == (2, "", False)
-    assert ran.said.startswith(f"error: --interrupt-reply {NO_ID}=…: no such question")
+    assert ran.said.startswith(f"error: --human {NO_ID}=…: no such question")
 
 
 def test_a_model_that_is_not_served(run_program: Run) -> None:

@@ -10,7 +10,7 @@ import pytest
 from agentrt.cli.graph_plan import Invocation
 
 GIVEN = shlex.split("g.py --input 'a b' --n=2 --policy plas --thread t -- --seed 1")
-REPLY = "--interrupt-reply"
+REPLY = "--human"
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_with_a_thread_that_lasts(thread: str, ids: Sequence[str], command: str)
 @pytest.mark.parametrize(
     ("ids", "end"),
     [
-        (["x"], "--checkpointer memory --interrupt-reply TEXT"),
+        (["x"], "--checkpointer memory --human TEXT"),
         ([], "--checkpointer sqlite:threads.db"),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_question_ends_the_command_and_names_the_one_that_answers(
     assert value["programs"][0]["session"] == "tea"
 
     answering = shlex.split(question["answer_with"])[2:]
-    reply = ["--thread", "tea", "--interrupt-reply", "TEXT"]
+    reply = ["--thread", "tea", "--human", "TEXT"]
     assert answering == [str(path), *where, "--json", *reply]
     code, value = run(*answering)
     assert code == 3
@@ -82,7 +82,7 @@ def test_answers_in_advance_each_begin_a_program(
     write: Write, run: Command, tmp_path: Path
 ) -> None:
     """1. Three runs of two threads: each asks twice. 2. All answers go to each thread."""
-    replies = ["--interrupt-reply", "true", "--interrupt-reply", '{"name": "Ann"}']
+    replies = ["--human", "true", "--human", '{"name": "Ann"}']
     code, value = run(write(ASKS), "--input", '{"cups": 1}', "--n", 2, *replies)
     assert code == 0
     assert sorted(states(value)) == ["done"] * 2 + ["interrupted"] * 4
@@ -93,7 +93,7 @@ def test_answers_in_advance_each_begin_a_program(
 
 def test_what_memory_forgets_is_answered_from_the_start(write: Write, run: Command) -> None:
     path = write(ASKS)
-    code, value = run(path, "--input", '{"cups": 1}', "--interrupt-reply", "yes")
+    code, value = run(path, "--input", '{"cups": 1}', "--human", "yes")
     assert code == 3
     again = shlex.split(value["interrupts"][0]["answer_with"])[2:]
     code, value = run(*again)
@@ -105,10 +105,10 @@ def test_several_questions_are_answered_by_their_ids(write: Write, run: Command)
     path = write(FORK)
     _, value = run(path, "--input", '{"cups": 1}', *where)
     ids = {one["value"]: one["id"] for one in value["interrupts"]}
-    code, value = run(path, *where, "--interrupt-reply", f"{ids['right?']}=r")
+    code, value = run(path, *where, "--human", f"{ids['right?']}=r")
     assert code == 3
     assert [one["value"] for one in value["interrupts"]] == ["left?"]
-    code, value = run(path, *where, "--interrupt-reply", "l")
+    code, value = run(path, *where, "--human", "l")
     assert (code, value["results"]) == (0, [{"cups": 1, "seen": ["left l", "right r"]}])
 
 
@@ -156,7 +156,7 @@ def test_an_entrypoint_is_asked_too(write: Write, run: Command) -> None:
     path = write(
         f"{HEAD}@entrypoint()\nasync def agent(given):\n    return [given, interrupt('Go?')]\n"
     )
-    code, value = run(path, "--input", "[1]", "--interrupt-reply", "yes")
+    code, value = run(path, "--input", "[1]", "--human", "yes")
     assert (code, value["results"]) == (0, [None, [[1], "yes"]])
 
 
@@ -216,7 +216,7 @@ def test_after_sigterm_questions_are_left_open(write: Write, run: Command) -> No
             "    await asyncio.sleep(0)\n",
         )
     )
-    answers = ["--interrupt-reply", "yes", "--interrupt-reply", "Ann"]
+    answers = ["--human", "yes", "--human", "Ann"]
     where = ["--checkpointer", "sqlite:t.db", "--thread", "tea"]
     code, value = run(path, "--input", '{"cups": 1}', *where, *answers)
     assert (code, states(value)) == (3, ["interrupted"])

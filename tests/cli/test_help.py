@@ -46,10 +46,10 @@ def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
         "\nEngine:\n",
         "\nOutput:\n",
         "agentrt run mine.py -- --max-model-len 2048 --dtype float32",
-        "What begins with { or [ is",
+        "A value that begins with { or [ is JSON",
         "Exit codes: 0",
         "3 a graph waits for a human's answer",
-        "--checkpointer sqlite:t.db --thread tea --interrupt-reply yes",
+        "--checkpointer sqlite:t.db --thread tea --human yes",
     ):
         assert words in out
     assert out.endswith("\nheavy:\n")

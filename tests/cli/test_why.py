@@ -48,8 +48,8 @@ def test_the_table(journal: Path, why: Callable[..., str]) -> None:
     assert why(journal) == text
     for words in (
         "p-1 (done)",
-        "queued behind 2.00 20 main-7 2.00 s (level 0, 0.25 s attained; own 3, 4.50 s)",
-        "computed again, pushed out by 2.00 20 64 main-8 2.00 s (lane, 0.00 s attained; own 0, 0.0",
+        "waiting for a slot, behind 2.00 20 main-7 2.00 s (ranked before this program; 0.25 s served",
+        "computed again, pushed out by 2.00 20 64 main-8 2.00 s (promoted, as the oldest; 0.00 s",
         "tools 4.00 40",
         "in all 10.00 100",
         "node 0#1: 90 of 90 prompt tokens computed, never there: the prompt has changed",

@@ -85,7 +85,7 @@ It is a gain if each pair of runs has one in the mean, and a larger one than the
 order is off the run. Else it is nothing: with 5 pairs, chance alone makes a gain once in 32 times.
 Exit codes: as those of agentrt run.
 """
-_UNASKED = {"answers": (), "thread": None, "checkpointer": None, "interrupt_replies": ()}
+_UNASKED = {"answers": (), "thread": None, "checkpointer": None}
 _own, _output = Options("Comparison"), Options("Output")
 
 

@@ -146,7 +146,7 @@ def test_who_waits_for_nobody_gains_nothing(
     assert call(["compare", "search.py", "--n", "3", "--plot", "ends.svg"]) == 0
     out = capfd.readouterr().out
     assert "\nnothing: 1.00 of stock's time in the mean once agentrt knows the programs" in out
-    assert "queued behind" not in out
+    assert "waiting for a slot" not in out
     assert out.endswith("before, nothing was known of these programs; nothing of them is kept\n")
     texts = [one.text for one in ElementTree.parse(tmp_path / "ends.svg").iter() if one.text]
     assert {"search-1", "search-2", "search-3"} <= {*texts}

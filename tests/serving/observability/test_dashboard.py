@@ -328,7 +328,9 @@ async def test_where_the_time_went_and_where_two_runs_part(
         box = await bar.bounding_box()
         assert box is not None
         await page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 5)
-        await expect(told).to_contain_text("2.50 s – 3.50 s · queued behind p-9, q-1 · node 0#2")
+        await expect(told).to_contain_text(
+            "2.50 s – 3.50 s · waiting for a slot, behind p-9, q-1 · node 0#2"
+        )
         await bar.press("ArrowRight")
         await expect(bar).to_have_attribute(
             "aria-valuetext", "3.50 s – 4.00 s · prefill · node 0#2 · 0.50 s long"

@@ -59,7 +59,7 @@ async def test_each_second_has_a_reason(tmp_path: Path) -> None:
         told = await at.json("/journal/why", program="p-1")
         assert sum(one["seconds"] for one in told["reasons"]) == pytest.approx(told["wall_s"])
         queued = next(one for one in told["reasons"] if one["reason"] == "queued")
-        assert queued["words"] == "queued behind"
+        assert queued["words"] == "waiting for a slot, behind"
         assert queued["by"][1]["words"] == "q-1 1.00 s (level 0, 0.50 s attained; own 3, 4.50 s)"
         edges = [(one["since"], one["until"]) for one in told["pieces"]]
         assert [left for left, _ in edges[1:]] == [right for _, right in edges[:-1]]
