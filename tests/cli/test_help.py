@@ -46,7 +46,7 @@ def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
         "\nEngine:\n",
         "\nOutput:\n",
         "agentrt run mine.py -- --max-model-len 2048 --dtype float32",
-        "A value that begins with { or [ is JSON",
+        "{ or [ is JSON",
         "Exit codes: 0",
         "3 a graph waits for a human's answer",
         "--checkpointer sqlite:t.db --thread tea --human yes",

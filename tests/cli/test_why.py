@@ -48,7 +48,7 @@ def test_the_table(journal: Path, why: Callable[..., str]) -> None:
     assert why(journal) == text
     for words in (
         "p-1 (done)",
-        "waiting for a slot, behind 2.00 20 main-7 2.00 s (ranked before this program; 0.25 s served",
+        "waiting for a slot, behind 2.00 20 main-7 2.00 s (ranked before this program; 0.25 s",
         "computed again, pushed out by 2.00 20 64 main-8 2.00 s (promoted, as the oldest; 0.00 s",
         "tools 4.00 40",
         "in all 10.00 100",

@@ -337,7 +337,7 @@ async def test_where_the_time_went_and_where_two_runs_part(
         )
         rows = page.locator("#reasons tr")
         await expect(rows).to_have_count(8)
-        await expect(rows.nth(2)).to_contain_text("preempted for1.5015q-1 1.50 s (level 0, 0.50 s")
+        await expect(rows.nth(2)).to_contain_text("preempted for1.5015q-1 1.50 s (ranked before")
         await expect(page.locator("#misses li")).to_contain_text("the prompt has changed")
         sides = page.locator("#pair .side")
         await expect(sides.locator("h3")).to_have_text(["p-1", "p-1-fork-1"])

@@ -60,7 +60,9 @@ async def test_each_second_has_a_reason(tmp_path: Path) -> None:
         assert sum(one["seconds"] for one in told["reasons"]) == pytest.approx(told["wall_s"])
         queued = next(one for one in told["reasons"] if one["reason"] == "queued")
         assert queued["words"] == "waiting for a slot, behind"
-        assert queued["by"][1]["words"] == "q-1 1.00 s (level 0, 0.50 s attained; own 3, 4.50 s)"
+        assert queued["by"][1]["words"] == (
+            "q-1 1.00 s (ranked before this program; 0.50 s served, this program 4.50 s)"
+        )
         edges = [(one["since"], one["until"]) for one in told["pieces"]]
         assert [left for left, _ in edges[1:]] == [right for _, right in edges[:-1]]
         assert (edges[0][0], edges[-1][1]) == (0.0, 10.0)
