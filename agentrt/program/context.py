@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from agentrt.contexts import Content, TokenContext, TokenEmitter
@@ -19,7 +20,12 @@ from agentrt.interrupts.answers import AnswerForm, answer_form
 from agentrt.interrupts.events import Event, Feed
 from agentrt.interrupts.schema import name_of
 from agentrt.interrupts.tool import as_tool
-from agentrt.program.options import LLMOptions, StepOptions, make_request
+from agentrt.program.options import (
+    DEFAULT_MAX_TOKENS,
+    LLMOptions,
+    StepOptions,
+    make_request,
+)
 from agentrt.program.results import Takes
 from agentrt.program.step import Step, Stepper, tools_by_name
 from agentrt.program.stream import Events, ReplyStream
@@ -29,6 +35,7 @@ from agentrt.tracking import enter_node
 P = ParamSpec("P")
 T = TypeVar("T")
 _NOT_GIVEN: Any = object()
+_LOG = logging.getLogger(__name__)
 
 
 class Emitter(Protocol):
@@ -131,7 +138,9 @@ class Context:
         request = make_request(ask, **options)
         if stream:
             return ReplyStream(partial(self._emitter.stream, request, after))
-        return self._emitter.call(request, after)
+        if "max_tokens" in options:
+            return self._emitter.call(request, after)
+        return _by_default(self._emitter, request, after)
 
     async def context(self, content: Content = (), *, model: str | None = None) -> TokenContext:
         """A context of tokens that the program owns: text, token ids, or the messages of a chat,
@@ -346,3 +355,22 @@ class Context:
         name = name_of(function)
         work = self._emitter.spawned(name, [args, kwargs], run())
         return asyncio.create_task(work, name=f"{self.program_id}/{name}")
+
+
+async def _by_default(
+    emitter: Emitter, request: Mapping[str, Any], after: Iterable[Reply]
+) -> Reply:
+    """A call whose program named no limit of the answer. Says once if the default cut one."""
+    reply = await emitter.call(request, after)
+    if reply.finish_reason == "length":
+        _warn_of_default_limit()
+    return reply
+
+
+@cache
+def _warn_of_default_limit() -> None:
+    _LOG.warning(
+        "an answer was cut at the default limit of %d tokens (finish_reason 'length'); give "
+        "max_tokens=N to ctx.llm, or max_tokens=None for all that the context has room for",
+        DEFAULT_MAX_TOKENS,
+    )

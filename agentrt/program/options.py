@@ -20,7 +20,8 @@ class StepOptions(TypedDict, total=False):
     ``tool_choice`` is ``auto`` (the
     default: call some or answer), ``required``, ``none``, or a tool's name. ``schema`` is
     a JSON schema or a pydantic model; the reply's ``parsed`` obeys it. ``max_tokens``
-    bounds the output (default 256; None is what the context has room for). ``temperature`` 0,
+    bounds the output (default 256, and a warning in the log if that cuts an answer; None is what
+    the context has room for). ``temperature`` 0,
     the default, is greedy; above it a ``seed`` is drawn unless given. ``stop`` ends the output
     before any of its strings. ``ignore_eos`` goes on to ``max_tokens`` whatever the model says.
     ``frequency_penalty`` and ``presence_penalty``, from -2 to 2, keep a model that loops from
@@ -61,6 +62,8 @@ class LLMOptions(StepOptions, total=False):
     tools: Iterable[Callable[..., Any] | Tool | ToolSpec]
 
 
+DEFAULT_MAX_TOKENS = 256
+"""The limit of an answer for which a program names none (tokens)."""
 _PASSED = (
     *("top_p", "top_k", "min_p", "seed", "ignore_eos", "frequency_penalty", "presence_penalty"),
     *("repetition_penalty", "n", "reasoning_effort", "chat_template_kwargs", "model"),
@@ -78,7 +81,7 @@ def make_request(
     request: dict[str, Any] = {
         "messages": [plain_message(message) for message in _as_messages(ask)]
     }
-    if (limit := options.get("max_tokens", 256)) is not None:
+    if (limit := options.get("max_tokens", DEFAULT_MAX_TOKENS)) is not None:
         request["max_tokens"] = _at_least("max_tokens", limit, 1)
     request["temperature"] = _at_least("temperature", options.get("temperature", 0.0), 0)
     for name in ("frequency_penalty", "presence_penalty"):
