@@ -144,6 +144,11 @@ class ProgramScheduler(AsyncScheduler):
         levelled = core.policy.levelled or core.admission is not None
         self.waiting = LevelRequestQueue(core) if levelled else self._stock_waiting
 
+    @property
+    def queues(self) -> SchedulerCore:
+        """The core, by the name that it had before 0.3. Goes with 0.4."""
+        return self.core
+
     def control(self, op: str, argument: Any = None) -> Any:
         """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
         return answer(self, op, argument)
