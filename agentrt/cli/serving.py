@@ -211,6 +211,7 @@ class Serving:
                 for front in fronts:
                     say(f"{front.names[0]}: {front.args.family}")
                 settle()
+                say(f"threads, runs and answers are kept in {_place_of(server.database)}")
                 say(self._announcement(server))
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
@@ -232,3 +233,11 @@ class Serving:
         chat = "; in a browser: a chat" if server.served else ""
         api = f"OpenAI API: {url}/v1" if server.models else "no model's API"
         return f"serving {what} at {url} ({api}{chat})"
+
+
+def _place_of(database: str) -> str:
+    """Where a database is, for people: a file's whole path, or a URL without its password."""
+    from agentrt.serving.langgraph.database import Address
+
+    address = Address.parse(database)
+    return str(address) if address.file is None else str(address.file.absolute())

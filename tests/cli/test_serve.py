@@ -172,6 +172,8 @@ def test_it_serves_until_a_signal_ends_it(write: Write) -> None:
     with running(write(TWO), python=sys.executable) as (one, url):
         assert "serving one, two at" in one.lines[-1]
         assert "in a browser: a chat" in one.lines[-1]
+        [kept] = [line for line in one.lines if "are kept in " in line]
+        assert Path(kept.rpartition("are kept in ")[2].strip()).is_absolute()
         assert ask(url, "hello")["result"] == "hello"
         run = httpx.post(f"{url}/v1/programs/two/runs", json={"input": "x"}, timeout=WAIT_S).json()
         assert run["result"] == "x"
