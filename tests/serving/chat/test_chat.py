@@ -6,65 +6,19 @@ to another host.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
-from agentrt.serving import chat, langgraph, observability
-from tests.serving.chat.agent import EVIL, ObligingExecutor, agent_graph, held
-from tests.serving.langgraph.graphs import GATES, approval, poem, steps_graph
+from tests.serving.chat.agent import EVIL, ObligingExecutor, agent_graph
+from tests.serving.chat.talks import APIS, said, say, shown
+from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.observability.browser import Watched, opened_browser
 from tests.serving.tenants.plain_keys import PlainKeys
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-expect.set_options(timeout=60_000)
-APIS = (langgraph.api, None, observability.api, chat.api)
-
-
-@pytest.fixture(scope="module")
-def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    database: Path = tmp_path_factory.mktemp("server") / "agentrt.db"
-    programs = {"poem": poem, "approval": approval, "held": held}
-    things = {"agent": agent_graph(), **programs, "steps": steps_graph()}
-    with serving(things, database, *APIS, executor=ObligingExecutor()) as it:
-        yield it
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with opened_browser() as browser:
-        yield browser
-
-
-@asynccontextmanager
-async def shown(browser: Browser, url: str, *, expected: str | None = None) -> AsyncIterator[Page]:
-    """The page, which must stay quiet, but for the complaint that is ``expected``."""
-    context = await browser.new_context(viewport={"width": 1400, "height": 900})
-    watch = Watched.over(await context.new_page())
-    try:
-        await watch.page.goto(url)
-        yield watch.page
-    finally:
-        await context.close()
-    assert [c for c in watch.complaints if expected is None or expected not in c] == []
-    assert watch.hosts == {urlsplit(url).netloc}
-
-
-async def say(page: Page, text: str) -> None:
-    await page.get_by_label("Message").fill(text)
-    await page.keyboard.press("Enter")
-
-
-def said(text: str) -> str:
-    return f"You said {text}, and I have heard you."
 
 
 async def test_a_first_conversation(it: Serving, browser: Browser) -> None:
@@ -195,9 +149,10 @@ async def test_programs_have_a_form_and_a_result(it: Serving, browser: Browser) 
         await page.get_by_label("Your answer").fill("gladly")
         await page.get_by_role("button", name="Answer").click()
         articles = page.locator("article")
-        await expect(articles).to_have_text(["tea", "tea: gladly"])
+        told = ["tea", "approve tea?", "gladly", "tea: gladly"]
+        await expect(articles).to_have_text(told)
         await page.reload()
-        await expect(articles).to_have_text(["tea", "tea: gladly"])
+        await expect(articles).to_have_text(told)
         await page.get_by_label("Talk to").select_option("steps")
         await expect(articles).to_have_count(0)
         await expect(page.get_by_role("heading", name="Talk to steps")).to_be_visible()
@@ -228,16 +183,15 @@ async def test_the_graph_of_a_program_grows_while_it_runs(it: Serving, browser: 
 
 async def test_errors_are_told_in_words(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url, expected="ERR_") as page:
-        await say(page, "fail")
         fault = page.get_by_role("alert")
-        await expect(fault).to_contain_text("The run failed: the engine has no such luck")
-        await fault.get_by_role("button", name="Dismiss").click()
-        await expect(fault).to_be_hidden()
         await page.route("**/runs/stream", lambda route: route.abort())
         await say(page, "lost")
         await expect(fault).to_contain_text("The server does not answer.")
         await expect(page.get_by_label("Message")).to_have_value("lost")
+        await fault.get_by_role("button", name="Dismiss").click()
+        await expect(fault).to_be_hidden()
         await page.unroute("**/runs/stream")
+        await page.get_by_label("Message").focus()
         await page.keyboard.press("Enter")
         await expect(page.locator("article").last).to_have_text(said("lost"))
 
