@@ -40,8 +40,7 @@ export class Runs {
   }
 
   clear() {
-    this.graph.stop();
-    Object.assign(this.graph, { id: null, program: null, nodes: [], shape: "", facts: "" });
+    this.graph.clear();
     say(byId("program-title"), "Execution graph");
     say(byId("program-facts"), "");
     say(byId("node-facts"), "");
