@@ -2,7 +2,7 @@
 
 import { answerForm } from "../dashboard/answers.js";
 import { byId, h } from "../dashboard/dom.js";
-import { isObject, wordsOf } from "./conversation.js";
+import { isObject, schemaOf, wordsOf } from "./conversation.js";
 
 const DECISIONS = { approve: "Approve", reject: "Reject" };
 
@@ -35,14 +35,14 @@ export class Asks {
     byId("questions").querySelector("textarea, input, select, button")?.focus();
   }
 
-  form({ id, value, response_schema: schema }) {
+  form(question) {
+    const { id, value } = question;
     const actions = isObject(value) && Array.isArray(value.action_requests) ? value.action_requests : null;
     const give = (answer) => this.answer(id, answer);
     const words = h("p", {}, wordsOf(value));
     const attributes = { class: "ask", "data-question": id, "aria-label": "A question to you" };
     if (actions) return h("form", { ...attributes, onsubmit: (event) => event.preventDefault() }, words, ...decisions(value, actions, give));
-    const own = schema ?? (isObject(value) && isObject(value.schema) ? value.schema : {});
-    return answerForm(own, { label: "Your answer", attributes, head: words, give });
+    return answerForm(schemaOf(question), { label: "Your answer", attributes, head: words, give });
   }
 }
 

@@ -1,6 +1,8 @@
 // What was said in a thread: the state's messages, those that grow while a run goes on, and what
 // happened beside them (past.js).
 
+import { choicesOf } from "../dashboard/forms.js";
+
 export class Conversation {
   constructor() {
     this.open({});
@@ -34,7 +36,7 @@ export class Conversation {
     const after = this.messages.at(-1)?.id ?? null;
     if (question) {
       this.past.push({ kind: "question", id: `now/${id}/question`, after, value: question.value });
-      this.past.push({ kind: "answer", id: `now/${id}/answer`, after, value: answer });
+      this.past.push({ kind: "answer", id: `now/${id}/answer`, after, value: answer, question });
     }
     this.questions = this.questions.filter((open) => open.id !== id);
   }
@@ -106,7 +108,7 @@ const SPEAKERS = { input: "you", question: "asks", answer: "you", result: "agent
 
 // An item of the past as a message that cannot be edited.
 export function aside(item) {
-  const text = item.kind === "fault" ? item.text : item.kind === "question" ? wordsOf(item.value) : asText(item.value);
+  const text = item.kind === "fault" ? item.text : item.kind === "question" ? wordsOf(item.value) : item.kind === "answer" ? wordsOfAnswer(item) : asText(item.value);
   return { id: item.id, who: SPEAKERS[item.kind], text, grows: false, calls: [], isFixed: true };
 }
 
@@ -124,6 +126,19 @@ export function wordsOf(value) {
     return value.action_requests.map((request) => request.description ?? action(request)).join("\n");
   }
   return asText(value);
+}
+
+// The schema of an answer, as its question has it.
+export function schemaOf({ value, response_schema: schema }) {
+  return schema ?? (isObject(value) && isObject(value.schema) ? value.schema : {});
+}
+
+// An answer as it was chosen.
+function wordsOfAnswer({ value, question }) {
+  const choice = choicesOf(schemaOf(question))?.find((way) => way.value === value);
+  if (choice) return choice.name;
+  const decisions = isObject(value) && Array.isArray(value.decisions) ? value.decisions : [];
+  return decisions.length ? decisions.map(({ type, message }) => (message ? `${type}: ${message}` : type)).join(", ") : asText(value);
 }
 
 function short(args) {

@@ -26,7 +26,7 @@ const asks = new Asks((id, answer) => {
 });
 const checkpoints = new Checkpoints(look);
 const composer = new Composer(() => send().catch(fault));
-const runs = new Runs();
+const runs = new Runs(() => conversation.questions.length > 0);
 const drawers = new Drawers();
 const threads = new Threads((id) => {
   drawers.close();

@@ -46,12 +46,13 @@ export async function pastOf(thread, latest, isChat) {
 // The questions that a run answers, each with its answer.
 function answersOf(run, asked, resume, after) {
   const byId = isObject(resume) && asked.some(({ id }) => id in resume);
-  return asked.flatMap(({ id, value }) => {
+  return asked.flatMap((question) => {
+    const { id, value } = question;
     if (byId && !(id in resume)) return [];
     const about = { after };
     return [
       { ...about, kind: "question", id: `${run.run_id}/${id}/question`, value },
-      { ...about, kind: "answer", id: `${run.run_id}/${id}/answer`, value: byId ? resume[id] : resume },
+      { ...about, kind: "answer", id: `${run.run_id}/${id}/answer`, value: byId ? resume[id] : resume, question },
     ];
   });
 }
