@@ -149,10 +149,10 @@ async def test_programs_have_a_form_and_a_result(it: Serving, browser: Browser) 
         await page.get_by_label("Your answer").fill("gladly")
         await page.get_by_role("button", name="Answer").click()
         articles = page.locator("article")
-        told = ["tea", "approve tea?", "gladly", "tea: gladly"]
-        await expect(articles).to_have_text(told)
+        texts = ["tea", "approve tea?", "gladly", "tea: gladly"]
+        await expect(articles).to_have_text(texts)
         await page.reload()
-        await expect(articles).to_have_text(told)
+        await expect(articles).to_have_text(texts)
         await page.get_by_label("Talk to").select_option("steps")
         await expect(articles).to_have_count(0)
         await expect(page.get_by_role("heading", name="Talk to steps")).to_be_visible()

@@ -159,7 +159,7 @@ async def test_each_panel_is_a_tab_stop_or_two(browser: Browser, size: ViewportS
         assert body == 1
         gates["first"].set()
         gates["second"].set()
-        await asyncio.gather(*(one.wait() for one in (*runs, run)))
+        await asyncio.gather(*(program.wait() for program in (*runs, run)))
 
 
 async def test_details_of_nodes_and_calls_need_no_pointer(browser: Browser) -> None:

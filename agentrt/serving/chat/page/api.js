@@ -41,6 +41,7 @@ export async function start(thread, body, tell, isWanted) {
     tell(name, data);
   };
   const response = await send("POST", `threads/${thread}/runs/stream`, { ...options, ...body });
+  run = /\/runs\/([^/]+)/.exec(response.headers.get("Content-Location") ?? "")?.[1] ?? null;
   if (!(await isBroken(response, hear))) return;
   tell("lost", null);
   await attach(thread, run, tell, isWanted);

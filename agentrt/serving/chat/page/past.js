@@ -20,33 +20,33 @@ export const isActive = (run) => run !== undefined && ACTIVE.has(run.status);
 export async function pastOf(thread, latest, isChat) {
   const runs = [...latest].reverse();
   const items = [];
-  let asked = [];
+  let questions = [];
   let after = null;
   for (const [index, run] of runs.entries()) {
     const { input, command } = run.kwargs;
-    if (command?.resume !== undefined) items.push(...answersOf(run, asked, command.resume, after));
+    if (command?.resume !== undefined) items.push(...answersOf(run, questions, command.resume, after));
     else if (!isChat && input !== null && input !== undefined) items.push({ kind: "input", id: `${run.run_id}/input`, value: input });
     after = lastId(input) ?? after;
-    asked = [];
+    questions = [];
     if (isActive(run)) continue;
     const isLast = index === runs.length - 1;
     const isResumed = runs[index + 1]?.kwargs.command?.resume !== undefined;
     const hasFailed = FAILED.has(run.status);
     if (!(hasFailed || isResumed || (!isChat && !isLast))) continue;
     const result = await resultOf(thread, run);
-    asked = result?.__interrupt__ ?? [];
+    questions = result?.__interrupt__ ?? [];
     after = lastId(result) ?? after;
     const fault = result?.__error__;
     if (hasFailed) items.push({ kind: "fault", id: `${run.run_id}/fault`, after, text: `The run failed: ${fault?.message || fault?.error || run.status}`, isLast });
-    else if (!isChat && !isLast && !asked.length && !isEmpty(result)) items.push({ kind: "result", id: `${run.run_id}/result`, value: result });
+    else if (!isChat && !isLast && !questions.length && !isEmpty(result)) items.push({ kind: "result", id: `${run.run_id}/result`, value: result });
   }
   return items;
 }
 
 // The questions that a run answers, each with its answer.
-function answersOf(run, asked, resume, after) {
-  const byId = isObject(resume) && asked.some(({ id }) => id in resume);
-  return asked.flatMap((question) => {
+function answersOf(run, questions, resume, after) {
+  const byId = isObject(resume) && questions.some(({ id }) => id in resume);
+  return questions.flatMap((question) => {
     const { id, value } = question;
     if (byId && !(id in resume)) return [];
     const about = { after };
