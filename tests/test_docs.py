@@ -44,9 +44,8 @@ def test_each_page_is_linked_from_another() -> None:
 
 def test_each_picture_is_shown() -> None:
     texts = "".join(page.read_text("utf-8") for page in PAGES)
-    assert [
-        one.name for one in ROOT.glob("docs/**/*.[ps][nv]g") if f"{one.name})" not in texts
-    ] == []
+    pictures = set(ROOT.glob("docs/**/*.[ps][nv]g")) - {ROOT / "docs" / "site" / "mark.svg"}
+    assert [picture.name for picture in pictures if f"{picture.name})" not in texts] == []
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])

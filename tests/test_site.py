@@ -135,3 +135,33 @@ async def see_no_more(page: Page) -> None:
     await page.wait_for_function(
         "document.documentElement.scrollWidth <= innerWidth", timeout=WAIT_MS
     )
+
+
+LOOKS = {"light": r":root \{(.*?)\}", "dark": r"dark\) \{\s*:root \{(.*?)\}"}
+
+
+async def test_the_site_looks_as_the_chat_page_and_the_dashboard_do(url: str) -> None:
+    """Its bar, its links and its mark are theirs, on a light and on a dark screen."""
+    page_of_ours = ROOT / "agentrt" / "serving" / "observability" / "page"
+    base = (page_of_ours / "base.css").read_text("utf-8")
+    mark = (page_of_ours / "icon.svg").read_bytes()
+    assert (ROOT / "docs" / "site" / "mark.svg").read_bytes() == mark
+    async with opened_browser() as browser:
+        for scheme, pattern in LOOKS.items():
+            look = re.search(pattern, base, re.DOTALL)
+            assert look is not None
+            colours = dict(re.findall(r"--(\w+): (#\w{6});", look[1]))
+            page = await browser.new_page(color_scheme="dark" if scheme == "dark" else "light")
+            await page.goto(f"{url}/chat/")
+            link = page.locator("article a:not(.headerlink)").first
+            for place, css, name in (
+                (page.locator(".md-header"), "background-color", "ground"),
+                (page.locator("article p").last, "color", "ink"),
+                (link, "color", "accent"),
+            ):
+                red, green, blue = bytes.fromhex(colours[name][1:])
+                await expect(place).to_have_css(css, f"rgb({red}, {green}, {blue})")
+            await expect(page.locator(".md-header img")).to_have_attribute(
+                "src", re.compile("mark")
+            )
+            await page.close()

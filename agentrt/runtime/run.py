@@ -65,7 +65,7 @@ class Run:
     that are kept there; where it is cancelled since its process ends, it is ``left`` for the next
     one. Once it has ``begun``, that is on the disk. The seeds of its sampled calls are those of the
     program ``draws_as``: itself, if it is "". ``recalled`` is what an earlier run of it
-    has paid of its ``row``.
+    has paid of its ``row``. ``first_words`` are those of its input, for people.
     """
 
     id: str
@@ -84,6 +84,7 @@ class Run:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     left: bool = False
     draws_as: str = ""
+    first_words: str = ""
     recalled: ProgramStats = field(default_factory=lambda: ProgramStats("", ""), repr=False)
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 

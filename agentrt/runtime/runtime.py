@@ -28,6 +28,7 @@ from agentrt.journal import Journal
 from agentrt.program import Context, Program
 from agentrt.runtime.durable import Durable, begin
 from agentrt.runtime.events import Event, ProgramEnded, notification_of
+from agentrt.runtime.first_words import first_words
 from agentrt.runtime.journaled import JournaledEmitter
 from agentrt.runtime.registry import Listener, RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
@@ -256,6 +257,7 @@ class Runtime:
             named=kept.id,
         )
         run.draws_as, run.options = kept.draws_as, kept.options
+        run.first_words = first_words(input)
         scope = Scope(owner=run, frontier=Frontier(), path=program.name)
         work = self._run(run, program, input, durable)
         run.task = tracking.start_task(work, scope, name=run.id)

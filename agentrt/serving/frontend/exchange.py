@@ -13,6 +13,7 @@ from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.executors.frontend import FIELDS, calling
+from agentrt.runtime.first_words import first_words
 from agentrt.serving.bodies import pause
 from agentrt.serving.error_responses import (
     SupersededError,
@@ -195,10 +196,15 @@ class Exchange:
         tenants = self.server.tenants
         tenants.enter(self.tenant, self.calls)
         try:
-            return self.server.programs.enter(self.tenant, claim, hashes)
+            entry = self.server.programs.enter(self.tenant, claim, hashes)
         except BaseException:
             tenants.leave(self.tenant, self.calls)
             raise
+        if not (run := entry.program.run).first_words:
+            fields = self.fields
+            texts = fields.get("messages") or fields.get("input") or fields.get("prompt")
+            run.first_words = first_words(texts)
+        return entry
 
     def _order_tools(self, scope: Scope) -> None:
         """Put tools that the program had before in their order, and new ones behind them."""

@@ -27,7 +27,7 @@ _NAMED = (NodeKind.CALL, NodeKind.TOOL)
 class Renderer:
     """Renders for one ``tenant``, or with None for all. Needs the registry's lock.
 
-    Without ``texts``, questions and the messages of errors are left out.
+    Without ``texts``, inputs, questions and the messages of errors are left out.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Renderer:
             "type": clipped(run.type),
             "tenant": row.tenant,
             "session": row.session,
+            "first_words": run.first_words if self._texts else "",
             "state": str(status.state),
             "wait": status.wait if self._texts or row.calls else "",
             "level": status.level,

@@ -13,6 +13,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import interrupt
 
 from agentrt import Context, program
+from agentrt.errors import UsageError
 from agentrt.executors.base import Chunk
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.request import Call, ToolCall
@@ -20,6 +21,14 @@ from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import GATES
 
 EVIL = "<img src=x onerror=\"document.title='broken into'\"><b>bold</b>"
+MARKDOWN = """\
+## Plan
+
+1. **Pack** a `bag`
+2. Go to [the station](https://example.org/a_b)
+
+- <b>no</b>
+"""
 _PAUSES = "slowly"
 _HEAD = 4
 """How many tokens come before an answer pauses."""
@@ -66,6 +75,17 @@ async def held(ctx: Context, gate: str) -> str:
     return reply.text
 
 
+@program
+async def order(ctx: Context, who: str) -> str:
+    """A native program that asks twice, by choices, and fails for bob."""
+    drink = await ctx.human(f"what does {who} drink?", choices=["tea", "coffee"])
+    if await ctx.human(f"{drink} with milk?", schema=bool):
+        drink = f"{drink} with milk"
+    if who == "bob":
+        raise UsageError("bob drinks nothing")
+    return f"{who}: {drink}"
+
+
 class ObligingExecutor(ScriptedExecutor):
     """Calls the tool that a message names; an answer to "slowly NAME" pauses at the gate NAME."""
 
@@ -92,6 +112,8 @@ def _say(call: Call) -> str | ToolCall:
     text = last["content"]
     if last["role"] == "tool":
         return f"Done: {text}."
+    if text == "markdown":
+        return MARKDOWN
     if text == "fail":
         raise ValueError("the engine has no such luck")
     if text.startswith("mail "):

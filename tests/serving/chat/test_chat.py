@@ -6,65 +6,19 @@ to another host.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
-from agentrt.serving import chat, langgraph, observability
-from tests.serving.chat.agent import EVIL, ObligingExecutor, agent_graph, held
-from tests.serving.langgraph.graphs import GATES, approval, poem, steps_graph
+from tests.serving.chat.agent import EVIL, ObligingExecutor, agent_graph
+from tests.serving.chat.talks import APIS, said, say, shown
+from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.observability.browser import Watched, opened_browser
 from tests.serving.tenants.plain_keys import PlainKeys
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-expect.set_options(timeout=60_000)
-APIS = (langgraph.api, None, observability.api, chat.api)
-
-
-@pytest.fixture(scope="module")
-def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    database: Path = tmp_path_factory.mktemp("server") / "agentrt.db"
-    programs = {"poem": poem, "approval": approval, "held": held}
-    things = {"agent": agent_graph(), **programs, "steps": steps_graph()}
-    with serving(things, database, *APIS, executor=ObligingExecutor()) as it:
-        yield it
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with opened_browser() as browser:
-        yield browser
-
-
-@asynccontextmanager
-async def shown(browser: Browser, url: str, *, expected: str | None = None) -> AsyncIterator[Page]:
-    """The page, which must stay quiet, but for the complaint that is ``expected``."""
-    context = await browser.new_context(viewport={"width": 1400, "height": 900})
-    watch = Watched.over(await context.new_page())
-    try:
-        await watch.page.goto(url)
-        yield watch.page
-    finally:
-        await context.close()
-    assert [c for c in watch.complaints if expected is None or expected not in c] == []
-    assert watch.hosts == {urlsplit(url).netloc}
-
-
-async def say(page: Page, text: str) -> None:
-    await page.get_by_label("Message").fill(text)
-    await page.keyboard.press("Enter")
-
-
-def said(text: str) -> str:
-    return f"You said {text}, and I have heard you."
 
 
 async def test_a_first_conversation(it: Serving, browser: Browser) -> None:
@@ -80,10 +34,10 @@ async def test_a_first_conversation(it: Serving, browser: Browser) -> None:
         await expect(page.locator("#welcome")).to_be_hidden()
         await page.reload()
         await expect(answer).to_have_text("You said slow")
-        await expect(page.get_by_role("button", name="Stop")).to_be_enabled()
+        await expect(page.get_by_role("button", name="Stop", exact=True)).to_be_enabled()
         GATES.open("chat")
         await expect(answer).to_have_text(said("slowly chat please"))
-        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
         await expect(page.locator("#graph .node[data-live=true]")).to_have_count(0)
         row = page.locator("#threads button").first
         await expect(row).to_contain_text("slowly chat please")
@@ -120,7 +74,7 @@ async def test_one_goes_back_and_on_from_there(it: Serving, browser: Browser) ->
             await say(page, text)
             await expect(articles).to_have_count(2 * number)
             await expect(articles.last).to_have_text(said(text))
-            await expect(page.get_by_role("button", name="Send")).to_be_visible()
+            await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
         await page.get_by_role("button", name="Edit").last.click()
         await expect(page.locator("#earlier")).to_be_visible()
         await expect(articles).to_have_count(2)
@@ -146,8 +100,8 @@ async def test_a_run_is_stopped(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url) as page:
         await say(page, "slowly stopped please")
         await GATES.reached("stopped")
-        await page.get_by_role("button", name="Stop").click()
-        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await page.get_by_role("button", name="Stop", exact=True).click()
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
         await expect(page.locator("#status")).to_be_hidden()
         await expect(page.locator("#fault")).to_be_hidden()
         await say(page, "again")
@@ -195,14 +149,15 @@ async def test_programs_have_a_form_and_a_result(it: Serving, browser: Browser) 
         await page.get_by_label("Your answer").fill("gladly")
         await page.get_by_role("button", name="Answer").click()
         articles = page.locator("article")
-        await expect(articles).to_have_text(["tea", "tea: gladly"])
+        texts = ["tea", "approve tea?", "gladly", "tea: gladly"]
+        await expect(articles).to_have_text(texts)
         await page.reload()
-        await expect(articles).to_have_text(["tea", "tea: gladly"])
+        await expect(articles).to_have_text(texts)
         await page.get_by_label("Talk to").select_option("steps")
         await expect(articles).to_have_count(0)
         await expect(page.get_by_role("heading", name="Talk to steps")).to_be_visible()
         await page.get_by_label("Input").fill('{"steps": ["in"]}')
-        await page.get_by_role("button", name="Send").click()
+        await page.get_by_role("button", name="Send", exact=True).click()
         await expect(articles.last).to_contain_text('"last"')
 
 
@@ -220,7 +175,7 @@ async def test_the_graph_of_a_program_grows_while_it_runs(it: Serving, browser: 
         answer = page.locator("article[data-who=agent]")
         await expect(answer).to_have_text(said("hi"))  # its tokens, before its result
         GATES.open("program")
-        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
         await expect(page.locator("article")).to_have_text(["program", said("hi")])
         await page.get_by_role("button", name="New conversation").click()
         await expect(page.locator("#graph .node")).to_have_count(0)
@@ -228,16 +183,15 @@ async def test_the_graph_of_a_program_grows_while_it_runs(it: Serving, browser: 
 
 async def test_errors_are_told_in_words(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url, expected="ERR_") as page:
-        await say(page, "fail")
         fault = page.get_by_role("alert")
-        await expect(fault).to_contain_text("The run failed: the engine has no such luck")
-        await fault.get_by_role("button", name="Dismiss").click()
-        await expect(fault).to_be_hidden()
         await page.route("**/runs/stream", lambda route: route.abort())
         await say(page, "lost")
         await expect(fault).to_contain_text("The server does not answer.")
         await expect(page.get_by_label("Message")).to_have_value("lost")
+        await fault.get_by_role("button", name="Dismiss").click()
+        await expect(fault).to_be_hidden()
         await page.unroute("**/runs/stream")
+        await page.get_by_label("Message").focus()
         await page.keyboard.press("Enter")
         await expect(page.locator("article").last).to_have_text(said("lost"))
 

@@ -55,6 +55,11 @@ async def sleeper(ctx: Context) -> None:
 
 
 @program
+async def sayer(ctx: Context, words: str) -> str:
+    return words
+
+
+@program
 async def breaker(ctx: Context) -> None:
     raise UsageError("<b>no</b> such luck")
 

@@ -3,8 +3,9 @@
 import { read, request } from "../dashboard/stream.js";
 
 const MODES = ["messages-tuple", "values", "updates"];
-const REPEATS = 5;
-const FIRST_REST_MS = 400;
+const FIRST_REST_MS = 250;
+const LONGEST_REST_MS = 4000;
+const HEALTH_MS = 3000;
 
 export class Fault extends Error {
   constructor(message, status = 0) {
@@ -14,39 +15,57 @@ export class Fault extends Error {
 }
 
 export async function ask(method, path, body) {
-  const text = await (await sent(method, path, body)).text();
+  const text = await (await send(method, path, body)).text();
   return text ? JSON.parse(text) : null;
 }
 
-// A run that begins: tells each event, and ends with the run. One whose connection breaks is
-// attached to again, from its start: "again" is told first.
-export async function start(thread, body, tell) {
+// Calls `tell` with whether the server answers, at once and whenever that changes.
+export function watchServer(tell) {
+  let before = null;
+  const look = async () => {
+    const signal = AbortSignal.timeout(HEALTH_MS);
+    const isThere = await request("health", { signal }).then(() => true, () => false);
+    if (isThere !== before) tell((before = isThere));
+    setTimeout(look, HEALTH_MS);
+  };
+  look();
+}
+
+// A run that begins: tells each event, and ends with the run. If its connection breaks, "lost" is
+// told, and the run is attached to again, from its start: then "again" is told first.
+export async function start(thread, body, tell, isWanted) {
   const options = { stream_mode: MODES, stream_subgraphs: true, stream_resumable: true, on_disconnect: "continue" };
   let run = null;
   const hear = (name, data) => {
     if (name === "metadata") run = data.run_id;
     tell(name, data);
   };
-  const response = await sent("POST", `threads/${thread}/runs/stream`, { ...options, ...body });
-  if (await isBroken(response, hear)) await attach(thread, run, tell);
+  const response = await send("POST", `threads/${thread}/runs/stream`, { ...options, ...body });
+  run = /\/runs\/([^/]+)/.exec(response.headers.get("Content-Location") ?? "")?.[1] ?? null;
+  if (!(await isBroken(response, hear))) return;
+  tell("lost", null);
+  await attach(thread, run, tell, isWanted);
 }
 
-// A run that goes on already, from its first event.
-export async function attach(thread, run, tell) {
+// A run that goes on already, from its first event. While the server does not answer it is asked
+// again, as long as `isWanted()`.
+export async function attach(thread, run, tell, isWanted) {
   if (run === null) throw new Fault(LOST);
   tell("metadata", { run_id: run });
-  for (let repeat = 0; repeat < REPEATS; repeat += 1) {
-    if (repeat) await new Promise((resolve) => setTimeout(resolve, FIRST_REST_MS * 2 ** repeat));
-    tell("again", null);
-    const response = await sent("GET", `threads/${thread}/runs/${run}/stream?${query()}`, undefined, {
-      "Last-Event-ID": "-1",
+  for (let rest = FIRST_REST_MS; isWanted(); rest = Math.min(2 * rest, LONGEST_REST_MS)) {
+    const response = await send("GET", `threads/${thread}/runs/${run}/stream?${query()}`, undefined, {
+      headers: { "Last-Event-ID": "-1" },
     }).catch((fault) => {
       if (fault.status) throw fault;
       return null;
     });
-    if (response && !(await isBroken(response, tell))) return;
+    if (response) {
+      tell("again", null);
+      if (!(await isBroken(response, tell))) return;
+    }
+    tell("lost", null);
+    await new Promise((resolve) => setTimeout(resolve, rest));
   }
-  throw new Fault(LOST);
 }
 
 const query = () => new URLSearchParams({ stream_mode: JSON.stringify(MODES) });
@@ -63,14 +82,14 @@ async function isBroken(response, tell) {
 
 const LOST = "The server does not answer. What you wrote is kept; send it again once it is back.";
 
-async function sent(method, path, body, headers = {}) {
-  const options = { method, headers: { ...headers } };
+export async function send(method, path, body, { headers = {}, signal } = {}) {
+  const options = { method, headers: { ...headers }, signal };
   if (body !== undefined) {
     options.headers["Content-Type"] = "application/json";
     options.body = JSON.stringify(body);
   }
-  const response = await request(path, options).catch(() => {
-    throw new Fault(LOST);
+  const response = await request(path, options).catch((error) => {
+    throw error.name === "AbortError" ? error : new Fault(LOST);
   });
   if (!response.ok) throw new Fault(await why(response), response.status);
   return response;

@@ -1,8 +1,10 @@
 // Open questions of a thread, each with a form made from its schema, within the conversation.
 
-import { byId, h, say } from "../dashboard/dom.js";
-import { field } from "../dashboard/forms.js";
-import { isObject } from "./conversation.js";
+import { answerForm } from "../dashboard/answers.js";
+import { byId, h } from "../dashboard/dom.js";
+import { isObject, schemaOf, wordsOf } from "./conversation.js";
+
+const DECISIONS = { approve: "Approve", reject: "Reject" };
 
 export class Asks {
   constructor(answer) {
@@ -10,16 +12,16 @@ export class Asks {
     this.drawn = new Map();
   }
 
-  // Forms that stay keep what was typed into them.
+  // Forms that stay keep what was typed into them, also while an answer is on its way.
   draw(questions, running) {
-    const open = running ? [] : questions;
-    const wanted = new Set(open.map(({ id }) => id));
+    const wanted = new Set(questions.map(({ id }) => id));
     for (const [id, form] of this.drawn) {
-      if (wanted.has(id)) continue;
+      form.hidden = running;
+      if (running || wanted.has(id)) continue;
       form.remove();
       this.drawn.delete(id);
     }
-    for (const question of open) {
+    for (const question of questions) {
       if (this.drawn.has(question.id)) continue;
       const form = this.form(question);
       this.drawn.set(question.id, form);
@@ -28,34 +30,29 @@ export class Asks {
     }
   }
 
-  form({ id, value, response_schema: schema }) {
-    const note = h("output", {});
+  // Goes to the first open question's field, or its first choice.
+  focus() {
+    byId("questions").querySelector("textarea, input, select, button")?.focus();
+  }
+
+  form(question) {
+    const { id, value } = question;
     const actions = isObject(value) && Array.isArray(value.action_requests) ? value.action_requests : null;
-    const text = h("p", {}, wordsOf(value));
     const give = (answer) => this.answer(id, answer);
-    if (actions) {
-      const decide = (type) => () => give({ decisions: actions.map(() => ({ type })) });
-      const yes = h("button", { type: "button", onclick: decide("approve") }, "Approve");
-      const no = h("button", { type: "button", onclick: decide("reject") }, "Reject");
-      return h("form", { class: "ask", "data-question": id, "aria-label": "A question to you" }, text, yes, no);
-    }
-    const { element, read } = field(schema ?? (isObject(value) && isObject(value.schema) ? value.schema : {}));
-    element.setAttribute("aria-label", "Your answer");
-    const form = h("form", { class: "ask", "data-question": id, "aria-label": "A question to you" }, text, element, h("button", {}, "Answer"), note);
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      try {
-        give(read() ?? null);
-      } catch (error) {
-        say(note, error.message);
-      }
-    });
-    return form;
+    const words = h("p", {}, wordsOf(value));
+    const attributes = { class: "ask", "data-question": id, "aria-label": "A question to you" };
+    if (actions) return h("form", { ...attributes, onsubmit: (event) => event.preventDefault() }, words, ...decisions(value, actions, give));
+    return answerForm(schemaOf(question), { label: "Your answer", attributes, head: words, give });
   }
 }
 
-function wordsOf(value) {
-  if (typeof value === "string") return value;
-  if (isObject(value) && typeof value.question === "string") return value.question;
-  return JSON.stringify(value, null, 2);
+// A button for each decision that all of the actions allow.
+function decisions({ review_configs: configs }, actions, give) {
+  const lists = (configs ?? []).map((config) => config.allowed_decisions).filter(Array.isArray);
+  const allowed = Object.keys(DECISIONS).filter((type) => lists.every((list) => list.includes(type)));
+  const all = actions.length > 1 ? ` all ${actions.length}` : "";
+  return allowed.map((type) => {
+    const decide = () => give({ decisions: actions.map(() => ({ type })) });
+    return h("button", { type: "button", onclick: decide }, DECISIONS[type] + all);
+  });
 }

@@ -1,6 +1,6 @@
 // The checkpoints of a thread, the last one first: where one can go back to.
 
-import { byId, h, mark, say } from "../dashboard/dom.js";
+import { byId, h, mark, roving } from "../dashboard/dom.js";
 import { ask } from "./api.js";
 
 const MOST = 200;
@@ -10,6 +10,7 @@ export class Checkpoints {
     this.choose = choose;
     this.states = [];
     this.chosen = null;
+    this.stop = roving(byId("checkpoints"), "button");
   }
 
   async load(thread) {
@@ -47,6 +48,7 @@ export class Checkpoints {
   mark(id = this.chosen) {
     this.chosen = id;
     for (const row of byId("checkpoints").children) mark(row.firstElementChild, "aria-current", row.dataset.checkpoint === id);
+    this.stop();
   }
 
   // The state before a message came: null where it is the thread's first.

@@ -36,7 +36,7 @@ export class Composer {
 
   put(text) {
     const [entry] = byId("entry").querySelectorAll("textarea, input");
-    if (!entry) return;
+    if (!entry || typeof text !== "string") return;
     entry.value = text;
     entry.focus();
   }

@@ -1,4 +1,7 @@
-// What was said in a thread: the state's messages, and those that grow while a run goes on.
+// What was said in a thread: the state's messages, those that grow while a run goes on, and what
+// happened beside them (past.js).
+
+import { choicesOf } from "../dashboard/forms.js";
 
 export class Conversation {
   constructor() {
@@ -6,17 +9,36 @@ export class Conversation {
   }
 
   // A thread's state, or nothing.
-  open({ values = null, interrupts = [], input } = {}) {
+  open({ values = null, interrupts = [], input, past = [] } = {}) {
     this.values = values;
     this.messages = values?.messages ?? [];
     this.questions = interrupts;
     this.input = input;
+    this.past = past;
     this.growing = new Map();
     this.steps = [];
   }
 
   say(message) {
     this.growing.set(message.id, message);
+  }
+
+  // Gives what puts the conversation back to how it is now.
+  undo() {
+    const { values, messages, questions, input } = this;
+    const before = { values, messages, questions, input, past: [...this.past], steps: [...this.steps], growing: new Map(this.growing) };
+    return () => Object.assign(this, before);
+  }
+
+  // An open question was answered: both stay in the conversation.
+  answered(id, answer) {
+    const question = this.questions.find((open) => open.id === id);
+    const after = this.messages.at(-1)?.id ?? null;
+    if (question) {
+      this.past.push({ kind: "question", id: `now/${id}/question`, after, value: question.value });
+      this.past.push({ kind: "answer", id: `now/${id}/answer`, after, value: answer, question });
+    }
+    this.questions = this.questions.filter((open) => open.id !== id);
   }
 
   // A run is told of again from its first event.
@@ -56,21 +78,82 @@ export class Conversation {
     for (const message of this.messages) this.growing.delete(message.id);
   }
 
-  // All messages: each has who, text, its tools' calls with their results.
+  // All messages: each has its speaker, its text, its tools' calls with their results. What
+  // happened beside them stands behind the message that it followed.
   shown() {
     const all = [...this.messages, ...this.growing.values()];
     const results = new Map(all.filter((m) => m.type === "tool").map((m) => [m.tool_call_id, m]));
-    return all.filter((m) => m.type !== "tool").map((message) => ({
-      id: message.id,
-      who: message.type === "human" ? "you" : message.type === "system" ? "system" : "agent",
-      text: textOf(message.content),
-      grows: this.growing.has(message.id) && message.type !== "human",
-      calls: callsOf(message).map((call) => ({ ...call, result: results.get(call.id) ?? null })),
-    }));
+    const asides = Map.groupBy(this.past, ({ after }) => after);
+    const shown = [];
+    for (const message of all) {
+      if (message.type !== "tool") {
+        shown.push({
+          id: message.id,
+          who: message.type === "human" ? "you" : message.type === "system" ? "system" : "agent",
+          text: textOf(message.content),
+          grows: this.growing.has(message.id) && message.type !== "human",
+          calls: callsOf(message).map((call) => ({ ...call, result: results.get(call.id) ?? null })),
+        });
+      }
+      shown.push(...(asides.get(message.id) ?? []).map(aside));
+    }
+    // The error of a run that came to no message of its own.
+    const known = new Set(all.map(({ id }) => id));
+    shown.push(...this.past.filter((item) => item.kind === "fault" && item.isLast && !known.has(item.after)).map(aside));
+    return shown;
   }
 }
 
+const SPEAKERS = { input: "you", question: "asks", answer: "you", result: "agent", fault: "fault" };
+
+// An item of the past as a message that cannot be edited.
+export function aside(item) {
+  const text = item.kind === "fault" ? item.text : item.kind === "question" ? wordsOf(item.value) : item.kind === "answer" ? wordsOfAnswer(item) : asText(item.value);
+  return { id: item.id, who: SPEAKERS[item.kind], text, grows: false, calls: [], isFixed: true };
+}
+
 export const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+
+// A value as people read it.
+export const asText = (value) => (typeof value === "string" ? value : (JSON.stringify(value, null, 2) ?? ""));
+
+// The words of a question: of tools to be approved, their names and arguments.
+export function wordsOf(value) {
+  if (typeof value === "string") return value;
+  if (isObject(value) && typeof value.question === "string") return value.question;
+  if (isObject(value) && Array.isArray(value.action_requests)) {
+    const action = ({ name, action: other, args, arguments: more }) => `${name ?? other}(${short(args ?? more)})`;
+    return value.action_requests.map((request) => request.description ?? action(request)).join("\n");
+  }
+  return asText(value);
+}
+
+// The schema of an answer, as its question has it.
+export function schemaOf({ value, response_schema: schema }) {
+  return schema ?? (isObject(value) && isObject(value.schema) ? value.schema : {});
+}
+
+// An answer as it was chosen.
+function wordsOfAnswer({ value, question }) {
+  const choice = choicesOf(schemaOf(question))?.find((way) => way.value === value);
+  if (choice) return choice.name;
+  const decisions = isObject(value) && Array.isArray(value.decisions) ? value.decisions : [];
+  return decisions.length ? decisions.map(({ type, message }) => (message ? `${type}: ${message}` : type)).join(", ") : asText(value);
+}
+
+function short(args) {
+  if (!isObject(args)) return args === undefined ? "" : JSON.stringify(args);
+  return Object.entries(args).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ");
+}
+
+// What a conversation is called, by what began it: a text, or an object's first text.
+export function titleOf(input) {
+  if (typeof input === "string") return input.trim().slice(0, 80);
+  const [first] = Array.isArray(input?.messages) ? input.messages : [];
+  if (first !== undefined) return textOf(Array.isArray(first) ? first[1] : (first.content ?? first)).trim().slice(0, 80);
+  if (!isObject(input)) return input === null || input === undefined ? "" : JSON.stringify(input).slice(0, 80);
+  return (Object.values(input).find((value) => typeof value === "string" && value.trim()) ?? short(input)).slice(0, 80);
+}
 
 // The text of a message's content: a text, or blocks of which some are texts.
 export function textOf(content) {
@@ -88,7 +171,7 @@ function pieces(message) {
 }
 
 function add(calls, piece) {
-  const call = calls.find((one) => one.index === piece.index);
+  const call = calls.find(({ index }) => index === piece.index);
   if (call) call.args += piece.args;
   else calls.push(piece);
 }

@@ -2,48 +2,90 @@
 
 import { byId, h, oncePerFrame, say } from "../dashboard/dom.js";
 import { setKey } from "../dashboard/stream.js";
-import { ask, attach, start } from "./api.js";
+import { ask, attach, start, watchServer } from "./api.js";
 import { Asks } from "./asks.js";
 import { Checkpoints } from "./checkpoints.js";
 import { Composer, formOf, takesMessages } from "./composer.js";
-import { Conversation } from "./conversation.js";
+import { Conversation, titleOf } from "./conversation.js";
+import { Drawers } from "./drawers.js";
 import { Messages } from "./messages.js";
+import { complete, forget, isModelChat, keep, modelChat, models, newModelChat } from "./models.js";
+import { isActive, isEmpty, pastOf, runsOf } from "./past.js";
 import { Runs } from "./runs.js";
 import { Threads } from "./threads.js";
 import { welcome } from "./welcome.js";
 
 const HINT = "Enter sends, Shift+Enter begins a new line.";
-const LAST_RUNS = 20;
-const ACTIVE = new Set(["pending", "running"]);
+const ASKED = "This conversation asks you something. Answer it first, or choose Write something else.";
 const conversation = new Conversation();
 const messages = new Messages((id) => edit(id).catch(fault));
-const asks = new Asks((id, answer) => run({ command: { resume: { [id]: answer } } }));
+const asks = new Asks((id, answer) => {
+  const undo = conversation.undo();
+  conversation.answered(id, answer);
+  run({ command: { resume: { [id]: answer } } }, undo);
+});
 const checkpoints = new Checkpoints(look);
-const composer = new Composer(send);
-const runs = new Runs();
-const threads = new Threads((id) => (location.hash = id));
+const composer = new Composer(() => send().catch(fault));
+const runs = new Runs(() => conversation.questions.length > 0);
+const drawers = new Drawers();
+const threads = new Threads((id) => {
+  drawers.close();
+  location.hash = id;
+});
 const draw = oncePerFrame(show);
 // `thread` null: a new one. `from` is the checkpoint to go on from; `run` the id of what runs;
-// `waits`: what is written is sent when that ends.
-const now = { graph: null, graphs: [], ready: null, isChat: true, thread: null, run: null, running: false, from: null, waits: false };
+// `control` ends an answer of a model itself. `waits`: what is written is sent when that ends.
+// `drops`: something else may be written while a question is open. `lost`: the run's connection is.
+const now = {
+  graph: null, graphs: [], ready: null, isChat: true, isThere: true,
+  thread: null, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, sending: false, place: "",
+};
 
 function show() {
   const { running, from, isChat, thread } = now;
   const isNew = thread === null && !running;
+  const open = from || running ? [] : conversation.questions;
+  const isAsked = open.length > 0 && !now.drops;
   byId("welcome").hidden = !isNew || !byId("key").hidden;
   messages.draw(conversation, { isChat, running });
-  asks.draw(from ? [] : conversation.questions, running);
+  asks.draw(open, running);
   byId("send").hidden = running;
   byId("stop").hidden = !running;
-  byId("stop").disabled = now.run === null;
+  byId("stop").disabled = now.run === null && now.control === null;
   byId("earlier").hidden = from === null;
   byId("run-on").hidden = !from?.next?.length;
-  say(byId("hint"), now.waits ? "This is sent when the run has ended." : HINT);
+  byId("asked").hidden = !isAsked;
+  byId("composer").hidden = isAsked;
+  say(byId("hint"), hint(open.length > 0));
   byId("delete").hidden = thread === null || running;
-  const state = running ? "running" : conversation.questions.length ? "waiting for a human" : "";
-  byId("status").dataset.state = state || "done";
-  byId("status").hidden = !state;
-  say(byId("status"), running ? "running" : "asks you");
+  status(open.length > 0);
+  place(isAsked ? "asked" : running ? "running" : "composer");
+}
+
+function hint(isOpen) {
+  if (now.waits) return "This is sent when the run has ended.";
+  if (!isOpen) return HINT;
+  return now.drops ? "Sending this leaves the question without an answer." : "Enter answers, Shift+Enter begins a new line.";
+}
+
+function status(isOpen) {
+  const element = byId("status");
+  const isLost = now.lost || !now.isThere;
+  const [state, words] = isLost ? ["failed", "no server; trying again"] : now.running ? ["running", "running"] : ["waiting for a human", "asks you"];
+  element.hidden = !(isLost || now.running || isOpen);
+  element.dataset.state = state;
+  say(element, words);
+}
+
+// Who types goes on where typing goes on: at a question that came up, or at the next message.
+function place(next) {
+  const hasChanged = next !== now.place;
+  now.place = next;
+  const active = document.activeElement;
+  const isLost = !active || active === document.body || active.closest("[hidden]") !== null;
+  if (!hasChanged || !isLost || !matchMedia("(hover: hover)").matches) return;
+  if (next === "asked") asks.focus();
+  else composer.focus();
 }
 
 function fault(error) {
@@ -54,14 +96,15 @@ function fault(error) {
   draw();
 }
 
-const guarded = (work) => (...given) => work(...given).catch(fault);
+const guarded = (work) => (...parts) => work(...parts).catch(fault);
 
 // -- graphs and threads -----------------------------------------------------------------------
 
 const begin = guarded(async () => {
-  now.graphs = (await ask("POST", "assistants/search", { limit: 1000 })).reverse();
+  const graphs = (await ask("POST", "assistants/search", { limit: 1000 })).reverse();
+  now.graphs = graphs.length ? graphs : await models().catch(() => []);
   byId("key").hidden = true;
-  byId("graphs").replaceChildren(...now.graphs.map((one) => h("option", { value: one.assistant_id }, one.name)));
+  byId("graphs").replaceChildren(...now.graphs.map((graph) => h("option", { value: graph.assistant_id }, graph.name)));
   byId("graphs").disabled = byId("send").disabled = now.graphs.length === 0;
   await Promise.all([threads.refresh(), open()]);
 });
@@ -77,149 +120,232 @@ function useGraph(graph) {
 
 async function load(graph) {
   byId("graphs").value = graph.assistant_id;
-  const schemas = await ask("GET", `assistants/${graph.assistant_id}/schemas`);
+  const schemas = graph.isModel ? null : await ask("GET", `assistants/${graph.assistant_id}/schemas`);
   if (graph !== now.graph) return;
-  now.isChat = takesMessages(schemas.input_schema);
-  composer.show(formOf(schemas.input_schema), now.isChat);
+  now.isChat = graph.isModel || takesMessages(schemas.input_schema);
+  composer.show(formOf(schemas?.input_schema), now.isChat);
 }
 
 // Opens the thread that the address names, or a new one.
 const open = guarded(async () => {
   const thread = location.hash.slice(1) || null;
   if (thread !== null && thread === now.thread) return;
-  Object.assign(now, { thread, run: null, running: false, from: null, waits: false });
+  Object.assign(now, { thread, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false });
   conversation.open();
   messages.clear();
   fault(null);
   threads.mark(thread);
-  if (thread === null) {
-    await useGraph(now.graph ?? now.graphs[0]);
-    say(byId("title"), "New conversation");
-    byId("welcome").replaceChildren(...welcome(now.graph, now.isChat));
-    composer.focus();
-    runs.clear();
-    await checkpoints.load(null);
-    draw();
-    return;
-  }
-  const [about, past] = await Promise.all([ask("GET", `threads/${thread}`), ask("GET", `threads/${thread}/runs?limit=${LAST_RUNS}`)]);
-  const assistant = about.metadata?.assistant_id;
-  await useGraph(now.graphs.find((one) => one.assistant_id === assistant) ?? now.graph ?? now.graphs[0]);
-  // A run that answers a question has no input of its own.
-  conversation.input = past.map((one) => one.kwargs.input).find((input) => input !== null && input !== undefined);
-  await settle(thread);
-  const [last] = past;
-  if (last && ACTIVE.has(last.status)) await follow(thread, (tell) => attach(thread, last.run_id, tell));
+  runs.clear();
+  if (thread === null) await openNew();
+  else if (isModelChat(thread)) await openModelChat(thread);
+  else await openThread(thread);
 });
 
-function fresh() {
-  history.pushState(null, "", location.pathname + location.search);
-  return open();
-}
-
-// Takes the thread's state as the server has it.
-async function settle(thread) {
-  const state = await ask("GET", `threads/${thread}/state`);
-  if (thread !== now.thread) return;
-  conversation.open({ values: state.values, interrupts: state.interrupts, input: conversation.input });
-  await Promise.all([checkpoints.load(thread), runs.show(thread)]);
-  checkpoints.mark(state.checkpoint?.checkpoint_id);
-  say(byId("title"), titleOf());
+async function openNew() {
+  await useGraph(now.graph ?? now.graphs[0]);
+  say(byId("title"), "New conversation");
+  byId("welcome").replaceChildren(...welcome(now.graph, now.isChat));
+  composer.focus();
+  await checkpoints.load(null);
   draw();
 }
 
-const titleOf = () => conversation.shown()[0]?.text.slice(0, 80) || now.graph.name;
+async function openModelChat(id) {
+  const chat = modelChat(id);
+  if (!chat) throw new Error("This browser has no such conversation. Begin a new one.");
+  await useGraph(now.graphs.find((graph) => graph.isModel && graph.name === chat.model) ?? now.graph ?? now.graphs[0]);
+  if (id !== now.thread) return;
+  conversation.open({ values: { messages: chat.messages }, past: faultOf(chat) });
+  say(byId("title"), titleOf({ messages: chat.messages }) || "Conversation");
+  await Promise.all([checkpoints.load(null), runs.show(id)]);
+  draw();
+}
+
+const faultOf = ({ fault: text, messages: said }) => (text ? [{ kind: "fault", id: "fault", after: said.at(-1)?.id ?? null, text, isLast: true }] : []);
+
+async function openThread(thread) {
+  const about = await ask("GET", `threads/${thread}`);
+  const assistant = about.metadata?.assistant_id;
+  const graph = now.graphs.find(({ assistant_id: id }) => id === assistant);
+  await useGraph(graph ?? now.graph ?? now.graphs[0]);
+  if (thread !== now.thread) return;
+  const [last] = await settle(thread);
+  if (thread === now.thread && isActive(last)) await follow(thread, (tell, isWanted) => attach(thread, last.run_id, tell, isWanted));
+}
+
+function fresh() {
+  history.pushState(null, "", location.pathname + location.search);
+  drawers.close();
+  return open();
+}
+
+// Takes the thread's state as the server has it; gives its runs, the last one first.
+async function settle(thread) {
+  const [state, latest] = await Promise.all([ask("GET", `threads/${thread}/state`), runsOf(thread)]);
+  const past = await pastOf(thread, latest, now.isChat);
+  if (thread !== now.thread) return latest;
+  now.past = past;
+  conversation.open({ values: state.values, interrupts: state.interrupts, past });
+  await Promise.all([checkpoints.load(thread), runs.show(thread)]);
+  checkpoints.mark(state.checkpoint?.checkpoint_id);
+  say(byId("title"), titleNow());
+  draw();
+  return latest;
+}
+
+function titleNow() {
+  const [first] = conversation.shown();
+  const input = now.past.find(({ kind }) => kind === "input")?.value ?? conversation.input;
+  return (now.isChat ? first?.text.slice(0, 80) : titleOf(input)) || now.graph?.name || "Conversation";
+}
 
 // -- runs -------------------------------------------------------------------------------------
 
-function send() {
+async function send() {
+  if (now.sending) return;
   now.waits = now.running;
   if (now.running) return draw();
-  let given;
+  const input = composer.read();
+  if (now.isChat && input === undefined) return;
+  now.sending = true;
   try {
-    given = composer.read();
-  } catch (error) {
-    fault(error);
-    return;
+    if (await isAsked()) throw new Error(ASKED);
+  } finally {
+    now.sending = false;
   }
-  if (!now.isChat) {
-    conversation.input = given;
-    run({ input: given ?? null });
-    return;
-  }
-  if (given === undefined) return;
-  const message = { type: "human", id: newId(), content: given };
-  conversation.say(message);
+  if (!now.isChat) return sendInput(input ?? null);
+  const message = { type: "human", id: newId(), content: input };
   messages.toEnd();
   composer.put("");
-  run({ input: { messages: [message] } }, given);
+  if (now.graph.isModel) return chat(message);
+  const undo = conversation.undo();
+  conversation.say(message);
+  run({ input: { messages: [message] } }, () => {
+    undo();
+    composer.put(input);
+  });
 }
 
-// `said` goes back to where it was written if it does not reach the server.
-async function run(body, said) {
+function sendInput(input) {
+  const undo = conversation.undo();
+  const { values, past } = conversation;
+  if (!isEmpty(values) && !conversation.questions.length && past.at(-1)?.kind !== "fault") past.push({ kind: "result", id: "now/result", value: values });
+  Object.assign(conversation, { input, values: null });
+  run({ input }, undo);
+}
+
+// Whether the thread asks something that this page does not show yet, since it came up elsewhere.
+async function isAsked() {
+  const { thread, from, drops } = now;
+  if (thread === null || from || drops || isModelChat(thread)) return false;
+  const state = await ask("GET", `threads/${thread}/state`);
+  if (!state.interrupts?.length) return false;
+  await settle(thread);
+  return true;
+}
+
+// `undo()` takes back what the page shows already, if nothing of it reached the server.
+async function run(body, undo = () => {}) {
   let thread = now.thread;
-  now.running = true;
+  Object.assign(now, { running: true, run: null, drops: false });
   fault(null);
   try {
-    thread ??= await newThread();
+    thread ??= await newThread(titleOf(body.input));
     const checkpoint = now.from?.checkpoint;
     now.from = null;
     const options = { assistant_id: now.graph.assistant_id, ...body, ...(checkpoint ? { checkpoint } : {}) };
-    await follow(thread, (tell) => start(thread, options, tell));
+    await follow(thread, (tell, isWanted) => start(thread, options, tell, isWanted));
   } catch (error) {
     if (thread !== now.thread) return;
-    if (said !== undefined && now.run === null) {
-      conversation.again();
-      composer.put(said);
-    }
+    if (now.run === null) undo();
     Object.assign(now, { running: false, waits: false });
     fault(error);
   }
-  if (now.waits) send();
+  if (now.waits && !conversation.questions.length) send().catch(fault);
+  now.waits = false;
+  draw();
 }
 
-async function newThread() {
-  const { thread_id: thread } = await ask("POST", "threads", {});
+async function newThread(title) {
+  const { thread_id: thread } = await ask("POST", "threads", title ? { metadata: { title } } : {});
   now.thread = thread;
   threads.mark(thread);
-  say(byId("title"), titleOf());
+  say(byId("title"), titleNow());
   history.pushState(null, "", `#${thread}`);
   return thread;
 }
 
 async function follow(thread, work) {
-  now.running = true;
-  now.run = null;
-  let failed = null;
+  Object.assign(now, { running: true, run: null });
+  const isWanted = () => thread === now.thread && now.running;
   const tell = (name, data) => {
     if (thread !== now.thread) return;
+    now.lost = name === "lost";
     if (name === "again") conversation.again();
     else if (name === "metadata") {
       now.run = data.run_id;
       threads.refresh().catch(() => null);
       runs.next(thread, () => now.running && now.run === data.run_id).catch(() => null);
-    } else if (name === "error") failed = new Error(`The run failed: ${data.message ?? data.error}`);
-    else conversation.tell(name, data);
+    } else if (name !== "lost" && name !== "error") conversation.tell(name, data);
     draw();
   };
   draw();
   try {
-    await work(tell);
+    await work(tell, isWanted);
     if (thread !== now.thread) return;
     await threads.refresh();
-    await settle(thread);
+    await settle(thread); // it also tells of the run's error
     threads.mark(thread);
   } finally {
-    if (thread === now.thread) now.running = false;
+    if (thread === now.thread) Object.assign(now, { running: false, lost: false });
     draw();
   }
-  if (failed) throw failed;
+}
+
+// A message to a model itself, and its answer.
+async function chat(message) {
+  const { graph } = now;
+  const id = now.thread ?? newModelChat(newId());
+  const said = [...conversation.messages, message];
+  const answer = { type: "ai", id: newId(), content: "" };
+  const control = new AbortController();
+  Object.assign(now, { thread: id, running: true, control });
+  if (location.hash.slice(1) !== id) history.pushState(null, "", `#${id}`);
+  conversation.open({ values: { messages: said } });
+  say(byId("title"), titleNow());
+  keep(id, graph.name, said);
+  threads.mark(id);
+  threads.refresh().catch(() => null);
+  fault(null);
+  let failed = null;
+  runs.next(id, () => now.control === control).catch(() => null);
+  try {
+    await complete({ id, model: graph.name, messages: said, signal: control.signal }, (piece) => {
+      answer.content += piece;
+      if (id !== now.thread) return;
+      conversation.say(answer);
+      draw();
+    });
+  } catch (error) {
+    if (error.status === 401) fault(error);
+    if (error.name !== "AbortError") failed = error.message;
+  }
+  const all = answer.content ? [...said, answer] : said;
+  keep(id, graph.name, all, failed);
+  threads.refresh().catch(() => null);
+  if (id !== now.thread) return;
+  conversation.open({ values: { messages: all }, past: faultOf({ fault: failed, messages: all }) });
+  Object.assign(now, { running: false, control: null });
+  draw();
+  runs.show(id).catch(() => null);
+  if (now.waits) send().catch(fault);
 }
 
 const stop = guarded(async () => {
   byId("stop").disabled = true;
   now.waits = false;
-  await ask("POST", `threads/${now.thread}/runs/${now.run}/cancel?action=interrupt`);
+  if (now.control) now.control.abort();
+  else await ask("POST", `threads/${now.thread}/runs/${now.run}/cancel?action=interrupt`);
 });
 
 // -- going back -------------------------------------------------------------------------------
@@ -229,20 +355,36 @@ function look(state) {
   if (now.running) return;
   const isLatest = state === checkpoints.states[0];
   now.from = isLatest ? null : state;
-  conversation.open({ values: state.values, interrupts: state.interrupts ?? [], input: conversation.input });
+  now.drops = false;
+  conversation.open({ values: state.values, interrupts: state.interrupts ?? [], past: isLatest ? now.past : pastUntil(state) });
   messages.clear();
   checkpoints.mark(state.checkpoint.checkpoint_id);
   say(byId("earlier").firstElementChild, "You look at an earlier point. What you send now goes on from here; the rest stays in the list of checkpoints.");
+  drawers.close();
   draw();
   composer.focus();
+}
+
+// What had happened when a checkpoint was made.
+function pastUntil(state) {
+  const last = state.values?.messages?.at(-1)?.id;
+  if (now.isChat) return now.past.filter(({ kind, after }) => kind !== "fault" && after !== last);
+  const input = now.past.findLastIndex(({ id, kind }) => kind === "input" && id.startsWith(state.metadata?.run_id));
+  return now.past.slice(0, input + 1);
 }
 
 // A message said otherwise: from the state before it. The first one begins a new conversation.
 async function edit(id) {
   const { text } = conversation.shown().find((message) => message.id === id);
-  const before = checkpoints.before(id);
-  if (before) look(before);
-  else await fresh();
+  if (isModelChat(now.thread)) {
+    const at = conversation.messages.findIndex((message) => message.id === id);
+    conversation.open({ values: { messages: conversation.messages.slice(0, at) } });
+    draw();
+  } else {
+    const before = checkpoints.before(id);
+    if (before) look(before);
+    else await fresh();
+  }
   composer.put(text);
 }
 
@@ -259,23 +401,31 @@ byId("key").addEventListener("submit", (event) => {
   begin();
 });
 byId("graphs").addEventListener("change", guarded(async (event) => {
-  const graph = now.graphs.find((one) => one.assistant_id === event.target.value);
+  const graph = now.graphs.find(({ assistant_id: id }) => id === event.target.value);
   useGraph(graph).catch(() => null); // `open` tells of it
   await fresh();
 }));
 byId("new").addEventListener("click", guarded(fresh));
 byId("delete").addEventListener("click", guarded(async () => {
   if (!confirm("Delete this conversation and all its checkpoints?")) return;
-  await ask("DELETE", `threads/${now.thread}`);
+  if (isModelChat(now.thread)) forget(now.thread);
+  else await ask("DELETE", `threads/${now.thread}`);
   await Promise.all([fresh(), threads.refresh()]);
 }));
 byId("stop").addEventListener("click", stop);
+byId("drop").addEventListener("click", () => {
+  now.drops = true;
+  show();
+  composer.focus();
+});
 byId("run-on").addEventListener("click", () => run({ input: null }));
 byId("latest").addEventListener("click", () => look(checkpoints.states[0]));
 byId("fault").lastElementChild.addEventListener("click", () => fault(null));
-byId("show-panel").addEventListener("click", (event) => {
-  const isShown = document.body.classList.toggle("without-panel") === false;
-  event.target.setAttribute("aria-expanded", isShown);
-});
 window.addEventListener("hashchange", open);
+watchServer((isThere) => {
+  const isBack = isThere && !now.isThere;
+  now.isThere = isThere;
+  if (isBack && !now.running) threads.refresh().catch(() => null);
+  draw();
+});
 begin();

@@ -2,12 +2,14 @@
 // while it grows, unless somebody has scrolled up.
 
 import { byId, h, mark, say } from "../dashboard/dom.js";
+import { aside, asText } from "./conversation.js";
+import { isEmpty } from "./past.js";
 import { write } from "./text.js";
 
 const NEAR_PX = 80;
 // What is shown of a graph without messages, beside those that grow.
 const PARTS = new Set(["input", "steps", "working", "result"]);
-const NAMES = { you: "You", agent: "Agent", system: "System" };
+const NAMES = { you: "You", agent: "Agent", system: "System", asks: "A question that was answered", fault: "An error" };
 
 export class Messages {
   constructor(edit) {
@@ -56,20 +58,22 @@ export class Messages {
     }
   }
 
-  message({ id, who }) {
+  message({ id, who, isFixed }) {
     const edit = h("button", { type: "button", class: "edit", onclick: () => this.edit(id) }, "Edit");
     return h(
       "article",
       { "data-who": who, "data-message": id, "aria-label": NAMES[who] },
       h("div", { class: "text" }),
       h("div", { class: "calls" }),
-      ...(who === "you" ? [edit] : []),
+      ...(who === "you" && !isFixed ? [edit] : []),
     );
   }
 
   fill(element, message, running) {
     const [text, calls, edit] = element.children;
-    if (text.source !== message.text) write(text, message.text);
+    // Markdown is for what models write; what people wrote stands as they wrote it.
+    if (message.who !== "agent") say(text, message.text);
+    else if (text.source !== message.text) write(text, message.text);
     text.source = message.text;
     mark(element, "data-grows", message.grows && running);
     if (edit) edit.disabled = running;
@@ -94,16 +98,20 @@ export class Messages {
     say(card.lastElementChild, said || "It has no result yet.");
   }
 
-  // A graph without messages: what was given, the steps, the result.
-  plain({ input, steps, values, growing }, running) {
-    this.part("input", "you", input === undefined ? null : asText(input));
+  // A graph without messages: what happened, the input, the steps, the result.
+  plain({ input, steps, values, growing, past, questions }, running) {
+    this.last = null;
+    const items = past.map(aside);
+    const kept = new Set([...PARTS, ...items.map(({ id }) => id), ...growing.keys()]);
+    for (const key of this.extra.keys()) if (!kept.has(key)) this.part(key, "agent", null);
+    for (const { id, who, text } of items) this.part(id, who, text);
+    this.part("input", "you", input === undefined || input === null ? null : asText(input));
     this.part("steps", "steps", steps.length ? steps.map((step) => `✓ ${step}`).join("\n") : null);
-    for (const key of this.extra.keys()) if (!PARTS.has(key) && !growing.has(key)) this.part(key, "agent", null);
     for (const message of growing.values()) this.part(message.id, "agent", asText(message.content));
     const isQuiet = running && !steps.length && !growing.size;
     this.part("working", "steps", isQuiet ? "It works; its calls are in the graph at the side." : null);
-    const isEmpty = values === null || values === undefined || (typeof values === "object" && !Object.keys(values).length);
-    this.part("result", "agent", isEmpty || running ? null : asText(values));
+    const isOver = !running && !questions.length && past.at(-1)?.kind !== "fault";
+    this.part("result", "agent", isOver && !isEmpty(values) ? asText(values) : null);
   }
 
   part(key, who, text) {
@@ -114,12 +122,19 @@ export class Messages {
       return;
     }
     if (!element) {
-      element = h("article", { "data-who": who, "aria-label": NAMES[who] ?? "Steps" }, h("pre", { class: "text" }));
+      element = h("article", { "data-who": who, "aria-label": NAMES[who] ?? "Steps" }, h("div", { class: "text" }));
       this.extra.set(key, element);
-      byId("messages").append(element);
     }
-    mark(element.firstElementChild, "class", /^[[{]/.test(text) ? "text json" : "text");
-    say(element.firstElementChild, text);
+    // The parts stand in the order in which they are filled.
+    const at = this.last ? this.last.nextElementSibling : byId("messages").firstElementChild;
+    if (at !== element) byId("messages").insertBefore(element, at);
+    this.last = element;
+    const box = element.firstElementChild;
+    const isJson = /^[[{]/.test(text);
+    mark(box, "class", isJson ? "text json" : "text");
+    if (who !== "agent" || isJson) say(box, text);
+    else if (box.source !== text) write(box, text);
+    box.source = text;
   }
 }
 
@@ -131,8 +146,4 @@ function inWords(args) {
   } catch {
     return args;
   }
-}
-
-function asText(value) {
-  return typeof value === "string" ? value : JSON.stringify(value, null, 2);
 }

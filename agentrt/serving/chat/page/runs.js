@@ -9,9 +9,11 @@ const REST_MS = 250;
 const NOTHING = "The graph of calls and tools grows here while a run goes on.";
 
 export class Runs {
-  constructor() {
+  // `isAsked()` says whether the conversation has an open question.
+  constructor(isAsked) {
     this.offset = 0;
     this.graph = new Graph(oncePerFrame(() => this.graph.draw(this.now())));
+    this.graph.stateOf = ({ state }) => (state === "interrupted" && isAsked() ? "waiting for a human" : state);
     const tell = this.graph.tell.bind(this.graph);
     this.graph.tell = (name, body) => {
       this.offset = body.at - performance.now() / 1000;
@@ -40,8 +42,7 @@ export class Runs {
   }
 
   clear() {
-    this.graph.stop();
-    Object.assign(this.graph, { id: null, program: null, nodes: [], shape: "", facts: "" });
+    this.graph.clear();
     say(byId("program-title"), "Execution graph");
     say(byId("program-facts"), "");
     say(byId("node-facts"), "");

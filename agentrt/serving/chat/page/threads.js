@@ -1,8 +1,10 @@
 // The list of conversations, the last one first.
 
-import { byId, h, mark, say } from "../dashboard/dom.js";
+import { byId, h, mark, roving, say } from "../dashboard/dom.js";
 import { ask } from "./api.js";
-import { textOf } from "./conversation.js";
+import { textOf, titleOf } from "./conversation.js";
+import { modelChats } from "./models.js";
+import { runsOf } from "./past.js";
 
 const MOST = 100;
 const STATES = { busy: "running", interrupted: "waiting for a human", error: "failed", idle: "done" };
@@ -13,11 +15,13 @@ export class Threads {
     this.choose = choose;
     this.chosen = null;
     this.turn = 0;
+    this.titles = new Map();
+    this.stop = roving(byId("threads"), "button");
   }
 
   async refresh() {
     const turn = (this.turn += 1);
-    const found = await ask("POST", "threads/search", {
+    const threads = await ask("POST", "threads/search", {
       limit: MOST,
       sort_by: "updated_at",
       sort_order: "desc",
@@ -25,7 +29,27 @@ export class Threads {
       extract: { title: "values.messages[0].content" },
     });
     if (turn !== this.turn) return;
-    this.draw(found.filter((thread) => thread.metadata?.graph_id));
+    const own = threads.filter((thread) => thread.metadata?.graph_id);
+    const all = [...own, ...modelChats()].sort((a, b) => (a.updated_at < b.updated_at ? 1 : -1));
+    this.draw(all);
+    await this.find(own, turn);
+    if (turn === this.turn) this.draw(all);
+  }
+
+  // Conversations that did not begin on this page are called by the input of their first run.
+  async find(threads, turn) {
+    for (const thread of threads) {
+      const { thread_id: id } = thread;
+      if (turn !== this.turn) return;
+      if (this.titles.has(id) || this.nameOf(thread)) continue;
+      const runs = await runsOf(id).catch(() => []);
+      this.titles.set(id, titleOf(runs.findLast(({ kwargs }) => kwargs.input !== null && kwargs.input !== undefined)?.kwargs.input));
+    }
+  }
+
+  nameOf({ thread_id: id, metadata, extracted }) {
+    const title = typeof metadata.title === "string" ? metadata.title : "";
+    return title.slice(0, 80) || textOf(extracted?.title ?? "").slice(0, 80) || this.titles.get(id);
   }
 
   draw(threads) {
@@ -39,10 +63,11 @@ export class Threads {
     return h("li", { "data-thread": id }, button);
   }
 
-  fill(row, { status, updated_at: at, metadata, extracted }) {
+  fill(row, thread) {
+    const { status, updated_at: at, metadata } = thread;
     const [name, facts] = row.firstElementChild.children;
     mark(name, "data-state", STATES[status] ?? "done");
-    say(name, textOf(extracted?.title ?? "").slice(0, 80) || metadata.graph_id);
+    say(name, this.nameOf(thread) || metadata.graph_id);
     say(facts, [metadata.graph_id, IN_WORDS[status], ago(at)].filter(Boolean).join(" · "));
     return row;
   }
@@ -50,6 +75,7 @@ export class Threads {
   mark(id = this.chosen) {
     this.chosen = id;
     for (const row of byId("threads").children) mark(row.firstElementChild, "aria-current", row.dataset.thread === id);
+    this.stop();
   }
 }
 

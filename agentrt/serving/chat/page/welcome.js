@@ -2,12 +2,18 @@
 
 import { h } from "../dashboard/dom.js";
 
+const HOW = [
+  h("p", {}, "To talk to an agent, start the server with a graph or a program, and load this page again:"),
+  h("pre", {}, "agentrt serve langgraph.json\nagentrt serve my_agent.py"),
+];
+
 export function welcome(graph, isChat) {
-  if (!graph) {
+  if (!graph) return [h("h3", {}, "Neither a model nor an agent is served"), ...HOW];
+  if (graph.isModel) {
     return [
-      h("h3", {}, "Nothing is served yet"),
-      h("p", {}, "Start the server with a graph or a program, and load this page again:"),
-      h("pre", {}, "agentrt serve langgraph.json\nagentrt serve my_agent.py"),
+      h("h3", {}, `Talk to ${graph.name}`),
+      h("p", {}, "Write a message below. The model answers word by word. This browser keeps the conversation; the server does not."),
+      ...HOW,
     ];
   }
   const first = isChat

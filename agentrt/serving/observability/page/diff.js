@@ -1,6 +1,6 @@
 // Two runs side by side, with what differs marked.
 
-import { byId, count, h, mark, say, seconds } from "./dom.js";
+import { byId, count, h, mark, roving, say, seconds } from "./dom.js";
 import { clip, drawing, nameOf } from "./drawing.js";
 
 const LEAST_SCALE = 0.5;
@@ -12,6 +12,10 @@ const TOTALS = {
 };
 
 export class Diff {
+  constructor() {
+    this.oneStop = roving(byId("pair"), ".node");
+  }
+
   none(why) {
     this.told = null;
     byId("diff").hidden = false;
@@ -35,7 +39,7 @@ export class Diff {
     for (const id of ["pair", "node-facts", "differences"]) byId(id).hidden = !told;
     byId("diff").querySelector(".legend").hidden = !told;
     say(byId("diff-facts"), told ? summary(told) : "");
-    say(byId("node-facts"), "Point at a node, or tab to it, for what it asked and answered otherwise.");
+    say(byId("node-facts"), "Point at a node, or go to it by Tab and the arrow keys, for what it asked and answered otherwise.");
     if (told) byId("differences").replaceChildren(...list(told), totals(told.programs));
   }
 
@@ -56,6 +60,7 @@ export class Diff {
       }),
     );
     graphs.forEach((nodes, side) => this.side(sides[side], nodes, side));
+    this.oneStop();
   }
 
   side(box, nodes, side) {

@@ -61,3 +61,34 @@ export function oncePerFrame(draw) {
     });
   };
 }
+
+// Makes the parts of a list a single tab stop: arrows, Home and End go from part to part. Call what
+// it returns after each change of the list.
+export function roving(box, selector) {
+  const parts = () => [...box.querySelectorAll(selector)].filter((part) => !part.hidden);
+  let last = null;
+  const settle = (stop) => {
+    last = stop;
+    for (const part of parts()) mark(part, "tabindex", part === stop ? 0 : -1);
+  };
+  box.addEventListener("focusin", (event) => {
+    const part = event.target.closest(selector);
+    if (part && part !== last) settle(part);
+  });
+  box.addEventListener("keydown", (event) => {
+    const all = parts();
+    const at = all.indexOf(event.target.closest(selector));
+    if (at < 0 || event.altKey || event.ctrlKey || event.metaKey) return;
+    const places = { ArrowDown: at + 1, ArrowRight: at + 1, ArrowUp: at - 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 };
+    const next = all[places[event.key]];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+  });
+  return () => {
+    const all = parts();
+    const current = all.find((part) => part.matches("[aria-current='true'], [aria-selected='true'] *"));
+    const isInside = all.includes(last) && (last === document.activeElement || !current);
+    settle(isInside ? last : (current ?? all[0] ?? null));
+  };
+}

@@ -34,7 +34,7 @@ function box(node, { x, y }, inside, show) {
   const text = (at) => svg("text", { x: 10, y: at, "clip-path": `url(#${inside})` });
   return svg(
     "g",
-    { class: "node", "data-node": node.id, role: "listitem", tabindex: 0, transform: `translate(${x} ${y})`, onpointerenter: tell, onfocus: tell },
+    { class: "node", "data-node": node.id, role: "listitem", tabindex: -1, transform: `translate(${x} ${y})`, onpointerenter: tell, onfocus: tell, onclick: tell },
     svg("rect", { width: NODE.width, height: NODE.height, rx: 7 }),
     text(15),
     text(28),

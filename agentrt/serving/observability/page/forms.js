@@ -8,14 +8,31 @@ const TEXTS = new Set(["string", undefined]);
 
 export function field(schema, root = schema, needed = true) {
   const form = resolved(schema ?? { type: "string" }, root);
-  if (Array.isArray(form.enum)) return choice(form.enum, needed);
-  if ("const" in form) return choice([form.const], needed);
-  if (form.type === "boolean") return choice([true, false], needed, ["yes", "no"]);
+  const choices = choicesIn(form);
+  if (choices) return choice(choices, needed);
   if (form.type === "integer" || form.type === "number") return number(form, needed);
   if (form.type === "string") return text(form, needed);
   if (form.type === "object" && isFlat(form, root)) return object(form, root);
   return json(form, needed);
 }
+
+// The choices of a schema, each with its name and its value; null where there is more to say.
+export function choicesOf(schema) {
+  return choicesIn(resolved(schema ?? {}, schema));
+}
+
+function choicesIn(form) {
+  const ways = form.oneOf ?? form.anyOf;
+  if (Array.isArray(form.enum)) return form.enum.map((value, index) => ({ name: form.enumNames?.[index] ?? asName(value), value }));
+  if ("const" in form) return [{ name: asName(form.const), value: form.const }];
+  if (form.type === "boolean") return [{ name: "yes", value: true }, { name: "no", value: false }];
+  if (Array.isArray(ways) && ways.length && ways.every((way) => "const" in way)) {
+    return ways.map((way) => ({ name: way.title ?? asName(way.const), value: way.const }));
+  }
+  return null;
+}
+
+const asName = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
 // What a reference within the schema stands for; of something that may be null, the other.
 function resolved(schema, root) {
@@ -37,13 +54,13 @@ const SCALARS = new Set(["string", "integer", "number", "boolean"]);
 
 function isFlat(form, root) {
   const parts = Object.values(form.properties ?? {}).map((part) => resolved(part, root));
-  return parts.length > 0 && parts.every((p) => SCALARS.has(p.type) || Array.isArray(p.enum) || "const" in p);
+  return parts.length > 0 && parts.every((p) => SCALARS.has(p.type) || choicesIn(p));
 }
 
-function choice(values, needed, names = values.map((v) => (typeof v === "string" ? v : JSON.stringify(v)))) {
-  const options = names.map((name, index) => h("option", { value: index }, name));
+function choice(choices, needed) {
+  const options = choices.map(({ name }, index) => h("option", { value: index }, name));
   const element = h("select", { required: needed }, h("option", { value: "" }, "…"), ...options);
-  return { element, read: () => (element.value === "" ? undefined : values[element.value]) };
+  return { element, read: () => (element.value === "" ? undefined : choices[element.value].value) };
 }
 
 function number(form, needed) {

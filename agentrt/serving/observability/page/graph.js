@@ -1,11 +1,12 @@
 // The chosen program's execution DAG, drawn as it grows.
 
-import { byId, count, h, mark, say, seconds } from "./dom.js";
+import { byId, count, h, mark, roving, say, seconds } from "./dom.js";
 import { clip, drawing, nameOf } from "./drawing.js";
 import { follow } from "./stream.js";
 
 const MOST_NODES = 400;
 const LEAST_SCALE = 0.55;
+const HOW = "Point at a node, or reach it by Tab and arrows, for its times and tokens.";
 const OPEN = new Set(["waiting", "running"]);
 
 export class Graph {
@@ -17,20 +18,26 @@ export class Graph {
     this.drawn = new Map();
     this.shape = "";
     this.facts = "";
+    this.pointed = null;
+    this.stateOf = (program) => program.state;
+    this.oneStop = roving(byId("graph"), ".node");
   }
 
   choose(id) {
-    this.stop();
+    this.clear();
     this.id = id;
-    this.program = null;
-    this.nodes = [];
-    this.shape = "";
-    this.facts = "Point at a node for its times and tokens.";
+    this.facts = HOW;
     this.stop = follow(`events?program=${encodeURIComponent(id)}`, {
       event: (name, body) => this.tell(name, body),
       state: (state) => state === "gone" && this.gone(),
     });
     this.redraw();
+  }
+
+  // Shows no program.
+  clear() {
+    this.stop();
+    Object.assign(this, { id: null, program: null, nodes: [], shape: "", facts: "", pointed: null });
   }
 
   gone() {
@@ -46,7 +53,8 @@ export class Graph {
   }
 
   draw(now) {
-    say(byId("node-facts"), this.facts);
+    const pointed = this.nodes[this.pointed];
+    say(byId("node-facts"), pointed ? this.tellOf(pointed) : this.facts);
     if (!this.id) return;
     const { program } = this;
     say(byId("program-title"), this.id);
@@ -64,7 +72,7 @@ export class Graph {
     const age = seconds((program.ended_at ?? now) - program.started_at);
     const known = this.nodes.filter(Boolean).length;
     const left = known > MOST_NODES ? `last ${MOST_NODES} of ${count(known)} nodes` : `${count(known)} node${known === 1 ? "" : "s"}`;
-    return `${program.state} · ${age} · ${left} · critical path ${seconds(program.critical_path_s)}`;
+    return `${this.stateOf(program)} · ${age} · ${left} · critical path ${seconds(program.critical_path_s)}`;
   }
 
   build(nodes) {
@@ -78,13 +86,17 @@ export class Graph {
     });
     this.lines = made.lines;
     this.drawn = made.boxes;
+    // Whoever stands at a node stays there while the graph grows.
+    const focused = box.contains(document.activeElement) ? document.activeElement.dataset.node : undefined;
     if (nodes.length) box.replaceChildren(made.element);
     else box.replaceChildren(h("p", { class: "empty" }, "It has emitted nothing yet."));
     if (atEnd) box.scrollTop = box.scrollHeight;
+    this.oneStop();
+    if (focused !== undefined) this.drawn.get(Number(focused))?.focus({ preventScroll: true });
   }
 
   point(id) {
-    this.facts = this.tellOf(this.nodes[id]);
+    this.pointed = id;
     this.redraw();
   }
 
@@ -95,6 +107,7 @@ export class Graph {
       mark(box, "data-state", node.state);
       mark(box, "data-kind", node.kind);
       mark(box, "data-live", OPEN.has(node.state));
+      mark(box, "data-pointed", node.id === this.pointed);
       const [, name, detail] = box.children;
       say(name, clip(nameOf(node), 20));
       say(detail, clip(this.short(node, now), 26));

@@ -4,13 +4,15 @@ import { byId, count, h, oncePerFrame, say } from "./dom.js";
 import { Engines } from "./engines.js";
 import { Graph } from "./graph.js";
 import { Questions } from "./questions.js";
-import { isLive, Store } from "./store.js";
+import { Store } from "./store.js";
 import { follow, setKey } from "./stream.js";
 import { Table } from "./table.js";
 import { Timeline } from "./timeline.js";
 
 const TICK_MS = 500;
-const TOTALS = ["live", "running", "waiting", "in tool", "tokens/s"];
+const STATES = ["running", "waiting", "in tool", "waiting for a human"];
+const TOTALS = ["live", ...STATES, "tokens/s"];
+const SHORT = { "waiting for a human": "for a human" };
 const LINKS = { live: "live", lost: "no server; trying again", refused: "a key is needed" };
 
 const store = new Store();
@@ -25,13 +27,17 @@ const draw = oncePerFrame(() => {
 });
 const table = new Table(store, choose, draw);
 const graph = new Graph(draw);
+graph.stateOf = (program) => store.stateOf(program);
 const timeline = new Timeline(store, choose, draw);
 const engines = new Engines(store);
-const questions = new Questions();
+const questions = new Questions((open) => {
+  store.asking = new Map(open.filter(({ thread }) => thread).map(({ thread, question }) => [thread, question]));
+  draw();
+});
 const cells = new Map(
   TOTALS.map((name) => {
     const cell = h("dd", { "data-total": name }, "–");
-    byId("totals").append(h("div", {}, h("dt", {}, name), cell));
+    byId("totals").append(h("div", {}, h("dt", {}, SHORT[name] ?? name), cell));
     return [name, cell];
   }),
 );
@@ -47,10 +53,10 @@ function choose(id) {
 }
 
 function totals() {
-  const live = [...store.programs.values()].filter(isLive);
-  const of = (state) => live.filter((program) => program.state === state).length;
+  const live = [...store.programs.values()].filter((program) => store.isLive(program));
+  const of = (state) => live.filter((program) => store.stateOf(program) === state).length;
   say(cells.get("live"), count(live.length));
-  for (const state of ["running", "waiting", "in tool"]) say(cells.get(state), count(of(state)));
+  for (const state of STATES) say(cells.get(state), count(of(state)));
   say(cells.get("tokens/s"), engines.rate());
 }
 

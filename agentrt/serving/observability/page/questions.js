@@ -1,22 +1,29 @@
 // Open questions to humans, each with a form made from its schema. The first answer counts: a
 // question that was answered elsewhere goes away.
 
-import { byId, count, h, say } from "./dom.js";
-import { field } from "./forms.js";
+import { answerForm } from "./answers.js";
+import { byId, count, h, mark, say } from "./dom.js";
 import { request } from "./stream.js";
 
 export class Questions {
-  constructor() {
+  // `tell(open)` is called with the open questions, the latest first.
+  constructor(tell) {
+    this.tell = tell;
     this.shown = new Map();
     this.turn = 0;
+    byId("hide-questions").addEventListener("click", () => {
+      byId("open").hidden = !byId("open").hidden;
+      this.measure();
+    });
   }
 
   // Asks the server for what is open. Forms that stay keep what was typed into them.
   async refresh() {
     const turn = (this.turn += 1);
-    const response = await request("v1/questions").catch(() => null);
+    const response = await request("v1/questions?limit=1000").catch(() => null);
     if (!response?.ok || turn !== this.turn) return;
-    const open = new Map((await response.json()).data.map((question) => [question.id, question]));
+    const { data } = await response.json();
+    const open = new Map(data.map((question) => [question.id, question]));
     for (const [id, form] of this.shown) {
       if (!open.has(id)) this.remove(id, form);
     }
@@ -24,53 +31,46 @@ export class Questions {
       if (!this.shown.has(question.id)) this.add(question);
     }
     this.measure();
+    this.tell(data);
   }
 
   add(question) {
-    const { element, read } = field(question.schema);
-    const note = h("output", {});
-    const who = question.program ?? `${question.type}, thread ${question.thread}`;
-    const form = h(
-      "form",
-      { "data-question": question.id },
-      h("p", {}, h("b", {}, who), " ", question.question),
-      element,
-      h("button", {}, "Answer"),
-      note,
-    );
-    element.setAttribute("aria-label", question.question);
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.answer(question.id, form, read, note);
+    const { id } = question;
+    const asker = question.program ?? `${question.type}, thread ${question.thread.slice(0, 8)}`;
+    const form = answerForm(question.schema, {
+      label: question.question,
+      attributes: { class: "ask", "data-question": id },
+      head: h("p", {}, h("b", { title: question.thread ?? question.program }, asker), " ", question.question),
+      give: (value) => this.answer(id, form, value),
     });
-    this.shown.set(question.id, form);
+    this.shown.set(id, form);
     byId("open").prepend(form);
   }
 
-  async answer(id, form, read, note) {
-    say(note, "");
-    let value;
-    try {
-      value = read() ?? null;
-    } catch (error) {
-      say(note, error.message);
-      return;
-    }
+  // Gives words for people if the answer was not taken.
+  async answer(id, form, value) {
     const body = JSON.stringify({ answer: value });
     const response = await request(`v1/questions/${id}`, { method: "POST", body }).catch(() => null);
-    if (response?.ok || response?.status === 409) this.remove(id, form);
-    else say(note, response ? await why(response) : "no server; try again");
+    if (!response?.ok && response?.status !== 409) return response ? why(response) : "no server; try again";
+    this.remove(id, form);
     this.measure();
+    return "";
   }
 
+  // Who answered by the keyboard goes on with the next question.
   remove(id, form) {
+    const hasFocus = form.contains(document.activeElement);
+    const next = form.nextElementSibling ?? form.previousElementSibling;
     this.shown.delete(id);
     form.remove();
+    if (hasFocus) next?.querySelector("textarea, input, select, button")?.focus();
   }
 
   measure() {
     byId("questions").hidden = this.shown.size === 0;
     say(byId("questions-count"), count(this.shown.size));
+    say(byId("hide-questions"), byId("open").hidden ? "Show" : "Hide");
+    mark(byId("hide-questions"), "aria-expanded", !byId("open").hidden);
   }
 }
 

@@ -4,16 +4,17 @@ const KEPT_ENDED = 300;
 const KEPT_S = 330;
 const RATE_S = 60;
 
-export const ENDED = new Set(["done", "failed", "cancelled", "interrupted"]);
-export const isLive = (program) => program.ended_at === null;
+const HUMAN = "waiting for a human";
 
 export class Store {
   constructor() {
+    this.asking = new Map(); // the text of the open question by its thread
     this.clear();
   }
 
   clear() {
     this.programs = new Map();
+    this.sessions = new Map(); // the last program of each, and the first words of its first
     this.calls = new Map();
     this.engines = { up: true, replicas: [], levels: [] };
     this.rates = [];
@@ -44,10 +45,42 @@ export class Store {
     this.forget(body.at);
   }
 
+  // A program that returned with a question waits for a human, as long as its thread asks it.
+  waits(program) {
+    const { state, session } = program;
+    return state === "interrupted" && this.asking.has(session) && this.sessions.get(session)?.last === program.id;
+  }
+
+  isLive(program) {
+    return program.ended_at === null || this.waits(program);
+  }
+
+  stateOf(program) {
+    return this.waits(program) ? HUMAN : program.state;
+  }
+
+  waitOf(program) {
+    return program.error ?? (this.waits(program) ? this.asking.get(program.session) : program.wait);
+  }
+
+  // The first words of a program's input; of one that goes on for a thread, those of the thread.
+  wordsOf(program) {
+    return this.sessions.get(program.session)?.words || program.first_words || "";
+  }
+
+  noteSession({ id, session, started_at: at, first_words: words }) {
+    if (session === null) return;
+    const known = this.sessions.get(session) ?? { last: id, lastAt: at, words: "", wordsAt: Infinity };
+    if (at >= known.lastAt) Object.assign(known, { last: id, lastAt: at });
+    if (words && at < known.wordsAt) Object.assign(known, { words, wordsAt: at });
+    this.sessions.set(session, known);
+  }
+
   put(program) {
     const before = this.programs.get(program.id);
     this.finishedTokens += program.output_tokens - (before ? before.output_tokens : program.output_tokens);
-    if (!isLive(program)) this.programs.delete(program.id); // the latest to end comes last
+    this.noteSession(program);
+    if (program.ended_at !== null) this.programs.delete(program.id); // the latest to end comes last
     this.programs.set(program.id, program);
   }
 
@@ -69,10 +102,10 @@ export class Store {
       if (call.ended_at !== null && call.ended_at < at - KEPT_S) this.calls.delete(key);
     }
     let over = -KEPT_ENDED;
-    for (const program of this.programs.values()) over += !isLive(program);
+    for (const program of this.programs.values()) over += !this.isLive(program);
     if (over <= 0) return;
     for (const [id, program] of this.programs) {
-      if (over > 0 && !isLive(program)) {
+      if (over > 0 && !this.isLive(program)) {
         this.programs.delete(id);
         over -= 1;
       }

@@ -5,6 +5,7 @@ const FIRST_REST_MS = 500;
 const LONGEST_REST_MS = 8000;
 
 export const setKey = (key) => sessionStorage.setItem(KEY, key);
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
 // Asks the server, with the key if there is one.
 export function request(path, options = {}) {
@@ -62,7 +63,7 @@ export async function read(body, tell) {
     left = messages.pop();
     for (const message of messages) {
       const event = parse(message);
-      if (event) tell(event.name, JSON.parse(event.data));
+      if (event && event.data !== "[DONE]") tell(event.name, JSON.parse(event.data));
     }
   }
 }

@@ -1,7 +1,6 @@
 // The table of programs: chosen by state and text, sorted, a page of rows at a time.
 
-import { byId, brief, count, h, mark, say, seconds } from "./dom.js";
-import { isLive } from "./store.js";
+import { byId, brief, count, h, mark, roving, say, seconds } from "./dom.js";
 
 const ROWS = 100;
 const STATES = ["running", "waiting", "in tool", "waiting for an event", "waiting for a human", "between calls", "stale"];
@@ -10,11 +9,10 @@ const waited = (program, now) =>
   program.waited_s + program.waiting_calls * Math.max(0, now - program.waiting_since);
 const age = (program, now) => (program.ended_at ?? now) - program.started_at;
 
-// Name, heading, what to sort by, whether a number.
+// Name, heading, what to sort by, whether a number. What a program waits for stands with its state.
 const COLUMNS = [
   ["id", "Program", (p) => p.started_at, false],
-  ["state", "State", (p) => p.state, false],
-  ["wait", "Waits for", (p) => p.wait, false],
+  ["state", "State", (p, now, store) => `${store.stateOf(p)} ${store.waitOf(p)}`, false],
   ["service", "Service", (p) => p.attained_s, true],
   ["waiting", "Waiting", waited, true],
   ["path", "Critical path", (p) => p.critical_path_s, true],
@@ -32,6 +30,7 @@ export class Table {
     this.offset = 0;
     this.chosen = null;
     this.rows = new Map();
+    this.oneStop = roving(byId("rows"), "button");
     this.head();
     this.tools();
   }
@@ -39,7 +38,7 @@ export class Table {
   head() {
     COLUMNS.forEach(([name, title, , number], index) => {
       const button = h("button", { type: "button", onclick: () => this.sortBy(index) }, title);
-      byId("columns").append(h("th", { scope: "col", class: number ? "number" : null, "data-column": name }, button));
+      byId("columns").append(h("th", { role: "columnheader", scope: "col", class: number ? "number" : null, "data-column": name }, button));
     });
     this.markSort();
   }
@@ -73,7 +72,6 @@ export class Table {
       const row = event.target.closest("tr");
       if (row) this.choose(row.dataset.program);
     });
-    byId("rows").addEventListener("keydown", (event) => this.step(event));
     this.label = h("span", { role: "status" });
     this.back = h("button", { type: "button", onclick: () => this.turn(-ROWS) }, "‹ back");
     this.next = h("button", { type: "button", onclick: () => this.turn(ROWS) }, "next ›");
@@ -92,23 +90,14 @@ export class Table {
     this.redraw();
   }
 
-  // Up and down go from row to row.
-  step(event) {
-    const by = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-    const row = by && event.target.closest("tr")[by];
-    if (!row) return;
-    event.preventDefault();
-    row.querySelector("button").focus();
-  }
-
   matches(program) {
     const { only, text } = this;
-    if (only === "live" && !isLive(program)) return false;
-    if (only === "ended" && isLive(program)) return false;
-    if (STATES.includes(only) && program.state !== only) return false;
+    if (only === "live" && !this.store.isLive(program)) return false;
+    if (only === "ended" && this.store.isLive(program)) return false;
+    if (STATES.includes(only) && this.store.stateOf(program) !== only) return false;
     if (!text) return true;
     const { id, type, tenant, session } = program;
-    return [id, type, tenant, session ?? ""].some((field) => field.toLowerCase().includes(text));
+    return [id, type, tenant, session ?? "", this.store.wordsOf(program)].some((field) => field.toLowerCase().includes(text));
   }
 
   draw() {
@@ -119,10 +108,10 @@ export class Table {
     const chosen = programs.filter((program) => this.matches(program));
     const value = COLUMNS[this.sort.column][2];
     const sign = this.sort.down ? -1 : 1;
-    const keys = new Map(chosen.map((program) => [program, value(program, now)]));
+    const keys = new Map(chosen.map((program) => [program, value(program, now, this.store)]));
     const compare = (a, b) => (keys.get(a) < keys.get(b) ? -sign : keys.get(a) > keys.get(b) ? sign : 0);
     // Live programs come first, whatever the order.
-    chosen.sort((a, b) => isLive(b) - isLive(a) || compare(a, b));
+    chosen.sort((a, b) => this.store.isLive(b) - this.store.isLive(a) || compare(a, b));
     this.offset = Math.max(0, Math.min(this.offset, Math.floor((chosen.length - 1) / ROWS) * ROWS));
     const shown = chosen.slice(this.offset, this.offset + ROWS);
     this.place(shown, now);
@@ -134,8 +123,10 @@ export class Table {
   count(programs) {
     const counts = { all: programs.length, live: 0, ended: 0 };
     for (const program of programs) {
-      counts[isLive(program) ? "live" : "ended"] += 1;
-      if (isLive(program)) counts[program.state] = (counts[program.state] ?? 0) + 1;
+      const isLive = this.store.isLive(program);
+      const state = this.store.stateOf(program);
+      counts[isLive ? "live" : "ended"] += 1;
+      if (isLive) counts[state] = (counts[state] ?? 0) + 1;
     }
     for (const chip of this.chips) {
       const name = chip.dataset.only;
@@ -165,30 +156,37 @@ export class Table {
       else body.insertBefore(row, at);
       this.fill(row, program, now);
     }
+    this.oneStop();
   }
 
   row(program) {
     const name = h("button", { type: "button", title: program.id }, program.id);
-    const cells = COLUMNS.slice(1).map(([column, , , number]) => h("td", { class: number ? "number" : `at-${column}` }));
-    cells[0].append(h("span", { class: "dotted" }));
-    return h("tr", { "data-program": program.id }, h("td", {}, name, h("small")), ...cells);
+    const first = h("td", { role: "cell" }, name, h("small"), h("p", { class: "words" }));
+    const state = h("td", { role: "cell", class: "at-state" }, h("span", { class: "dotted" }), h("p", { class: "at-wait" }));
+    const numbers = COLUMNS.slice(2).map(([, title]) => h("td", { role: "cell", class: "number", "data-title": title }));
+    return h("tr", { role: "row", "data-program": program.id }, first, state, ...numbers);
   }
 
   fill(row, program, now) {
-    mark(row, "data-state", program.state);
-    mark(row, "data-live", isLive(program));
+    const current = this.store.stateOf(program);
+    const words = this.store.wordsOf(program);
+    const why = this.store.waitOf(program);
+    mark(row, "data-state", current);
+    mark(row, "data-live", this.store.isLive(program));
     mark(row, "aria-selected", program.id === this.chosen);
-    const [name, state, wait, service, waiting, path, calls, tokens, old] = row.children;
-    say(name.lastChild, this.tenants > 1 ? program.tenant : "");
-    say(state.firstChild, program.state);
-    say(wait, program.error ?? program.wait);
-    mark(wait, "title", program.error ?? program.wait);
+    const [name, state, service, waiting, path, calls, tokens, old] = row.children;
+    say(name.children[1], this.tenants > 1 ? program.tenant : "");
+    say(name.lastChild, words);
+    mark(name.lastChild, "title", words);
+    say(state.firstChild, current);
+    say(state.lastChild, why);
+    mark(state.lastChild, "title", why);
     say(service, seconds(program.attained_s));
     say(waiting, seconds(waited(program, now)));
     say(path, seconds(program.critical_path_s));
     say(calls, program.open_calls ? `${program.calls} + ${program.open_calls}` : `${program.calls}`);
     say(tokens, `${brief(program.prompt_tokens)} → ${brief(program.output_tokens)}`);
-    say(old, seconds(age(program, now)));
+    say(old, seconds(this.store.waits(program) ? now - program.started_at : age(program, now)));
   }
 
   foot(rows, of) {

@@ -10,6 +10,7 @@ const WINDOWS = [30, 60, 120, 300];
 
 // A call's bar begins when it was emitted, or when it first came into a batch.
 const emitted = (call) => Math.min(call.created_at, call.spans[0][0]);
+const keyOf = (call) => `${call.program}/${call.id}`;
 const admitted = (call) => call.spans[0][0];
 
 // Each call in the first lane that is free at its beginning.
@@ -37,11 +38,18 @@ export class Timeline {
     this.length = 60;
     this.chosen = null;
     this.bars = [];
-    this.canvas = h("canvas", { role: "img", "aria-label": "Calls in each replica's batch over time" });
+    this.current = null; // the call that the arrow keys have reached
+    const label = "Calls in each replica's batch over time: arrow keys go from call to call, Enter chooses its program";
+    this.canvas = h("canvas", { role: "application", tabindex: 0, "aria-label": label });
     this.tip = h("output", { hidden: true });
     byId("bars").append(this.canvas, this.tip);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
+    this.canvas.addEventListener("keydown", (event) => this.step(event));
+    this.canvas.addEventListener("blur", () => {
+      this.current = null;
+      this.tip.hidden = true;
+    });
     this.canvas.addEventListener("click", (event) => {
       const bar = this.at(event);
       if (bar) this.choose(bar.call.program);
@@ -138,6 +146,10 @@ export class Timeline {
   call(pen, colours, call, { y, from }, x, now) {
     const chosen = call.program === this.chosen;
     const left = x(from);
+    if (keyOf(call) === this.current) {
+      pen.strokeStyle = colours.soft;
+      pen.strokeRect(left - 2, y - 2, Math.max(4, x(call.ended_at ?? now) - left + 4), LANE + 4);
+    }
     pen.fillStyle = colours.waiting; // before its first span, and between them
     pen.fillRect(left, y + LANE / 2 - 1, Math.max(0, x(call.ended_at ?? now) - left), 2);
     call.spans.forEach(([begin, end], index) => {
@@ -161,11 +173,29 @@ export class Timeline {
     const bar = this.at(event);
     this.tip.hidden = !bar;
     this.canvas.style.cursor = bar ? "pointer" : "";
+    if (bar) this.tell(bar, event.offsetX);
+  }
+
+  // Left and right go along the calls in the order of their beginning.
+  step(event) {
+    const bars = [...this.bars].sort((a, b) => a.left - b.left || a.y - b.y);
+    const at = bars.findIndex(({ call }) => keyOf(call) === this.current);
+    if (event.key === "Enter" && at >= 0) this.choose(bars[at].call.program);
+    const places = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at < 0 ? bars.length - 1 : at - 1, ArrowUp: at < 0 ? bars.length - 1 : at - 1, Home: 0, End: bars.length - 1 };
+    const bar = bars[places[event.key]];
     if (!bar) return;
+    event.preventDefault();
+    this.current = keyOf(bar.call);
+    this.tip.hidden = false;
+    this.tell(bar, Math.max(0, bar.left));
+    this.redraw();
+  }
+
+  tell(bar, x) {
     const { call } = bar;
     const times = call.preemptions ? `, preempted ${call.preemptions} ×` : "";
     this.tip.textContent = `${call.program} #${call.id} ${call.state}${times}`;
     this.tip.style.top = `${bar.y + LANE + 5}px`;
-    this.tip.style.left = `${Math.max(0, Math.min(event.offsetX, this.canvas.clientWidth - 190))}px`;
+    this.tip.style.left = `${Math.max(0, Math.min(x, this.canvas.clientWidth - 190))}px`;
   }
 }

@@ -1,0 +1,66 @@
+"""The first words of a program's input, by which people recognize it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrt.journal.rendering import short
+
+_MOST = 80
+"""Characters that are kept."""
+_USERS = ("user", "human")
+_REMINDER = "<system-reminder>"
+"""How coding agents begin a text that is not their user's."""
+
+
+def first_words(value: Any) -> str:
+    """Return the beginning of an input: a text itself, of messages the first one of a user, of an
+    object its first text. Empty where there is no text.
+    """
+    text = _text(value)
+    return "" if text is None else short(text, _MOST)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value.strip() or None
+    if isinstance(value, Mapping):
+        messages = value.get("messages")
+        if isinstance(messages, Sequence) and not isinstance(messages, str):
+            return _of_messages(messages)
+        return next((v for v in value.values() if isinstance(v, str) and v.strip()), None)
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return _of_messages(value)
+    fields = getattr(value, "__dict__", None)
+    return _text(fields) if isinstance(fields, dict) and fields else None
+
+
+def _of_messages(messages: Sequence[Any]) -> str | None:
+    for message in messages:
+        if isinstance(message, str):
+            return message
+        role, content = _message(message)
+        text = _content(content)
+        if role in _USERS and text:
+            return text
+    return None
+
+
+def _message(message: Any) -> tuple[Any, Any]:
+    """The role and the content of a message, as chat APIs, tuples and LangChain have them."""
+    if isinstance(message, Mapping):
+        return message.get("role", message.get("type")), message.get("content")
+    if isinstance(message, Sequence):
+        return tuple(message) if len(message) == 2 else (None, None)
+    return getattr(message, "type", None), getattr(message, "content", None)
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return "" if content.startswith(_REMINDER) else content.strip()
+    if not isinstance(content, Sequence):
+        return ""
+    parts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]
+    texts = [part for part in parts if isinstance(part, str) and not part.startswith(_REMINDER)]
+    return " ".join(texts).strip()

@@ -1,0 +1,49 @@
+// The conversations and what runs, where the page has no room beside the talk: they open over it by
+// a button, and close by the same button, by Escape, or with a choice in them.
+
+import { byId, mark } from "../dashboard/dom.js";
+
+const NARROW = matchMedia("(max-width: 680px)");
+const MEDIUM = matchMedia("(max-width: 1100px)");
+
+export class Drawers {
+  constructor() {
+    this.isOpen = { side: false, panel: false };
+    this.isClosed = false; // the panel, where there is room for it
+    for (const name of ["side", "panel"]) byId(`show-${name}`).addEventListener("click", () => this.toggle(name));
+    for (const query of [NARROW, MEDIUM]) query.addEventListener("change", () => this.close());
+    document.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      const name = ["side", "panel"].find((drawer) => this.isOpen[drawer]);
+      if (!name) return;
+      this.close();
+      byId(`show-${name}`).focus();
+    });
+    this.draw();
+  }
+
+  toggle(name) {
+    const isDrawer = name === "side" ? NARROW.matches : MEDIUM.matches;
+    if (!isDrawer) this.isClosed = !this.isClosed;
+    else this.isOpen = { side: false, panel: false, [name]: !this.isOpen[name] };
+    this.draw();
+    if (this.isOpen[name]) byId(name).querySelector("select:enabled, button, [tabindex='0']")?.focus();
+  }
+
+  close() {
+    this.isOpen = { side: false, panel: false };
+    this.draw();
+  }
+
+  draw() {
+    const { side, panel } = this.isOpen;
+    document.body.classList.toggle("with-side", side);
+    document.body.classList.toggle("with-panel", panel);
+    document.body.classList.toggle("without-panel", this.isClosed);
+    mark(byId("show-side"), "aria-expanded", side);
+    mark(byId("show-panel"), "aria-expanded", MEDIUM.matches ? panel : !this.isClosed);
+    // What a drawer covers is out of reach.
+    const isCovered = NARROW.matches && (side || panel);
+    byId("talk").inert = byId("below").inert = isCovered;
+  }
+}

@@ -1,0 +1,80 @@
+// Conversations with a model itself, where a server has no graphs: over the chat completions API.
+// This browser keeps them: in the tab alone if the server asks for a key.
+
+import { hasKey, read } from "../dashboard/stream.js";
+import { ask, Fault, send } from "./api.js";
+import { textOf } from "./conversation.js";
+
+const KEPT = "agentrt-model-chats";
+const MOST = 50;
+const PREFIX = "model-";
+
+// The models of the server, as graphs are listed.
+export async function models() {
+  const { data } = await ask("GET", "v1/models");
+  return data.map(({ id }) => ({ assistant_id: `${PREFIX}${id}`, name: id, isModel: true }));
+}
+
+export const isModelChat = (id) => id !== null && id.startsWith(PREFIX);
+
+const storage = () => (hasKey() ? sessionStorage : localStorage);
+
+function chats() {
+  try {
+    return JSON.parse(storage().getItem(KEPT)) ?? [];
+  } catch {
+    return [];
+  }
+}
+
+// They are listed as threads are.
+export function modelChats() {
+  return chats().map(({ id, model, messages, at }) => ({
+    thread_id: id,
+    status: "idle",
+    updated_at: at,
+    metadata: { graph_id: model, title: textOf(messages[0]?.content).slice(0, 80) },
+  }));
+}
+
+export const modelChat = (id) => chats().find((chat) => chat.id === id) ?? null;
+export const newModelChat = (id) => `${PREFIX}${id}`;
+
+export function keep(id, model, messages, fault = null) {
+  const others = chats().filter((chat) => chat.id !== id);
+  const chat = { id, model, messages, fault, at: new Date().toISOString() };
+  for (let most = MOST; most > 0; most = Math.floor(most / 2)) {
+    try {
+      storage().setItem(KEPT, JSON.stringify([chat, ...others].slice(0, most)));
+      return;
+    } catch {
+      // The browser's storage is full: the oldest conversations go.
+    }
+  }
+}
+
+export function forget(id) {
+  storage().setItem(KEPT, JSON.stringify(chats().filter((chat) => chat.id !== id)));
+}
+
+const ROLES = { human: "user", system: "system", ai: "assistant" };
+
+// Asks the model, and calls `tell` with each piece of its answer.
+export async function complete({ id, model, messages, signal }, tell) {
+  const said = messages.map(({ type, content }) => ({ role: ROLES[type], content: textOf(content) }));
+  const headers = { "x-agentrt-program": id, "x-agentrt-session": id, "x-agentrt-type": "chat" };
+  const response = await send("POST", "v1/chat/completions", { model, messages: said, stream: true }, { headers, signal });
+  let isOver = false;
+  try {
+    await read(response.body, (name, chunk) => {
+      if (chunk.error) throw new Fault(`The model failed: ${chunk.error.message ?? chunk.error}`);
+      const [choice] = chunk.choices ?? [];
+      isOver ||= Boolean(choice?.finish_reason);
+      if (choice?.delta?.content) tell(choice.delta.content);
+    });
+  } catch (error) {
+    if (error instanceof TypeError) throw new Fault("The connection broke before the answer was whole. Edit your message to ask again.");
+    throw error;
+  }
+  if (!isOver) throw new Fault("The answer ended before it was whole. Edit your message to ask again.");
+}

@@ -1,0 +1,68 @@
+// What happened in a thread and is not in its state: inputs, answered questions, results of earlier
+// runs, and errors. The runs tell it: each has its input or its answers, and its result.
+
+import { ask } from "./api.js";
+import { isObject } from "./conversation.js";
+
+const MOST_RUNS = 100;
+const FAILED = new Set(["error", "timeout"]);
+const ACTIVE = new Set(["pending", "running"]);
+const results = new Map();
+
+// The runs of a thread, the last one first.
+export const runsOf = (thread) => ask("GET", `threads/${thread}/runs?limit=${MOST_RUNS}`);
+
+export const isActive = (run) => run !== undefined && ACTIVE.has(run.status);
+
+// What happened, in order. Each item has its `kind`: "input", "question", "answer", "result" or
+// "fault"; `after`: the id of the message that it follows, in a graph that has messages. The result
+// of the last run is the thread's state, and no item.
+export async function pastOf(thread, latest, isChat) {
+  const runs = [...latest].reverse();
+  const items = [];
+  let questions = [];
+  let after = null;
+  for (const [index, run] of runs.entries()) {
+    const { input, command } = run.kwargs;
+    if (command?.resume !== undefined) items.push(...answersOf(run, questions, command.resume, after));
+    else if (!isChat && input !== null && input !== undefined) items.push({ kind: "input", id: `${run.run_id}/input`, value: input });
+    after = lastId(input) ?? after;
+    questions = [];
+    if (isActive(run)) continue;
+    const isLast = index === runs.length - 1;
+    const isResumed = runs[index + 1]?.kwargs.command?.resume !== undefined;
+    const hasFailed = FAILED.has(run.status);
+    if (!(hasFailed || isResumed || (!isChat && !isLast))) continue;
+    const result = await resultOf(thread, run);
+    questions = result?.__interrupt__ ?? [];
+    after = lastId(result) ?? after;
+    const fault = result?.__error__;
+    if (hasFailed) items.push({ kind: "fault", id: `${run.run_id}/fault`, after, text: `The run failed: ${fault?.message || fault?.error || run.status}`, isLast });
+    else if (!isChat && !isLast && !questions.length && !isEmpty(result)) items.push({ kind: "result", id: `${run.run_id}/result`, value: result });
+  }
+  return items;
+}
+
+// The questions that a run answers, each with its answer.
+function answersOf(run, questions, resume, after) {
+  const byId = isObject(resume) && questions.some(({ id }) => id in resume);
+  return questions.flatMap((question) => {
+    const { id, value } = question;
+    if (byId && !(id in resume)) return [];
+    const about = { after };
+    return [
+      { ...about, kind: "question", id: `${run.run_id}/${id}/question`, value },
+      { ...about, kind: "answer", id: `${run.run_id}/${id}/answer`, value: byId ? resume[id] : resume, question },
+    ];
+  });
+}
+
+export const isEmpty = (value) => value === null || value === undefined || (typeof value === "object" && !Object.keys(value).length);
+
+const lastId = (values) => (Array.isArray(values?.messages) ? (values.messages.at(-1)?.id ?? null) : null);
+
+// The result of a run that has ended; it does not change any more.
+async function resultOf(thread, { run_id: run }) {
+  if (!results.has(run)) results.set(run, await ask("GET", `threads/${thread}/runs/${run}/join`).catch(() => null));
+  return results.get(run);
+}

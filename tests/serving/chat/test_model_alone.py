@@ -1,0 +1,101 @@
+"""The chat page of a server with a model and no graph: one talks to the model itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from playwright.async_api import ViewportSize, expect
+
+from agentrt.request import Call
+from agentrt.serving import chat, langgraph, observability
+from agentrt.serving.programs.api import api as programs
+from agentrt.serving.questions.api import api as questions
+from tests.serving.chat.talks import DESK, PHONE, fits, say, shown
+from tests.serving.local import MODEL, Held, open_server
+from tests.serving.observability.browser import opened_browser
+from tests.serving.tenants.plain_keys import PlainKeys
+
+pytestmark = pytest.mark.engine
+
+APIS = (programs, questions, langgraph.api, observability.api, chat.api)
+
+
+def answer(call: Call) -> str:
+    """Say something with Markdown."""
+    return "**Hello** from the model"
+
+
+def broken(call: Call) -> str:
+    """Fail."""
+    raise ValueError("no such luck")
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+async def test_one_talks_to_the_model(tmp_path: Path, size: ViewportSize) -> None:
+    """By the keyboard: tokens as they come, a second turn, a reload, an edit, an end."""
+    database = f"sqlite:{tmp_path / 'agentrt.db'}"
+    async with (
+        open_server(answer, kind=Held, apis=APIS, database=database) as local,
+        opened_browser() as browser,
+        shown(browser, local.url, size=size) as page,
+    ):
+        engine: Any = local.engine
+        await expect(page.get_by_role("heading", name=f"Talk to {MODEL}")).to_be_visible()
+        await expect(page.get_by_label("Message")).to_be_focused()
+        await fits(page)
+        await say(page, "hi")
+        await engine.began.wait()
+        texts = page.locator("article .text")
+        await expect(texts.last).to_contain_text("Hello from")
+        await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        engine.go.set()
+        await expect(texts).to_have_text(["hi", "Hello from the model"])
+        await expect(texts.last.locator("strong")).to_have_text("Hello")
+        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await say(page, "more")
+        whole = ["hi", "Hello from the model", "more", "Hello from the model"]
+        await expect(texts).to_have_text(whole)
+        await expect(page.locator("#title")).to_have_text("hi")
+        await page.reload()
+        await expect(texts).to_have_text(whole)
+        first, second = (list(call.spec.prompt_token_ids) for call in engine.calls)
+        assert len(second) > len(first)
+        assert len(local.programs()) == 1
+        await fits(page)
+        await page.get_by_role("button", name="Edit").last.press("Enter")
+        await expect(texts).to_have_text(whole[:2])
+        await expect(page.get_by_label("Message")).to_have_value("more")
+        await page.get_by_label("Message").fill("less")
+        await page.keyboard.press("Enter")
+        await expect(texts).to_have_text([*whole[:2], "less", "Hello from the model"])
+        page.on("dialog", lambda dialog: dialog.accept())
+        await page.get_by_role("button", name="Delete").press("Enter")
+        await expect(texts).to_have_count(0)
+        await expect(page.locator("#threads li")).to_have_count(0)
+
+
+async def test_a_key_keeps_conversations_in_the_tab_and_errors_stay(tmp_path: Path) -> None:
+    database = f"sqlite:{tmp_path / 'agentrt.db'}"
+    async with (
+        open_server(broken, apis=APIS, database=database, keys=PlainKeys()) as local,
+        opened_browser() as browser,
+        shown(browser, local.url, expected="Failed to load resource") as page,
+    ):
+        await page.get_by_label("This server asks for an API key").fill("acme")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", name=f"Talk to {MODEL}")).to_be_visible()
+        await say(page, "Hello?")
+        fault = page.locator("article[data-who=fault]")
+        await expect(fault).to_be_visible()
+        await page.reload()
+        await expect(fault).to_be_visible()
+        await expect(page.locator("#threads button span")).to_have_text("Hello?")
+        other = await page.context.new_page()
+        await other.goto(local.url)
+        await expect(other.locator("#key")).to_be_visible()
+        assert await other.evaluate("localStorage.length") == 0
