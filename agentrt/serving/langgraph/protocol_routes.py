@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
+from typing import Any
 from uuid import UUID
 
 import orjson
+import sqlalchemy as sa
 from fastapi import HTTPException, WebSocket
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.langgraph.auth import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Object
+from agentrt.serving.langgraph.interrupts import interrupts_in
 from agentrt.serving.langgraph.protocol_commands import ProtocolCommands
-from agentrt.serving.langgraph.protocol_events import EventsBody, place_of, seq_of
-from agentrt.serving.langgraph.protocol_socket import ProtocolSocket
+from agentrt.serving.langgraph.protocol_events import (
+    EventsBody,
+    place_of,
+    question_in,
+    questions_of,
+    seq_of,
+)
+from agentrt.serving.langgraph.protocol_socket import REPLAYED, ProtocolSocket
 from agentrt.serving.langgraph.responses import JSON
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.runs import RunRecord
 from agentrt.serving.langgraph.stream_responses import SEND_S
-from agentrt.serving.langgraph.streams import PROTOCOL, LiveRun, StreamEvent, replay
+from agentrt.serving.langgraph.streams import LiveRun, ThreadEvent, replay, stored_questions
+from agentrt.serving.langgraph.tables import PROTOCOL
 from agentrt.serving.langgraph.tenant_state import REPLAY_S, TenantState
 
 EVENTS = "/threads/{thread_id}/stream/events"
 _MOST_RUNS = 1000
 """How many of a thread's last runs are replayed."""
-_Event = tuple[RunRecord, StreamEvent]
 
 
 class ProtocolRoutes(Routes):
@@ -72,36 +81,86 @@ class ProtocolRoutes(Routes):
         await caller.authorize("threads", "read", {"thread_id": thread_id})
 
         async def parts() -> AsyncIterator[ServerSentEvent]:
-            async for record, one in self._of_thread(caller, thread_id, body.since):
+            replaying = True
+            async for one in self._of_thread(caller, thread_id, body.since):
+                if one is None:
+                    if replaying:
+                        replaying = False
+                        yield ServerSentEvent(comment=REPLAYED)
+                    continue
                 event = orjson.loads(one.data)
                 if body.has(event):
-                    seq = seq_of(record.number, one.number)
-                    about = {"type": "event", "event_id": f"{record.run_id}:{one.number}"}
+                    seq = seq_of(one.run, one.number)
+                    about = {"type": "event", "event_id": f"{one.run_id}:{one.number}"}
                     text = orjson.dumps({**about, "seq": seq, **event}).decode()
                     yield ServerSentEvent(text, event=event["method"], id=str(seq))
 
         return EventSourceResponse(parts(), ping=NEVER_S, send_timeout=SEND_S)
 
-    async def _of_thread(self, caller: Caller, thread: UUID, since: int) -> AsyncIterator[_Event]:
-        number, after = place_of(since)
+    async def _of_thread(
+        self, caller: Caller, thread: UUID, since: int
+    ) -> AsyncIterator[ThreadEvent | None]:
+        """The events of a thread after ``since``, and None after those that are there already."""
         done: set[str] = set()
         with self._queue.listening(str(thread)) as beginning:
-            if await self._sees(caller, thread):
-                kept = time.time() - REPLAY_S  # of older runs there are no events to look for
-                past = await self._state.runs.since(str(thread), number, _MOST_RUNS, kept)
-                for record in past:
-                    live = self._queue.get(record.run_id)
-                    if self._begins_later(record, live):
-                        continue  # the queue gives it when it begins
-                    done.add(record.run_id)
-                    async for one in self._of_run(
-                        record, live, after if record.number == number else 0
-                    ):
-                        yield one
+            if (row := await self._seen(caller, thread)) is not None:
+                async for one in self._past(row, since, done):
+                    yield one
+            yield None
             while (live := await beginning.get()) is not None:
-                if live.record.run_id not in done and await self._sees(caller, thread):
+                if live.record.run_id not in done and await self._seen(caller, thread):
                     async for one in self._of_run(live.record, live, 0):
                         yield one
+
+    async def _past(
+        self, row: sa.Row[Any], since: int, done: set[str]
+    ) -> AsyncIterator[ThreadEvent | None]:
+        """The events of the runs that have begun, whose ids are added to ``done``. Of runs whose
+        streams are no longer kept there are the questions that are still open.
+        """
+        number, after = place_of(since)
+        kept = time.time() - REPLAY_S  # of older runs there are no events to look for
+        past = await self._state.runs.since(row.thread_id, number, _MOST_RUNS, kept)
+        waiting = await self._waiting(row, since, {one.run_id for one in past})
+        for record in past:
+            live = self._queue.get(record.run_id)
+            if self._begins_later(record, live):
+                continue  # the queue gives it when it begins
+            while waiting and waiting[0].run < record.number:
+                yield waiting.pop(0)
+            done.add(record.run_id)
+            async for one in self._of_run(record, live, after if record.number == number else 0):
+                yield one
+        for one in waiting:
+            yield one
+
+    async def _waiting(
+        self, row: sa.Row[Any], since: int, replayed: Collection[str]
+    ) -> list[ThreadEvent]:
+        """The thread's open questions after ``since``, each with the ends of its run, that are not
+        in the streams of the runs ``replayed``. They are in the order of their numbers.
+        """
+        interrupts = {one["id"]: one for one in interrupts_in(row.interrupts)}
+        if not interrupts:
+            return []
+        stored = await stored_questions(self._state.storage.database, row.thread_id)
+        asked = {id(one): question_in(orjson.loads(one.data)) for one in stored}
+        of_runs = {one.run for one in stored if asked[id(one)] in interrupts}
+        waiting = [
+            one
+            for one in stored
+            if one.run in of_runs
+            and one.run_id not in replayed
+            and (asked[id(one)] is None or asked[id(one)] in interrupts)
+        ]
+        # Questions of runs that older clients have started are in the thread's row alone.
+        unknown = [one for key, one in interrupts.items() if key not in asked.values()]
+        if unknown and row.status != "busy":
+            last = await self._state.runs.last_of(row.thread_id)
+            if last is not None:
+                at = (last.number, last.run_id, row.state_updated_at)
+                waiting += questions_of(unknown, last.graph_id, *at)
+        return [one for one in waiting if seq_of(one.run, one.number) > since]
 
     def _begins_later(self, record: RunRecord, live: LiveRun | None) -> bool:
         """Whether a run waits in the queue, or is in the database and not in the queue yet."""
@@ -109,23 +168,30 @@ class ProtocolRoutes(Routes):
             return live.task is None
         return not record.attempt
 
-    async def _sees(self, caller: Caller, thread: UUID) -> bool:
-        """Whether the thread is there, and the caller's."""
+    async def _seen(self, caller: Caller, thread: UUID) -> sa.Row[Any] | None:
+        """The thread, if it is there, and the caller's."""
         try:
-            await self._state.thread(caller, thread, "read")
+            return await self._state.thread(caller, thread, "read")
         except HTTPException as error:
             if error.status_code != 404:
                 raise
-            return False
-        return True
+            return None
 
     async def _of_run(
         self, record: RunRecord, live: LiveRun | None, after: int
-    ) -> AsyncIterator[_Event]:
+    ) -> AsyncIterator[ThreadEvent | None]:
+        """The events of a run; of a live one, None follows those that are there already."""
         if not record.kwargs.get("protocol"):
             return
-        database = self._state.storage.database
-        source = replay(database, record.run_id, after) if live is None else live.log.follow(after)
+        through = -1
+        if live is None:
+            source = replay(self._state.storage.database, record.run_id, after)
+        else:
+            through, source = live.log.last, live.log.follow(after)
+            if through <= after:
+                yield None
         async for one in source:
             if one.event == PROTOCOL:
-                yield record, one
+                yield ThreadEvent(record.number, record.run_id, one.number, one.data)
+            if one.number == through:
+                yield None

@@ -27,8 +27,8 @@ from agentrt.serving.langgraph.stream_responses import (
     headers_of,
     result_response,
 )
-from agentrt.serving.langgraph.streams import PROTOCOL, LiveRun, StreamEvent, replay
-from agentrt.serving.langgraph.tables import ACTIVE
+from agentrt.serving.langgraph.streams import LiveRun, StreamEvent, replay
+from agentrt.serving.langgraph.tables import ACTIVE, PROTOCOL
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 _RUNS = "/threads/{thread_id}/runs"

@@ -22,7 +22,7 @@ from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, row_json
 from agentrt.serving.langgraph.run_bodies import RunBody
-from agentrt.serving.langgraph.tables import ACTIVE, events, has, matching, runs, threads
+from agentrt.serving.langgraph.tables import ACTIVE, ASKS, events, has, matching, runs, threads
 from agentrt.serving.langgraph.threads import change_thread, find_thread, new_thread
 
 _UNSEEN = (
@@ -277,11 +277,20 @@ class Runs:
         )
 
     async def forget_streams(self, before: float) -> None:
-        """Delete the events of runs that had ended at that time."""
+        """Delete the events of runs that had ended at that time. Questions stay, with what says
+        how their runs stand, until those of their thread are answered.
+        """
         over = sa.select(runs.c.run_id).where(
             runs.c.status.not_in(ACTIVE), runs.c.updated_at < before
         )
-        await self._database.write(sa.delete(events).where(events.c.run_id.in_(over)))
+        asking = sa.select(threads.c.thread_id).where(
+            sa.cast(threads.c.interrupts, sa.Text) != "{}"
+        )
+        of_asking = sa.select(runs.c.run_id).where(runs.c.thread_id.in_(asking))
+        stays = sa.and_(ASKS, events.c.run_id.in_(of_asking))
+        await self._database.write(
+            sa.delete(events).where(events.c.run_id.in_(over), sa.not_(stays))
+        )
 
     async def remove(self, run_id: str) -> None:
         """Delete the run and its events."""

@@ -140,6 +140,15 @@ events = sa.Table(
     _text("event"),
     _text("data"),
 )
+PROTOCOL = "protocol"
+"""The name of events in the streaming protocol's form, for its own clients alone."""
+ASKS = sa.and_(
+    events.c.event == PROTOCOL,
+    sa.or_(
+        *(events.c.data.like(f'{{"method":"{name}"%') for name in ("input.requested", "lifecycle"))
+    ),
+)
+"""Whether an event asks a question, or says how a graph stands. `responses.encode` wrote it."""
 
 
 crons = sa.Table(

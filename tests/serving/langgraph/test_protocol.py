@@ -292,6 +292,34 @@ async def test_a_message_is_heard_token_by_token(http: httpx.AsyncClient) -> Non
     assert reply["id"] == parts[0]["id"]
 
 
+async def test_the_channel_of_messages_has_what_the_protocol_names(http: httpx.AsyncClient) -> None:
+    """The results of tools, as messages below the tool, also where a tool gives a command; and no
+    whole message, which the protocol does not know.
+    """
+    thread = str(uuid4())
+    await start(http, thread, "tools", {"messages": []})
+    events = await until(http, thread, "completed", channels=["messages", "tools", "lifecycle"])
+    messages = [one["params"] for one in events if one["method"] == "messages"]
+    assert [(one["namespace"], one["data"]["event"]) for one in messages] == [
+        ([f"tools:{call}"], event)
+        for call in ("c1", "c2")
+        for event in (
+            "message-start",
+            "content-block-start",
+            "content-block-delta",
+            "content-block-finish",
+            "message-finish",
+        )
+    ]
+    starts = [one["data"] for one in messages if one["data"]["event"] == "message-start"]
+    assert [(one["role"], one["tool_call_id"], one["id"]) for one in starts] == [
+        ("tool", "c1", "tool-c1"),
+        ("tool", "c2", "m9"),
+    ]
+    ends = [one["data"] for one in messages if one["data"]["event"] == "content-block-finish"]
+    assert [one["content"]["text"] for one in ends] == ["sunny in Rome", "moved to Rome"]
+
+
 async def test_subgraphs_are_heard_by_their_namespaces(http: httpx.AsyncClient) -> None:
     thread = str(uuid4())
     await start(http, thread, "nested")
