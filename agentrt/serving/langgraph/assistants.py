@@ -84,7 +84,10 @@ class Assistants(Routes):
     async def search(self, body: bodies.AssistantSearch, caller: CallerDep) -> JSON:
         """Assistants that match."""
         conditions = await self._matching(caller, body, body.limit, body.offset)
-        rows, headers = await self._database.page(assistants, conditions, "assistant_id", body)
+        columns = [assistants.c[name] for name in dict.fromkeys(body.select or assistants.c.keys())]
+        rows, headers = await self._database.page(
+            assistants, conditions, "assistant_id", body, columns
+        )
         return JSON([as_json(row, body.select) for row in rows], headers=headers)
 
     @route("POST", "/assistants/count")

@@ -202,15 +202,21 @@ class Database:
         return 0 if row is None else int(row[0])
 
     async def page(
-        self, table: sa.Table, conditions: Sequence[sa.ColumnElement[bool]], key: str, page: Any
+        self,
+        table: sa.Table,
+        conditions: Sequence[sa.ColumnElement[bool]],
+        key: str,
+        page: Any,
+        columns: Sequence[sa.ColumnElement[Any]] | None = None,
     ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
         """A page of rows in the order that ``page`` asks for (a search body), ties by ``key``; and
         headers: how many there are up to here, and one more if there are more; and where the next
-        page begins, if there is one.
+        page begins, if there is one. The rows have these ``columns``, or all.
         """
         column = table.c[page.sort_by]
         order = column.asc() if page.sort_order == "asc" else column.desc()
-        query = sa.select(table).where(*conditions).order_by(order, table.c[key])
+        query = sa.select(*(table.c if columns is None else columns)).where(*conditions)
+        query = query.order_by(order, table.c[key])
         rows = await self.rows(query.limit(page.limit + 1).offset(page.offset))
         headers = {"X-Pagination-Total": str(page.offset + len(rows))}
         if len(rows) > page.limit:

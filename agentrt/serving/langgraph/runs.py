@@ -92,10 +92,13 @@ class NewRun:
 
 def run_json(row: sa.Row[Any]) -> dict[str, Any]:
     """A run as clients see it."""
+    # Clients look for the key; there is no LangSmith.
+    return {**_parsed(row), "langsmith_session_name": None}
+
+
+def _parsed(row: sa.Row[Any]) -> dict[str, Any]:
     one = row_json(row, *_INTERNAL)
-    one["kwargs"] = json.loads(one["kwargs"])
-    one["langsmith_session_name"] = None  # clients look for the key; there is no LangSmith
-    return one
+    return one if "kwargs" not in one else {**one, "kwargs": json.loads(one["kwargs"])}
 
 
 def record_of(row: sa.Row[Any]) -> RunRecord:
@@ -202,13 +205,21 @@ class Runs:
         return row
 
     async def of_thread(
-        self, tenant: str, thread: UUID, status: str | None, limit: int, offset: int
+        self,
+        tenant: str,
+        thread: UUID,
+        status: str | None,
+        limit: int,
+        offset: int,
+        select: Sequence[str] | None = None,
     ) -> list[dict[str, Any]]:
-        """The runs of a thread, the last one first."""
+        """The runs of a thread, the last one first, with those columns that ``select`` names."""
         these = matching(runs, tenant, {"thread_id": str(thread), "status": status})
-        query = sa.select(runs).where(*these).order_by(runs.c.number.desc())
-        query = query.limit(limit).offset(offset)
-        return [run_json(row) for row in await self._database.rows(query)]
+        names = [name for name in select or runs.c.keys() if name not in _INTERNAL]
+        query = sa.select(*(runs.c[name] for name in dict.fromkeys(names))).where(*these)
+        query = query.order_by(runs.c.number.desc()).limit(limit).offset(offset)
+        rows = await self._database.rows(query)
+        return [run_json(row) if select is None else _parsed(row) for row in rows]
 
     async def since(
         self, thread: str, number: int, most: int, ended_after: float = 0.0
