@@ -45,15 +45,23 @@ _CONTENT = ("graph_id", "name", "description", "config", "context", "metadata")
 class Assistants(Routes):
     """The assistants of all tenants, and the routes to them and to their graphs.
 
-    ``forget_threads`` deletes those threads of an assistant that a caller may delete.
+    ``forget_threads`` deletes those threads of an assistant that a caller may delete. ``configs``
+    are those of default assistants, by their graphs.
     """
 
     forget_threads: Callable[[Caller, str], Awaitable[None]]
 
-    def __init__(self, database: Database, quotas: Quotas, graphs: Graphs) -> None:
+    def __init__(
+        self,
+        database: Database,
+        quotas: Quotas,
+        graphs: Graphs,
+        configs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self._database = database
         self._quotas = quotas
         self._graphs = graphs
+        self._configs = configs or {}
         self._known_tenants: set[str] = set()
 
     @route("POST", "/assistants")
@@ -300,16 +308,26 @@ class Assistants(Routes):
             return
         if len(tenant) > LONGEST_TENANT:
             raise invalid(f"a tenant's name has at most {LONGEST_TENANT} characters")
-        content: dict[str, Any] = {"description": None, "config": {}, "context": {}}
-        content["metadata"] = {"created_by": "system"}
+        content: dict[str, Any] = {"description": None, "metadata": {"created_by": "system"}}
+        c = assistants.c
         with suppress(IntegrityError):  # on PostgreSQL, where another request was faster
             async with self._database.writing() as connection:
-                known = sa.select(assistants.c.assistant_id).where(assistants.c.tenant == tenant)
-                there = set((await connection.execute(known)).scalars())
+                known = sa.select(c.assistant_id, c.version, c.config).where(c.tenant == tenant)
+                there = {row.assistant_id: row for row in await connection.execute(known)}
                 for name in self._graphs.names():
-                    if (key := default_assistant(name)) not in there:
-                        own = {"graph_id": name, "name": name, **content}
-                        await add_assistant(connection, tenant, key, own)
+                    key = default_assistant(name)
+                    config, context = in_both(self._configs.get(name, {}), {})
+                    own = {"graph_id": name, "name": name, "config": config, "context": context}
+                    if key not in there:
+                        await add_assistant(connection, tenant, key, {**own, **content})
+                    elif there[key].version == 1 and there[key].config != config:
+                        # Nobody has changed it, and the configs of graphs are others now.
+                        for table in (assistants, versions):
+                            mine = (table.c.tenant == tenant, table.c.assistant_id == key)
+                            changed = {"config": config, "context": context}
+                            await connection.execute(
+                                sa.update(table).where(*mine, table.c.version == 1).values(changed)
+                            )
         self._known_tenants.add(tenant)
 
 

@@ -16,7 +16,7 @@ from langgraph_sdk.client import LangGraphClient
 from agentrt.serving.langgraph import database as databases
 from agentrt.serving.langgraph.database import Address, Database, open_database
 from agentrt.serving.langgraph.filters import parse_filter, visible
-from agentrt.serving.langgraph.tables import has, is_within, threads
+from agentrt.serving.langgraph.tables import has, is_within, json_contains, threads
 from agentrt.serving.langgraph.threads import add_thread
 from tests.serving.langgraph.test_runs import IN
 
@@ -86,7 +86,7 @@ async def test_sqlite_finds_what_contains_a_value(tmp_path: Path) -> None:
 async def test_python_compares_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None for values that SQLite compares itself, and of lists those that may have them."""
     compared = 0
-    inner = databases.json_contains
+    inner = json_contains
 
     def counted(*given: Any, **options: Any) -> bool:
         nonlocal compared
