@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
@@ -261,7 +262,7 @@ class Assistants(Routes):
 
     async def _first(self, tenant: str, key: str, only: Filter | None) -> dict[str, Any] | None:
         this = matching(assistants, tenant, {"assistant_id": key}, only=only)
-        row = await self._database.first(sa.select(assistants).where(*this))
+        row = await self._database.first(sa.select(assistants).where(*this), quick=True)
         return None if row is None else as_json(row)
 
     def _id_of(self, name: str) -> str:
@@ -340,6 +341,7 @@ def _for_hooks(
     return {**about, "context": body.context, "metadata": dict(body.metadata or {}), **more}
 
 
+@cache
 def default_assistant(graph_id: str) -> str:
     """The id of a graph's default assistant."""
     return str(uuid5(_NAMESPACE, graph_id))

@@ -143,7 +143,7 @@ class Runs:
             "created_at": now,
             "updated_at": now,
         }
-        async with self._database.writing() as connection:
+        async with self._database.writing(rows=True) as connection:
             before = await self._prepare_thread(connection, thread, new, only)
             by_task = before._mapping["interrupts"]
             own = {**before._mapping["metadata"], **_about(new), **new.columns["metadata"]}
@@ -273,7 +273,7 @@ class Runs:
         """Store that the run is running, with the attempt and the origin of ``record``."""
         assert record.origin is not None
         origin = record.origin.model_dump_json()
-        await self._database.write(
+        await self._database.write_rows(
             _changed(record.run_id, status="running", attempt=record.attempt, origin=origin)
         )
 
