@@ -79,7 +79,7 @@ class HasAll:
     def condition(self, column: Any) -> sa.ColumnElement[bool]:
         """The filter as a condition for a column of JSON objects."""
         has_all = json_has_all(column, self.key, json.dumps(self.values))
-        return sa.and_(*(one for value in self.values for one in likely(column, value)), has_all)
+        return sa.and_(*(part for value in self.values for part in likely(column, value)), has_all)
 
     def implied(self, identity: str) -> dict[str, Any]:
         """The values that a new item needs so that the user ``identity`` may see it."""

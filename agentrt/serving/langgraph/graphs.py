@@ -65,9 +65,9 @@ def as_graph(program: Program, runtime: Runtime, clock: SteadyClock) -> Graph:
             interrupts = _interrupts_in(error)
             if interrupts is None:
                 raise
-            raised = [each for one in interrupts for each in one.args[0]]
-            asked = {one.id: one for one in (*await emitter.questions(), *raised)}
-            raise GraphInterrupt(tuple(asked.values())) from None
+            raised = [each for interrupted in interrupts for each in interrupted.args[0]]
+            questions = {each.id: each for each in (*await emitter.questions(), *raised)}
+            raise GraphInterrupt(tuple(questions.values())) from None
 
     run.__name__ = run.__qualname__ = program.name
     return entrypoint()(run)
@@ -124,15 +124,15 @@ class _GraphEmitter(JournaledEmitter):
     async def questions(self) -> list[Interrupt]:
         """All questions that the program has asked and that are not answered."""
         results = await asyncio.gather(*self._asking, return_exceptions=True)
-        interrupts = [one for one in results if isinstance(one, GraphInterrupt)]
-        return [each for one in interrupts for each in one.args[0]]
+        interrupts = [result for result in results if isinstance(result, GraphInterrupt)]
+        return [each for interrupted in interrupts for each in interrupted.args[0]]
 
-    async def _answer(self, asked: Any) -> Any:
+    async def _answer(self, payload: Any) -> Any:
         """The answer to a question. Each question is a task of LangGraph's, so that several have
         ids of their own, and can be answered in any order. A program that is cancelled because
         another question ended it has asked nevertheless.
         """
-        asking: asyncio.Future[Any] = asyncio.ensure_future(question(asked))
+        asking: asyncio.Future[Any] = asyncio.ensure_future(question(payload))
         asking.add_done_callback(_note_exception)
         self._asking.append(asking)
         return await asyncio.shield(asking)
@@ -150,16 +150,16 @@ def _interrupts_in(error: BaseException) -> list[GraphInterrupt] | None:
         return [error]
     if not isinstance(error, BaseExceptionGroup):
         return None
-    parts = [_interrupts_in(one) for one in error.exceptions]
+    parts = [_interrupts_in(inner) for inner in error.exceptions]
     if any(part is None for part in parts):
         return None
-    return [one for part in parts if part is not None for one in part]
+    return [interrupted for part in parts if part is not None for interrupted in part]
 
 
 @task
-async def question(asked: Any) -> Any:
+async def question(payload: Any) -> Any:
     """Ask a human, as a task of the program's graph."""
-    return interrupt(asked)
+    return interrupt(payload)
 
 
 # -- tokens ---------------------------------------------------------------------------------

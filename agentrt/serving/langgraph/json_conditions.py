@@ -85,7 +85,7 @@ def same_in_sqlite(
         parts, exact = _leaf(column, leaf_path, leaf)
         conditions += parts
         sufficient = sufficient and exact
-    return [on_sqlite(one) for one in conditions], sufficient
+    return [on_sqlite(condition) for condition in conditions], sufficient
 
 
 def likely(column: Any, text: Any) -> list[sa.ColumnElement[bool]]:
@@ -114,7 +114,7 @@ def _leaves(path: Sequence[str], value: Any) -> Iterator[tuple[Sequence[str], An
 def _leaf(
     column: Any, path: Sequence[str], value: Any
 ) -> tuple[list[sa.ColumnElement[bool]], bool]:
-    """The conditions for one value, and whether they are sufficient."""
+    """The conditions for a value, and whether they are sufficient."""
     if not path or any(_PLAIN_KEY.fullmatch(key) is None for key in path):
         return [], False
     where = "$" + "".join(f'."{key}"' for key in path)

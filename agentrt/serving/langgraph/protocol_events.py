@@ -142,7 +142,7 @@ def questions_of(
     """The events for a thread's open questions that no event has asked, and for the end of the
     run that they belong to. Their numbers come after all those that the run itself has used.
     """
-    data = [("input.requested", _question(one["id"], one["value"])) for one in interrupts]
+    data = [("input.requested", _question(each["id"], each["value"])) for each in interrupts]
     data.append(("lifecycle", {"event": "interrupted", "graph_name": graph_id}))
     first = _PER_RUN - len(data)
     return [

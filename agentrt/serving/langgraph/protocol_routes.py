@@ -82,16 +82,16 @@ class ProtocolRoutes(Routes):
 
         async def parts() -> AsyncIterator[ServerSentEvent]:
             replaying = True
-            async for one in self._of_thread(caller, thread_id, body.since):
-                if one is None:
+            async for stored in self._of_thread(caller, thread_id, body.since):
+                if stored is None:
                     if replaying:
                         replaying = False
                         yield ServerSentEvent(comment=REPLAYED)
                     continue
-                event = orjson.loads(one.data)
+                event = orjson.loads(stored.data)
                 if body.has(event):
-                    seq = seq_of(one.run, one.number)
-                    about = {"type": "event", "event_id": f"{one.run_id}:{one.number}"}
+                    seq = seq_of(stored.run, stored.number)
+                    about = {"type": "event", "event_id": f"{stored.run_id}:{stored.number}"}
                     text = orjson.dumps({**about, "seq": seq, **event}).decode()
                     yield ServerSentEvent(text, event=event["method"], id=str(seq))
 
@@ -104,13 +104,13 @@ class ProtocolRoutes(Routes):
         done: set[str] = set()
         with self._queue.listening(str(thread)) as beginning:
             if (row := await self._seen(caller, thread)) is not None:
-                async for one in self._past(row, since, done):
-                    yield one
+                async for event in self._past(row, since, done):
+                    yield event
             yield None
             while (live := await beginning.get()) is not None:
                 if live.record.run_id not in done and await self._seen(caller, thread):
-                    async for one in self._of_run(live.record, live, 0):
-                        yield one
+                    async for event in self._of_run(live.record, live, 0):
+                        yield event
 
     async def _past(
         self, row: sa.Row[Any], since: int, done: set[str]
@@ -121,7 +121,7 @@ class ProtocolRoutes(Routes):
         number, after = place_of(since)
         kept = time.time() - REPLAY_S  # of older runs there are no events to look for
         past = await self._state.runs.since(row.thread_id, number, _MOST_RUNS, kept)
-        waiting = await self._waiting(row, since, {one.run_id for one in past})
+        waiting = await self._waiting(row, since, {record.run_id for record in past})
         for record in past:
             live = self._queue.get(record.run_id)
             if self._begins_later(record, live):
@@ -129,10 +129,10 @@ class ProtocolRoutes(Routes):
             while waiting and waiting[0].run < record.number:
                 yield waiting.pop(0)
             done.add(record.run_id)
-            async for one in self._of_run(record, live, after if record.number == number else 0):
-                yield one
-        for one in waiting:
-            yield one
+            async for event in self._of_run(record, live, after if record.number == number else 0):
+                yield event
+        for event in waiting:
+            yield event
 
     async def _waiting(
         self, row: sa.Row[Any], since: int, replayed: Collection[str]
@@ -140,27 +140,36 @@ class ProtocolRoutes(Routes):
         """The thread's open questions after ``since``, each with the ends of its run, that are not
         in the streams of the runs ``replayed``. They are in the order of their numbers.
         """
-        interrupts = {one["id"]: one for one in interrupts_in(row.interrupts)}
+        interrupts = {each["id"]: each for each in interrupts_in(row.interrupts)}
         if not interrupts:
             return []
+        asks_itself = self._is_followed(row.thread_id)
         stored = await stored_questions(self._state.storage.database, row.thread_id)
-        asked = {id(one): question_in(orjson.loads(one.data)) for one in stored}
-        of_runs = {one.run for one in stored if asked[id(one)] in interrupts}
+        events = [(event, question_in(orjson.loads(event.data))) for event in stored]
+        of_runs = {event.run for event, question in events if question in interrupts}
         waiting = [
-            one
-            for one in stored
-            if one.run in of_runs
-            and one.run_id not in replayed
-            and (asked[id(one)] is None or asked[id(one)] in interrupts)
+            event
+            for event, question in events
+            if event.run in of_runs
+            and event.run_id not in replayed
+            and (question is None or question in interrupts)
         ]
         # Questions of runs that older clients have started are in the thread's row alone.
-        unknown = [one for key, one in interrupts.items() if key not in asked.values()]
-        if unknown and row.status != "busy":
+        known = {question for _, question in events}
+        unknown = [interrupts[key] for key in interrupts if key not in known]
+        if unknown and row.status != "busy" and not asks_itself:
             last = await self._state.runs.last_of(row.thread_id)
             if last is not None:
                 at = (last.number, last.run_id, row.state_updated_at)
                 waiting += questions_of(unknown, last.graph_id, *at)
-        return [one for one in waiting if seq_of(one.run, one.number) > since]
+        return [event for event in waiting if seq_of(event.run, event.number) > since]
+
+    def _is_followed(self, thread: str) -> bool:
+        """Whether a run of the thread is under way whose own events ask what it asks: they come
+        after the thread's row.
+        """
+        runs = [self._queue.get(key) for key in self._queue.live_in(thread)]
+        return any(live is not None and live.record.kwargs.get("protocol") for live in runs)
 
     def _begins_later(self, record: RunRecord, live: LiveRun | None) -> bool:
         """Whether a run waits in the queue, or is in the database and not in the queue yet."""
@@ -190,8 +199,8 @@ class ProtocolRoutes(Routes):
             through, source = live.log.last, live.log.follow(after)
             if through <= after:
                 yield None
-        async for one in source:
-            if one.event == PROTOCOL:
-                yield ThreadEvent(record.number, record.run_id, one.number, one.data)
-            if one.number == through:
+        async for event in source:
+            if event.event == PROTOCOL:
+                yield ThreadEvent(record.number, record.run_id, event.number, event.data)
+            if event.number == through:
                 yield None

@@ -97,8 +97,8 @@ def run_json(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 def _parsed(row: sa.Row[Any]) -> dict[str, Any]:
-    one = row_json(row, *_INTERNAL)
-    return one if "kwargs" not in one else {**one, "kwargs": json.loads(one["kwargs"])}
+    run = row_json(row, *_INTERNAL)
+    return run if "kwargs" not in run else {**run, "kwargs": json.loads(run["kwargs"])}
 
 
 def record_of(row: sa.Row[Any]) -> RunRecord:

@@ -47,15 +47,15 @@ class TenantStore(BaseStore):
     async def scan(self, op: SearchOp, only: Allows | None = None) -> list[SearchItem]:
         """A page of the items that a search finds and whose values ``only`` allows."""
         page = _Page(op, only)
-        while (more := page.next()) is not None:
-            page.take((await self.abatch([more]))[0])
+        while (search := page.next()) is not None:
+            page.take((await self.abatch([search]))[0])
         await self.abatch(page.refreshed())
         return page.items
 
     def _scan(self, op: SearchOp) -> list[SearchItem]:
         page = _Page(op, None)
-        while (more := page.next()) is not None:
-            page.take(self.batch([more])[0])
+        while (search := page.next()) is not None:
+            page.take(self.batch([search])[0])
         self.batch(page.refreshed())
         return page.items
 
@@ -125,17 +125,19 @@ class _Page:
             filter=self._left or None, limit=_SCANNED, offset=self._offset, refresh_ttl=False
         )
 
-    def take(self, found: Any) -> None:
+    def take(self, items: Any) -> None:
         """Take in what that search has found."""
-        allowed = [item for item in found if self._allows(item.value)]
+        allowed = [item for item in items if self._allows(item.value)]
         self.items += allowed[self._skip : self._skip + self._op.limit - len(self.items)]
         self._skip = max(0, self._skip - len(allowed))
-        self._offset += len(found)
-        self._ended = len(found) < _SCANNED
+        self._offset += len(items)
+        self._ended = len(items) < _SCANNED
 
     def refreshed(self) -> list[Op]:
         """What lets the items of the page live longer, if the search asks for that."""
-        return [GetOp(one.namespace, one.key, True) for one in self.items if self._op.refresh_ttl]
+        return [
+            GetOp(item.namespace, item.key, True) for item in self.items if self._op.refresh_ttl
+        ]
 
     def _allows(self, value: Mapping[str, Any]) -> bool:
         return matches(value, self._compared) and (self._only is None or self._only(value))
@@ -152,10 +154,10 @@ def _is_simple(key: str, wanted: Any) -> bool:
         return True
     if not isinstance(wanted, dict):
         inner = wanted if isinstance(wanted, list | tuple) else ()
-        nested = any(isinstance(one, dict | list | tuple) for one in inner)
+        nested = any(isinstance(element, dict | list | tuple) for element in inner)
         return _KEY.fullmatch(key) is not None and not nested
-    operands = [one for name, one in wanted.items() if name.startswith("$")]
-    nested = any(isinstance(one, dict | list) for one in operands)
+    operands = [operand for name, operand in wanted.items() if name.startswith("$")]
+    nested = any(isinstance(operand, dict | list) for operand in operands)
     return _KEY.fullmatch(key) is not None and len(operands) == len(wanted) > 0 and not nested
 
 

@@ -255,15 +255,15 @@ async def approval(ctx: Context, what: str) -> str:
 
 
 @program
-async def approvals(ctx: Context, given: dict[str, Any]) -> list[str]:
+async def approvals(ctx: Context, request: dict[str, Any]) -> list[str]:
     """A native program that asks a human all at once, in one of two ways, and then once more."""
-    names = given["names"]
-    if given["how"] == "gather":
+    names = request["names"]
+    if request["how"] == "gather":
         first = await asyncio.gather(*(ctx.human(f"approve {name}?") for name in names))
     else:
         async with asyncio.TaskGroup() as group:
             asking = [group.create_task(ctx.human(f"approve {name}?")) for name in names]
-        first = [one.result() for one in asking]
+        first = [task.result() for task in asking]
     return [*first, await ctx.human("all in all?")]
 
 

@@ -41,8 +41,8 @@ async def test_default_assistants_have_the_configs(
             assert mine["config"] == CONFIGS["tell"]
             assert mine["context"] == {"n": 1}
             own: Any = {"configurable": {"n": 2}}
-            for given, n in ((None, 1), (own, 2)):
-                result: Any = await client.runs.wait(None, "tell", input=IN, config=given)
+            for config, n in ((None, 1), (own, 2)):
+                result: Any = await client.runs.wait(None, "tell", input=IN, config=config)
                 context, configurable = json.loads(result["steps"][-1])
                 assert (context["n"], configurable["n"]) == (n, n)
     monkeypatch.setenv("LANGGRAPH_CONFIG", '{"tell": {"recursion_limit": 9}}')

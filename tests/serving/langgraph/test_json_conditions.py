@@ -44,7 +44,7 @@ def part_of(chance: random.Random, whole: Any) -> Any:
         kept = [key for key in whole if chance.random() < 0.7]
         return {key: part_of(chance, whole[key]) for key in kept}
     if isinstance(whole, list):
-        return [part_of(chance, one) for one in whole if chance.random() < 0.7]
+        return [part_of(chance, element) for element in whole if chance.random() < 0.7]
     return whole
 
 
@@ -54,7 +54,7 @@ async def fill(database: Database, items: list[dict[str, Any]]) -> None:
             await add_thread(connection, "t", UUID(int=number), item)
 
 
-async def found(database: Database, *conditions: sa.ColumnElement[bool]) -> set[int]:
+async def matches(database: Database, *conditions: sa.ColumnElement[bool]) -> set[int]:
     rows = await database.rows(sa.select(threads.c.thread_id).where(*conditions))
     return {UUID(row[0]).int for row in rows}
 
@@ -71,13 +71,13 @@ async def test_sqlite_finds_what_contains_a_value(tmp_path: Path) -> None:
             if not isinstance(part, dict) or not part:
                 continue
             wanted = {number for number, item in enumerate(items) if is_within(part, item)}
-            assert await found(database, has(threads.c.metadata, part)) == wanted, part
+            assert await matches(database, has(threads.c.metadata, part)) == wanted, part
             key = chance.choice([*part])
             for operator in ("$eq", "$contains"):
                 only = parse_filter({key: {operator: part[key]}}) if key else None
                 if only is not None:
                     allowed = {number for number, item in enumerate(items) if only.allows(item)}
-                    shown = await found(database, *visible(threads.c.metadata, only))
+                    shown = await matches(database, *visible(threads.c.metadata, only))
                     assert shown == allowed, only
             hits += bool(wanted)
     assert hits > 100
@@ -88,20 +88,20 @@ async def test_python_compares_few_rows(tmp_path: Path, monkeypatch: pytest.Monk
     compared = 0
     inner = json_contains
 
-    def counted(*given: Any, **options: Any) -> bool:
+    def counted(*args: Any, **options: Any) -> bool:
         nonlocal compared
         compared += 1
-        return inner(*given, **options)
+        return inner(*args, **options)
 
     monkeypatch.setattr(databases, "json_contains", counted)
     items = [{"n": n, "kind": {"name": f"k{n}"}, "messages": [{"id": f"m{n}"}]} for n in range(200)]
     async with open_database(Address.parse(f"sqlite:{tmp_path / 'a.db'}")) as database:
         await fill(database, items)
         for part in ({"n": 7}, {"kind": {"name": "k7"}}, {"n": 7, "kind": {}}):
-            assert await found(database, has(threads.c.metadata, part)) == {7}
+            assert await matches(database, has(threads.c.metadata, part)) == {7}
         assert compared == 0
         in_list = has(threads.c.metadata, {"messages": [{"id": "m7"}]})
-        assert await found(database, in_list) == {7}
+        assert await matches(database, in_list) == {7}
         assert compared == 1
 
 
@@ -122,7 +122,7 @@ def statements() -> Iterator[list[str]]:
 
 def columns_of(seen: list[str], table: str) -> str:
     """What the only query of a page of a table selects."""
-    (query,) = (one for one in seen if one.startswith("SELECT") and " LIMIT " in one)
+    (query,) = (text for text in seen if text.startswith("SELECT") and " LIMIT " in text)
     names, _, rest = query.partition("FROM")
     assert table in rest
     return names
@@ -147,7 +147,7 @@ async def test_a_search_reads_what_it_selects(client: LangGraphClient) -> None:
     assert "metadata" not in columns_of(seen, "agentrt_threads")
     with statements() as seen:
         listed: Any = await client.runs.list(thread, select=["run_id", "status"])
-    assert [one.keys() for one in listed] == [{"run_id", "status"}]
+    assert [run.keys() for run in listed] == [{"run_id", "status"}]
     names = columns_of(seen, "agentrt_runs")
     assert "result" not in names
     assert "kwargs" not in names
@@ -162,8 +162,8 @@ async def test_a_page_has_the_whole_threads(client: LangGraphClient) -> None:
     first = (await client.threads.create(metadata=mine))["thread_id"]
     second = (await client.threads.create(metadata=mine))["thread_id"]
     await client.runs.wait(first, "steps", input=IN)
-    asked: Any = {"metadata": {"mine": mine["mine"]}, "sort_order": "asc"}
+    search: Any = {"metadata": {"mine": mine["mine"]}, "sort_order": "asc"}
     whole = [await client.threads.get(key) for key in (first, second)]
-    assert await client.threads.search(**asked) == whole
-    page: Any = await client.threads.search(**asked, extract={"text": "metadata.text"})
-    assert page == [{**one, "extracted": {"text": mine["text"]}} for one in whole]
+    assert await client.threads.search(**search) == whole
+    page: Any = await client.threads.search(**search, extract={"text": "metadata.text"})
+    assert page == [{**thread, "extracted": {"text": mine["text"]}} for thread in whole]

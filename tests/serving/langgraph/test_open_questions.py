@@ -40,7 +40,7 @@ async def sweep(database: Path) -> None:
 
 
 def questions(events: list[Any]) -> list[Any]:
-    return [one for one in events if one["method"] == "input.requested"]
+    return [event for event in events if event["method"] == "input.requested"]
 
 
 async def test_a_question_is_asked_again_when_its_stream_is_swept(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ async def test_a_question_is_asked_again_when_its_stream_is_swept(tmp_path: Path
         async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
             await start(http, thread, "twice")
             first = await until(http, thread, "interrupted", channels=CHANNELS)
-            (one,) = questions(first)
-            answer = {"interrupt_id": told(one)[1]["interrupt_id"], "response": "yes"}
+            (question,) = questions(first)
+            answer = {"interrupt_id": told(question)[1]["interrupt_id"], "response": "yes"}
             await command(http, thread, "input.respond", **answer)
             whole = await until(http, thread, "interrupted", "interrupted", channels=CHANNELS)
             age(database)
@@ -89,9 +89,9 @@ async def test_questions_of_older_clients_runs_are_asked(tmp_path: Path) -> None
             thread = (await client.threads.create())["thread_id"]
             await client.runs.wait(thread, "fan", input=IN)
             events = await until(http, thread, "interrupted", channels=CHANNELS)
-            asked = {told(one)[1]["payload"]: one for one in questions(events)}
-            assert asked.keys() == {"a", "b"}
-            seqs = [one["seq"] for one in events]
+            payloads = {told(event)[1]["payload"] for event in questions(events)}
+            assert payloads == {"a", "b"}
+            seqs = [event["seq"] for event in events]
             assert seqs == sorted(set(seqs))
             later = await until(
                 http, thread, "interrupted", channels=CHANNELS, since=events[0]["seq"]
@@ -105,24 +105,24 @@ async def test_questions_that_a_program_asks_at_once_are_all_seen(
 ) -> None:
     """They are answered in any order, and one that is answered is not asked again."""
     thread = (await client.threads.create())["thread_id"]
-    given: Any = {"names": ["a", "b", "c"], "how": how}
+    request: Any = {"names": ["a", "b", "c"], "how": how}
 
     async def open_ids() -> dict[str, str]:
         tasks = (await client.threads.get(thread))["interrupts"].values()
-        return {str(one["value"]): str(one["id"]) for asked in tasks for one in asked}
+        return {str(each["value"]): str(each["id"]) for task in tasks for each in task}
 
     async def answered(resume: Any) -> Any:
         return await client.runs.wait(thread, "approvals", command={"resume": resume})
 
-    result: Any = await client.runs.wait(thread, "approvals", input=given)
-    asked = {one["value"]: one["id"] for one in result["__interrupt__"]}
-    assert asked.keys() == {"approve a?", "approve b?", "approve c?"}
-    assert await open_ids() == asked
+    result: Any = await client.runs.wait(thread, "approvals", input=request)
+    ids = {each["value"]: each["id"] for each in result["__interrupt__"]}
+    assert ids.keys() == {"approve a?", "approve b?", "approve c?"}
+    assert await open_ids() == ids
     (task,) = (await client.threads.get_state(thread))["tasks"]
-    assert {str(one["value"]) for one in task["interrupts"]} == asked.keys()
-    await answered({asked["approve c?"]: "C"})
+    assert {str(each["value"]) for each in task["interrupts"]} == ids.keys()
+    await answered({ids["approve c?"]: "C"})
     left = await open_ids()
-    assert left == {name: key for name, key in asked.items() if name != "approve c?"}
+    assert left == {name: key for name, key in ids.items() if name != "approve c?"}
     await answered({left["approve b?"]: "B", left["approve a?"]: "A"})
     assert (await open_ids()).keys() == {"all in all?"}
     assert await answered("yes") == ["A", "B", "C", "yes"]
@@ -144,7 +144,7 @@ async def test_the_client_finds_a_question_an_hour_later(tmp_path: Path) -> None
             async with client.threads.stream(thread, assistant_id="ask") as stream:
                 while not stream.interrupts:
                     await asyncio.sleep(0.005)
-                assert [one["value"] for one in stream.interrupts] == [{"question": "which way?"}]
+                assert [each["value"] for each in stream.interrupts] == [{"question": "which way?"}]
                 await stream.run.respond("left")
                 output: Any = await stream.output
     assert output["steps"] == ["in", "first", "answered left", "last"]

@@ -299,8 +299,8 @@ async def test_the_channel_of_messages_has_what_the_protocol_names(http: httpx.A
     thread = str(uuid4())
     await start(http, thread, "tools", {"messages": []})
     events = await until(http, thread, "completed", channels=["messages", "tools", "lifecycle"])
-    messages = [one["params"] for one in events if one["method"] == "messages"]
-    assert [(one["namespace"], one["data"]["event"]) for one in messages] == [
+    messages = [event["params"] for event in events if event["method"] == "messages"]
+    assert [(part["namespace"], part["data"]["event"]) for part in messages] == [
         ([f"tools:{call}"], event)
         for call in ("c1", "c2")
         for event in (
@@ -311,13 +311,13 @@ async def test_the_channel_of_messages_has_what_the_protocol_names(http: httpx.A
             "message-finish",
         )
     ]
-    starts = [one["data"] for one in messages if one["data"]["event"] == "message-start"]
-    assert [(one["role"], one["tool_call_id"], one["id"]) for one in starts] == [
+    starts = [part["data"] for part in messages if part["data"]["event"] == "message-start"]
+    assert [(start["role"], start["tool_call_id"], start["id"]) for start in starts] == [
         ("tool", "c1", "tool-c1"),
         ("tool", "c2", "m9"),
     ]
-    ends = [one["data"] for one in messages if one["data"]["event"] == "content-block-finish"]
-    assert [one["content"]["text"] for one in ends] == ["sunny in Rome", "moved to Rome"]
+    ends = [part["data"] for part in messages if part["data"]["event"] == "content-block-finish"]
+    assert [end["content"]["text"] for end in ends] == ["sunny in Rome", "moved to Rome"]
 
 
 async def test_subgraphs_are_heard_by_their_namespaces(http: httpx.AsyncClient) -> None:

@@ -137,9 +137,9 @@ async def test_a_subscription_says_how_many_events_were_there_already(
     """
     thread, gate = str(uuid4()), str(uuid4())
 
-    async def replayed(**asked: Any) -> tuple[int, int]:
+    async def replayed(**options: Any) -> tuple[int, int]:
         async with opened(it.url, thread) as socket:
-            done = await socket.ask("subscription.subscribe", channels=VALUES, **asked)
+            done = await socket.ask("subscription.subscribe", channels=VALUES, **options)
             return done["result"]["replayed_events"], len(socket.events)
 
     assert await replayed() == (0, 0)

@@ -53,8 +53,8 @@ async def test_a_filter_compares_values_at_any_depth(
     folder = uuid4().hex
     for key, value in ITEMS.items():
         await client.store.put_item([folder], key, value)
-    found = await client.store.search_items([folder], filter=wanted)
-    assert "".join(sorted(item["key"] for item in found["items"])) == keys
+    page = await client.store.search_items([folder], filter=wanted)
+    assert "".join(sorted(item["key"] for item in page["items"])) == keys
 
 
 @pytest.mark.parametrize("wanted", [{"user": {"name": {"$in": ["ann"]}}}, {"$or": [{"n": 1}]}])
