@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,10 +17,11 @@ from langgraph_sdk.client import LangGraphClient
 
 from agentrt.serving.langgraph.database import Address, open_database
 from agentrt.serving.langgraph.runs import Runs
+from agentrt.serving.langgraph.streams import EventLog
 from agentrt.serving.langgraph.tenant_state import REPLAY_S
-from tests.serving.langgraph.graphs import TURN_S, all_graphs
+from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.serve import serving
-from tests.serving.langgraph.test_protocol import command, start, told, until
+from tests.serving.langgraph.test_protocol import command, heard, start, told, until
 from tests.serving.langgraph.test_runs import IN
 
 CHANNELS = ["values", "input", "lifecycle"]
@@ -97,6 +98,34 @@ async def test_questions_of_older_clients_runs_are_asked(tmp_path: Path) -> None
                 http, thread, "interrupted", channels=CHANNELS, since=events[0]["seq"]
             )
             assert later == events[1:]
+
+
+async def test_a_question_is_asked_once_to_who_joins_as_it_is_asked(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The question is in the thread, and not in the run's stream yet. 2. A client joins. 3. It
+    is in the stream, too, and answered.
+    """
+    thread, put = str(uuid4()), EventLog.put
+
+    async def slow(self: EventLog, parts: Any) -> None:
+        if any(b"input.requested" in data for _, data in parts):
+            await GATES.passing(thread)
+        await put(self, parts)
+
+    monkeypatch.setattr(EventLog, "put", slow)
+    await start(http, thread, "ask")
+    await GATES.reached(thread)
+    async with asyncio.timeout(TURN_S), aclosing(heard(http, thread)) as stream:
+        events = [await anext(stream)]
+        GATES.open(thread)
+        for end in ("interrupted", "completed"):
+            while told(events[-1]) != ("lifecycle", end):
+                events.append(await anext(stream))
+            (question,) = questions(events)
+            if end == "interrupted":
+                answer = {"interrupt_id": told(question)[1]["interrupt_id"], "response": "yes"}
+                await command(http, thread, "input.respond", **answer)
 
 
 @pytest.mark.parametrize("how", ["gather", "group"])
