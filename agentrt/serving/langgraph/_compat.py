@@ -7,17 +7,11 @@ the versions that this was tested with, and fails when something here is gone or
 
 from __future__ import annotations
 
-import asyncio
-import re
-import sqlite3
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from importlib.metadata import version
-from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import aiosqlite
 import sqlalchemy as sa
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import RunnableConfig
@@ -28,9 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.errors import ConfigError
-
-if TYPE_CHECKING:
-    from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.database import Database
 
 # -- names --------------------------------------------------------------------------------
 
@@ -263,76 +255,6 @@ def check_store_version(package: str) -> None:
             f"{package} {installed} finds items of other namespaces, such as those of the tenant "
             f"'acme-corp' for 'acme': install {package}>={FIRST_SAFE}"
         )
-
-
-# -- SQLite's connections ------------------------------------------------------------------
-
-
-class SqliteConnection(aiosqlite.Connection):
-    """A connection that passes to its thread what may wait for the disk or for a lock, and does
-    the rest at once: each way to the thread and back takes a turn of the event loop.
-
-    While it is ``direct``, it does all but commits at once: in a transaction that has begun to
-    write, whose statements are about single rows. Connections that write have the same ``lock``,
-    which passes from one to the next at once; for SQLite's own they would look again and again,
-    after longer and longer pauses. Without a lock it only reads.
-    """
-
-    def __init__(self, path: str, lock: Lock | None = None, *, timeout: float) -> None:
-        connect = partial(sqlite3.connect, path, timeout, check_same_thread=False)
-        super().__init__(connect, 64)
-        self._thread.daemon = True
-        self._lock, self._timeout = lock, timeout
-        self._has_lock = False
-        self.direct = False
-
-    def stop(self) -> asyncio.Future[Any] | None:
-        self._tx.put_nowait((None, self._give_up))
-        return super().stop()
-
-    async def _execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        call = fn if self._lock is None else partial(self._locked, fn)
-        if self._running and self._connection and self._is_quick(fn, args):
-            return call(*args, **kwargs)
-        inner: Any = super()._execute
-        return await inner(call, *args, **kwargs)
-
-    def _is_quick(self, function: Any, args: tuple[Any, ...]) -> bool:
-        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-        if name == "rollback":
-            return self._lock is None or not self._conn.in_transaction
-        if name in ("cursor", "commit"):
-            return name == "cursor"
-        if isinstance(owner, sqlite3.Cursor):
-            return self.direct or name == "close" or args[:1] == ("BEGIN",)
-        return False
-
-    def _locked(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call ``function``, with the lock from where a transaction begins to write to its end."""
-        if not self._has_lock and args and isinstance(args[0], str) and _WRITES.match(args[0]):
-            assert self._lock is not None
-            if not self._lock.acquire(timeout=self._timeout):
-                raise sqlite3.OperationalError("database is locked")
-            self._has_lock = True
-        closes = getattr(function, "__name__", "") == "close" and function.__self__ is self._conn
-        try:
-            return function(*args, **kwargs)
-        finally:
-            if self._has_lock and (closes or not self._conn.in_transaction):
-                self._give_back()
-
-    def _give_up(self) -> None:
-        if self._has_lock and self._connection is not None:
-            self._connection.rollback()
-            self._give_back()
-
-    def _give_back(self) -> None:
-        assert self._lock is not None
-        self._has_lock = False
-        self._lock.release()
-
-
-_WRITES = re.compile(r"\s*(BEGIN IMMEDIATE|INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
 
 
 # -- SQLite's store -----------------------------------------------------------------------

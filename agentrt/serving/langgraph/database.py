@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from agentrt.errors import ConfigError
 from agentrt.files import file_named, lock_beside
 from agentrt.serving.langgraph import filters, tables
-from agentrt.serving.langgraph._compat import SqliteConnection
+from agentrt.serving.langgraph._compat_sqlite import SqliteConnection
 from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_line, limited
 from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
 from agentrt.steady import KEEP_S, MachineClocks, Reading, SteadyClock

@@ -27,10 +27,10 @@ from agentrt.serving.langgraph._compat import (
     POSTGRES,
     SQLITE,
     STORE_CLOCK,
-    SqliteConnection,
     check_store_version,
     rising_clock,
 )
+from agentrt.serving.langgraph._compat_sqlite import SqliteConnection
 from agentrt.serving.langgraph.database import TIMEOUTS, Address, Database, open_database
 from agentrt.serving.lifetimes import Lifetimes
 from agentrt.steady import MachineClocks

@@ -15,7 +15,7 @@ import aiosqlite
 import pytest
 import sqlalchemy as sa
 
-from agentrt.serving.langgraph._compat import SqliteConnection
+from agentrt.serving.langgraph._compat_sqlite import SqliteConnection
 from agentrt.serving.langgraph.database import Address, open_database
 from agentrt.serving.langgraph.tables import threads
 from agentrt.serving.langgraph.threads import add_thread
