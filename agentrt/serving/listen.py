@@ -20,6 +20,8 @@ from agentrt.serving._compat import EmbeddedServer, SocketProtocol, TimeoutProto
 from agentrt.serving.server import Bounds, Server
 
 _KEEP_ALIVE_S = 30
+SOCKET_PING_S = 10.0
+"""Seconds between the pings of a WebSocket: proxies cut connections that are silent."""
 _PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 """Seconds until a silent connection is probed, seconds between probes, and how many of them may be
 lost: an answer that comes in one piece has no other sign of life, and its client may be gone.
@@ -92,6 +94,7 @@ class Listener:
             http=bounded(TimeoutProtocol, bounds),
             ws=bounded(SocketProtocol, bounds),
             ws_max_size=min(bounds.message_bytes, bounds.body_bytes),
+            ws_ping_interval=SOCKET_PING_S,
             ws_per_message_deflate=False,  # it costs each connection memory, and unpacks bombs
             lifespan="off",
             log_config=None,

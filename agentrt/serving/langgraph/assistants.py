@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
@@ -45,15 +46,23 @@ _CONTENT = ("graph_id", "name", "description", "config", "context", "metadata")
 class Assistants(Routes):
     """The assistants of all tenants, and the routes to them and to their graphs.
 
-    ``forget_threads`` deletes those threads of an assistant that a caller may delete.
+    ``forget_threads`` deletes those threads of an assistant that a caller may delete. ``configs``
+    are those of default assistants, by their graphs.
     """
 
     forget_threads: Callable[[Caller, str], Awaitable[None]]
 
-    def __init__(self, database: Database, quotas: Quotas, graphs: Graphs) -> None:
+    def __init__(
+        self,
+        database: Database,
+        quotas: Quotas,
+        graphs: Graphs,
+        configs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self._database = database
         self._quotas = quotas
         self._graphs = graphs
+        self._configs = configs or {}
         self._known_tenants: set[str] = set()
 
     @route("POST", "/assistants")
@@ -84,7 +93,10 @@ class Assistants(Routes):
     async def search(self, body: bodies.AssistantSearch, caller: CallerDep) -> JSON:
         """Assistants that match."""
         conditions = await self._matching(caller, body, body.limit, body.offset)
-        rows, headers = await self._database.page(assistants, conditions, "assistant_id", body)
+        columns = [assistants.c[name] for name in dict.fromkeys(body.select or assistants.c.keys())]
+        rows, headers = await self._database.page(
+            assistants, conditions, "assistant_id", body, columns
+        )
         return JSON([as_json(row, body.select) for row in rows], headers=headers)
 
     @route("POST", "/assistants/count")
@@ -250,7 +262,7 @@ class Assistants(Routes):
 
     async def _first(self, tenant: str, key: str, only: Filter | None) -> dict[str, Any] | None:
         this = matching(assistants, tenant, {"assistant_id": key}, only=only)
-        row = await self._database.first(sa.select(assistants).where(*this))
+        row = await self._database.first(sa.select(assistants).where(*this), quick=True)
         return None if row is None else as_json(row)
 
     def _id_of(self, name: str) -> str:
@@ -297,16 +309,26 @@ class Assistants(Routes):
             return
         if len(tenant) > LONGEST_TENANT:
             raise invalid(f"a tenant's name has at most {LONGEST_TENANT} characters")
-        content: dict[str, Any] = {"description": None, "config": {}, "context": {}}
-        content["metadata"] = {"created_by": "system"}
+        content: dict[str, Any] = {"description": None, "metadata": {"created_by": "system"}}
+        c = assistants.c
         with suppress(IntegrityError):  # on PostgreSQL, where another request was faster
             async with self._database.writing() as connection:
-                known = sa.select(assistants.c.assistant_id).where(assistants.c.tenant == tenant)
-                there = set((await connection.execute(known)).scalars())
+                known = sa.select(c.assistant_id, c.version, c.config).where(c.tenant == tenant)
+                there = {row.assistant_id: row for row in await connection.execute(known)}
                 for name in self._graphs.names():
-                    if (key := default_assistant(name)) not in there:
-                        own = {"graph_id": name, "name": name, **content}
-                        await add_assistant(connection, tenant, key, own)
+                    key = default_assistant(name)
+                    config, context = in_both(self._configs.get(name, {}), {})
+                    own = {"graph_id": name, "name": name, "config": config, "context": context}
+                    if key not in there:
+                        await add_assistant(connection, tenant, key, {**own, **content})
+                    elif there[key].version == 1 and there[key].config != config:
+                        # Nobody has changed it, and the configs of graphs are others now.
+                        for table in (assistants, versions):
+                            mine = (table.c.tenant == tenant, table.c.assistant_id == key)
+                            changed = {"config": config, "context": context}
+                            await connection.execute(
+                                sa.update(table).where(*mine, table.c.version == 1).values(changed)
+                            )
         self._known_tenants.add(tenant)
 
 
@@ -319,6 +341,7 @@ def _for_hooks(
     return {**about, "context": body.context, "metadata": dict(body.metadata or {}), **more}
 
 
+@cache
 def default_assistant(graph_id: str) -> str:
     """The id of a graph's default assistant."""
     return str(uuid5(_NAMESPACE, graph_id))

@@ -13,12 +13,14 @@ from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from agentrt.errors import ConfigError
 from agentrt.integrations.langgraph.graphs import Access, Graph, Purpose
 from agentrt.serving.langgraph._compat import STRICT_RESUME
 from agentrt.serving.langgraph.auth import Caller
-from agentrt.serving.langgraph.bodies import is_free
+from agentrt.serving.langgraph.bodies import Config, is_free
+from agentrt.serving.langgraph.responses import summary
 from agentrt.serving.langgraph.runs import RunRecord
 
 Object = dict[str, Any]
@@ -53,6 +55,27 @@ def merged(
         whole["tags"] = list(dict.fromkeys([*base.get("tags", []), *given.get("tags", [])]))
     whole.get("configurable", {}).pop("thread_id", None)
     return whole, {**base_context, **own_context}
+
+
+CONFIGS = "LANGGRAPH_CONFIG"
+"""The variable of the environment with the configs of graphs, as LangGraph's own server has it."""
+
+
+def graph_configs(text: str | None) -> dict[str, Object]:
+    """The configs that default assistants have, by their graphs, from the variable's ``text``.
+    Raises `ConfigError` for what they cannot be.
+    """
+    if not text:
+        return {}
+    try:
+        configs = TypeAdapter(dict[str, Config]).validate_json(text)
+    except ValidationError as error:
+        faults = [{**fault, "loc": ("the value", *fault["loc"])} for fault in error.errors()]
+        raise ConfigError(
+            f"{CONFIGS}: {summary(faults)}; give the config of each graph by its name, such as "
+            '{"agent": {"recursion_limit": 50}}'
+        ) from None
+    return {name: config.given() for name, config in configs.items()}
 
 
 def context_for(graph: Graph, given: Mapping[str, Any] | None) -> Any:

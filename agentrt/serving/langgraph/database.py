@@ -13,8 +13,9 @@ import math
 import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from agentrt.errors import ConfigError
 from agentrt.files import file_named, lock_beside
 from agentrt.serving.langgraph import filters, tables
+from agentrt.serving.langgraph._compat_sqlite import SqliteConnection
 from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_line, limited
 from agentrt.serving.langgraph.tables import CONTAINS, about, dumps, json_contains
 from agentrt.steady import KEEP_S, MachineClocks, Reading, SteadyClock
@@ -54,6 +56,8 @@ class Address:
 
     file: Path | None
     url: str
+    lock: Lock = field(default_factory=Lock, compare=False, repr=False)
+    """What this process's connections that write to the file pass on to each other."""
 
     @classmethod
     def parse(cls, given: str) -> Address:
@@ -82,11 +86,11 @@ def engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
         reads, writes = (_engine(url, n, 2 * READ_S, TIMEOUTS) for n in (READS, _WRITES))
         _limit_statements(reads)
         return reads, writes
-    return _sqlite(address.url, "BEGIN", READS), _sqlite(address.url, "BEGIN IMMEDIATE", 1)
+    return _sqlite(address, None, READS), _sqlite(address, address.lock, 1)
 
 
 def _engine(
-    url: str, connections: int, wait_s: float, connect_args: Mapping[str, Any]
+    url: str, connections: int, wait_s: float, connect_args: Mapping[str, Any], **options: Any
 ) -> AsyncEngine:
     """An engine with so many connections; who finds none free waits ``wait_s`` at most."""
     return create_async_engine(
@@ -98,6 +102,7 @@ def _engine(
         max_overflow=0,
         pool_timeout=wait_s,
         connect_args=dict(connect_args),
+        **options,
     )
 
 
@@ -110,15 +115,22 @@ def _limit_statements(reads: AsyncEngine) -> None:
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = {round(READ_S * 1000)}")
 
 
-def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
-    """An engine whose transactions start with ``begin``. Of one that reads, SQLite asks a function
-    of ours, while it works for a client, whether it may go on.
+def _sqlite(address: Address, lock: Lock | None, connections: int) -> AsyncEngine:
+    """An engine that writes, and has the ``lock`` then, or only reads. Of one that reads, SQLite
+    asks a function of ours, while it works for a client, whether it may go on.
 
     A transaction that reads first and writes later fails at once if another has written in
     between; one that begins as a writer waits for its turn.
     """
-    reads = begin == "BEGIN"
-    engine = _engine(url, connections, 2 * READ_S if reads else _BUSY_S, {"timeout": _BUSY_S})
+    reads, begin = lock is None, "BEGIN" if lock is None else "BEGIN IMMEDIATE"
+
+    async def connect() -> SqliteConnection:
+        connection = SqliteConnection(str(address.file), lock, timeout=_BUSY_S)
+        await connection
+        return connection
+
+    wait_s = 2 * READ_S if reads else _BUSY_S
+    engine = _engine(address.url, connections, wait_s, {}, async_creator=connect)
 
     @sa.event.listens_for(engine.sync_engine, "connect")
     def connected(connection: Any, record: Any) -> None:
@@ -140,6 +152,22 @@ def _sqlite(url: str, begin: str, connections: int) -> AsyncEngine:
         connection.exec_driver_sql(begin)
 
     return engine
+
+
+@asynccontextmanager
+async def _direct(connection: AsyncConnection, wanted: bool) -> AsyncIterator[None]:
+    """Have SQLite's statements need no thread until the block's end, if that is ``wanted``."""
+    if not wanted:
+        yield
+        return
+    raw = (await connection.get_raw_connection()).driver_connection
+    if isinstance(raw, SqliteConnection):
+        raw.direct = True
+    try:
+        yield
+    finally:
+        if isinstance(raw, SqliteConnection):
+            raw.direct = False
 
 
 # -- the database --------------------------------------------------------------------------
@@ -173,15 +201,23 @@ class Database:
         self._writes = writes
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A connection for queries only. Raises 503 where these take too long."""
-        async with limited(), self._reads.connect() as connection:
+    async def reading(self, *, rows: bool = False) -> AsyncIterator[AsyncConnection]:
+        """A connection for queries only, with ``rows`` for single rows, as in `writing`. Raises
+        503 where these take too long.
+        """
+        async with (
+            limited(),
+            self._reads.connect() as connection,
+            _direct(connection, rows),
+        ):
             yield connection
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction: committed at the block's end, or rolled back if it raises."""
-        async with self._writes.begin() as connection:
+    async def writing(self, *, rows: bool = False) -> AsyncIterator[AsyncConnection]:
+        """A transaction: committed at the block's end, or rolled back if it raises. With ``rows``,
+        its statements are about single rows, and so quick that SQLite's need no thread.
+        """
+        async with self._writes.begin() as connection, _direct(connection, rows):
             yield connection
 
     async def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
@@ -190,9 +226,9 @@ class Database:
             rows: Sequence[sa.Row[Any]] = (await connection.execute(query)).all()
             return rows
 
-    async def first(self, query: sa.Select[Any]) -> sa.Row[Any] | None:
-        """The first row of a query, if there is one."""
-        async with self.reading() as connection:
+    async def first(self, query: sa.Select[Any], *, quick: bool = False) -> sa.Row[Any] | None:
+        """The first row of a query, if there is one; ``quick`` for a small row by its key."""
+        async with self.reading(rows=quick) as connection:
             row: sa.Row[Any] | None = (await connection.execute(query)).first()
             return row
 
@@ -202,15 +238,21 @@ class Database:
         return 0 if row is None else int(row[0])
 
     async def page(
-        self, table: sa.Table, conditions: Sequence[sa.ColumnElement[bool]], key: str, page: Any
+        self,
+        table: sa.Table,
+        conditions: Sequence[sa.ColumnElement[bool]],
+        key: str,
+        page: Any,
+        columns: Sequence[sa.ColumnElement[Any]] | None = None,
     ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
         """A page of rows in the order that ``page`` asks for (a search body), ties by ``key``; and
         headers: how many there are up to here, and one more if there are more; and where the next
-        page begins, if there is one.
+        page begins, if there is one. The rows have these ``columns``, or all.
         """
         column = table.c[page.sort_by]
         order = column.asc() if page.sort_order == "asc" else column.desc()
-        query = sa.select(table).where(*conditions).order_by(order, table.c[key])
+        query = sa.select(*(table.c if columns is None else columns)).where(*conditions)
+        query = query.order_by(order, table.c[key])
         rows = await self.rows(query.limit(page.limit + 1).offset(page.offset))
         headers = {"X-Pagination-Total": str(page.offset + len(rows))}
         if len(rows) > page.limit:
@@ -220,6 +262,12 @@ class Database:
     async def write(self, *statements: sa.Executable) -> None:
         """Execute the statements in one transaction."""
         async with self.writing() as connection:
+            for statement in statements:
+                await connection.execute(statement)
+
+    async def write_rows(self, *statements: sa.Executable) -> None:
+        """Execute the statements, each about a single row, in one transaction."""
+        async with self.writing(rows=True) as connection:
             for statement in statements:
                 await connection.execute(statement)
 

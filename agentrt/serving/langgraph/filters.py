@@ -22,6 +22,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
+from agentrt.serving.langgraph.json_conditions import likely, off_sqlite, same_in_sqlite
+
 EQUALS = "agentrt_equals"
 HAS_ALL = "agentrt_has_all"
 _AND, _OR, _EQ, _CONTAINS = "$and", "$or", "$eq", "$contains"
@@ -49,7 +51,11 @@ class Equals:
 
     def condition(self, column: Any) -> sa.ColumnElement[bool]:
         """The filter as a condition for a column of JSON objects."""
-        return json_equals(column, self.key, json.dumps(self.value))
+        equal = json_equals(column, self.key, json.dumps(self.value))
+        if isinstance(self.value, dict | list):  # and nothing beside
+            return equal
+        conditions, sufficient = same_in_sqlite(column, (self.key,), self.value)
+        return sa.and_(*conditions, off_sqlite(equal) if sufficient else equal)
 
     def implied(self, identity: str) -> dict[str, Any]:
         """The values that a new item needs so that the user ``identity`` may see it."""
@@ -72,7 +78,8 @@ class HasAll:
 
     def condition(self, column: Any) -> sa.ColumnElement[bool]:
         """The filter as a condition for a column of JSON objects."""
-        return json_has_all(column, self.key, json.dumps(self.values))
+        has_all = json_has_all(column, self.key, json.dumps(self.values))
+        return sa.and_(*(part for value in self.values for part in likely(column, value)), has_all)
 
     def implied(self, identity: str) -> dict[str, Any]:
         """The values that a new item needs so that the user ``identity`` may see it."""

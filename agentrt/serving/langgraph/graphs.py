@@ -10,6 +10,7 @@ and the run that answers it starts the function again from its top, as LangGraph
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from contextvars import ContextVar
@@ -20,9 +21,10 @@ from uuid import UUID, uuid4
 from langchain_core.outputs import ChatGenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
-from langgraph.func import entrypoint
+from langgraph.errors import GraphInterrupt
+from langgraph.func import entrypoint, task
 from langgraph.store.memory import InMemoryStore
-from langgraph.types import interrupt
+from langgraph.types import Interrupt, interrupt
 from pydantic import create_model
 
 from agentrt.errors import AgentrtError, InterruptExpiredError, ProgramLoadError
@@ -57,7 +59,15 @@ def as_graph(program: Program, runtime: Runtime, clock: SteadyClock) -> Graph:
         services = runtime.emitter(program_run).services
         emitter = _GraphEmitter(program_run, services, TokenStream(get_config()), clock)
         context = Context(outer.program_id, outer.program_type, emitter)
-        return await program(context, given[_INPUT])
+        try:
+            return await program(context, given[_INPUT])
+        except (GraphInterrupt, BaseExceptionGroup) as error:
+            interrupts = _interrupts_in(error)
+            if interrupts is None:
+                raise
+            raised = [each for interrupted in interrupts for each in interrupted.args[0]]
+            questions = {each.id: each for each in (*await emitter.questions(), *raised)}
+            raise GraphInterrupt(tuple(questions.values())) from None
 
     run.__name__ = run.__qualname__ = program.name
     return entrypoint()(run)
@@ -81,6 +91,7 @@ class _GraphEmitter(JournaledEmitter):
     ) -> None:
         super().__init__(run, services)
         self._tokens, self._clock = tokens, clock
+        self._asking: list[asyncio.Future[Any]] = []
 
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
         if not self._tokens.wanted or request.get("n", 1) != 1:
@@ -104,11 +115,51 @@ class _GraphEmitter(JournaledEmitter):
             asked["schema"] = form.schema
         if timeout is not None:
             asked |= deadline_for(timeout, self._clock)
-        answer = interrupt(asked if len(asked) > 1 else text)
+        answer = await self._answer(asked if len(asked) > 1 else text)
         if answer == EXPIRED:
             raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {text!r}")
         # Without a schema, clients of LangGraph may answer with any JSON.
         return answer if form.schema is None else form.accept(answer)
+
+    async def questions(self) -> list[Interrupt]:
+        """All questions that the program has asked and that are not answered."""
+        results = await asyncio.gather(*self._asking, return_exceptions=True)
+        interrupts = [result for result in results if isinstance(result, GraphInterrupt)]
+        return [each for interrupted in interrupts for each in interrupted.args[0]]
+
+    async def _answer(self, payload: Any) -> Any:
+        """The answer to a question. Each question is a task of LangGraph's, so that several have
+        ids of their own, and can be answered in any order. A program that is cancelled because
+        another question ended it has asked nevertheless.
+        """
+        asking: asyncio.Future[Any] = asyncio.ensure_future(question(payload))
+        asking.add_done_callback(_note_exception)
+        self._asking.append(asking)
+        return await asyncio.shield(asking)
+
+
+def _note_exception(asking: asyncio.Future[Any]) -> None:
+    """Tell asyncio that the exception is known: a program may end without waiting for it."""
+    if not asking.cancelled():
+        asking.exception()
+
+
+def _interrupts_in(error: BaseException) -> list[GraphInterrupt] | None:
+    """The interrupts that a program has ended with, or None where it has failed."""
+    if isinstance(error, GraphInterrupt):
+        return [error]
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    parts = [_interrupts_in(inner) for inner in error.exceptions]
+    if any(part is None for part in parts):
+        return None
+    return [interrupted for part in parts if part is not None for interrupted in part]
+
+
+@task
+async def question(payload: Any) -> Any:
+    """Ask a human, as a task of the program's graph."""
+    return interrupt(payload)
 
 
 # -- tokens ---------------------------------------------------------------------------------

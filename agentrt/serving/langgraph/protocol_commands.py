@@ -19,7 +19,8 @@ from agentrt.serving.langgraph.responses import JSON, summary
 from agentrt.serving.langgraph.run_bodies import Command, Goto, ProtocolRunBody, in_snake_case
 from agentrt.serving.langgraph.run_starts import StartRoutes
 from agentrt.serving.langgraph.state_routes import StateRoutes
-from agentrt.serving.langgraph.streams import PROTOCOL, replay
+from agentrt.serving.langgraph.streams import replay
+from agentrt.serving.langgraph.tables import PROTOCOL
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 _ABSENT = {

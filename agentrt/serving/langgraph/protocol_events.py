@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
+from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import get_checkpoint_id
 from langgraph.prebuilt import ToolCallTransformer
@@ -22,7 +23,9 @@ from pydantic import AfterValidator, Field
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph._compat import INTERRUPT
 from agentrt.serving.langgraph.bodies import Body
-from agentrt.serving.langgraph.streams import PROTOCOL
+from agentrt.serving.langgraph.responses import encode
+from agentrt.serving.langgraph.streams import ThreadEvent
+from agentrt.serving.langgraph.tables import PROTOCOL
 
 Part = tuple[str, Any]
 """The name and the data of an event in a run's log."""
@@ -62,7 +65,8 @@ class ProtocolAdapter:
             )
         try:
             async for event in stream:
-                yield self._of(event["method"], event["params"])
+                for part in self._of(event["method"], event["params"]):
+                    yield part
         finally:
             await stream.abort()
 
@@ -75,26 +79,30 @@ class ProtocolAdapter:
         end = self._lifecycle("interrupted" if status == "interrupted" else "completed")
         return [*self._asked.values(), end]
 
-    def _of(self, method: str, params: Mapping[str, Any]) -> Part:
+    def _of(self, method: str, params: Mapping[str, Any]) -> Iterator[Part]:
         data, namespace = params["data"], list(params["namespace"])
         if method == "values":
             self._note_values(data, namespace, params.get("interrupts", ()))
         if method == "messages":
             data = data[0]  # beside it is the metadata of the node
+            if not (isinstance(data, Mapping) and isinstance(data.get("event"), str)):
+                return  # a whole message, which clients read from the values
         elif method == "checkpoints":
             data = _checkpoint(data)
         elif method == "lifecycle":
             namespace = list(data.get("namespace", namespace))
         about = {"namespace": namespace, "timestamp": params["timestamp"], "data": data}
-        return PROTOCOL, {"method": method, "params": about}
+        yield PROTOCOL, {"method": method, "params": about}
+        if method == "tools":
+            for event in _tool_message(data):
+                place = [*namespace, f"tools:{data['tool_call_id']}"]
+                yield PROTOCOL, _event("messages", event, place)
 
     def _note_values(
         self, values: Any, namespace: Sequence[str], interrupts: Sequence[Any]
     ) -> None:
         for one in interrupts:
-            # The protocol says payload; the Python client up to 0.4.14 reads value.
-            asked = {"interrupt_id": one.id, "payload": one.value, "value": one.value}
-            event = PROTOCOL, _event("input.requested", asked, namespace)
+            event = PROTOCOL, _event("input.requested", _question(one.id, one.value), namespace)
             self._asked.setdefault(one.id, event)
         if not namespace:
             known = values if isinstance(values, dict) else {}
@@ -121,11 +129,78 @@ def _checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _event(method: str, data: Any, namespace: Sequence[str] = ()) -> dict[str, Any]:
-    now = int(time.time() * 1000)
+def question_in(event: Mapping[str, Any]) -> str | None:
+    """The id of the question that an event asks, if it asks one."""
+    if event["method"] != "input.requested":
+        return None
+    return str(event["params"]["data"]["interrupt_id"])
+
+
+def questions_of(
+    interrupts: Sequence[Mapping[str, Any]], graph_id: str, run: int, run_id: str, time_s: float
+) -> list[ThreadEvent]:
+    """The events for a thread's open questions that no event has asked, and for the end of the
+    run that they belong to. Their numbers come after all those that the run itself has used.
+    """
+    data = [("input.requested", _question(each["id"], each["value"])) for each in interrupts]
+    data.append(("lifecycle", {"event": "interrupted", "graph_name": graph_id}))
+    first = _PER_RUN - len(data)
+    return [
+        ThreadEvent(run, run_id, first + n, encode(_event(method, about, time_s=time_s)))
+        for n, (method, about) in enumerate(data)
+    ]
+
+
+def _question(interrupt_id: str, value: Any) -> dict[str, Any]:
+    # The protocol says payload; the Python client up to 0.4.14 reads value.
+    return {"interrupt_id": interrupt_id, "payload": value, "value": value}
+
+
+def _tool_message(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The result of a tool as a message of the channel ``messages``, as LangGraph's own server
+    sends it; nothing for other events of a tool, or for a result without text.
+    """
+    call, output = data.get("tool_call_id"), data.get("output")
+    if data.get("event") != "tool-finished" or not isinstance(call, str):
+        return
+    message = _message_in(output, call)
+    text = output if isinstance(output, str) else None if message is None else message.text
+    if text is None:
+        return
+    key = (message and message.id) or f"tool-{call}"
+    block = {"type": "text", "text": text}
+    yield {"event": "message-start", "role": "tool", "id": key, "tool_call_id": call}
+    yield {"event": "content-block-start", "index": 0, "content": {**block, "text": ""}}
+    yield {
+        "event": "content-block-delta",
+        "index": 0,
+        "delta": {"type": "text-delta", "text": text},
+    }
+    yield {"event": "content-block-finish", "index": 0, "content": block}
+    yield {"event": "message-finish", "metadata": {}}
+
+
+def _message_in(output: Any, call: str) -> ToolMessage | None:
+    """The message in what a tool returned: itself, or in the update of a command."""
+    if isinstance(output, ToolMessage):
+        return output
+    if isinstance(output, Command):
+        update = output.update
+        values = update.values() if isinstance(update, Mapping) else [update]
+        for value in values:
+            for part in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(part, ToolMessage) and part.tool_call_id == call:
+                    return part
+    return None
+
+
+def _event(
+    method: str, data: Any, namespace: Sequence[str] = (), time_s: float | None = None
+) -> dict[str, Any]:
+    at = int((time.time() if time_s is None else time_s) * 1000)
     return {
         "method": method,
-        "params": {"namespace": list(namespace), "timestamp": now, "data": data},
+        "params": {"namespace": list(namespace), "timestamp": at, "data": data},
     }
 
 

@@ -28,6 +28,9 @@ MOST_SUBSCRIPTIONS = 64
 _GOING_AWAY, _GONE, _BROKEN = 1001, 1006, 1011
 _OF_CONNECTION = (401, 403)
 """Who may not do one thing here may do nothing here: the connection ends."""
+REPLAYED = "replayed"
+"""The comment of a stream of events between those that were there already and the new ones."""
+_REPLAYED_LINE = f": {REPLAYED}".encode()
 _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type")
 
 Put = Callable[[bytes], Awaitable[None]]
@@ -113,16 +116,18 @@ class ProtocolSocket:
     # -- subscriptions -----------------------------------------------------------------
 
     async def _listen(self, key: int, name: str, body: bytes) -> None:
-        begun = False
+        replayed: int | None = 0
 
         async def put(piece: bytes) -> None:
-            nonlocal begun
-            if not begun:
-                begun = True
-                await self._success(key, {"subscription_id": name})
+            nonlocal replayed
             for line in piece.splitlines():
                 if line.startswith(b"data: "):
                     await self._send(line[6:])
+                    replayed = None if replayed is None else replayed + 1
+                elif replayed is not None and line == _REPLAYED_LINE:
+                    about = {"subscription_id": name, "replayed_events": replayed}
+                    replayed = None
+                    await self._success(key, about)
 
         try:
             status, answer = await self._ask("stream/events", body, put)

@@ -55,7 +55,7 @@ async def origin_of(storage: Storage, record: RunRecord) -> Origin:
     database, thread = storage.database, record.thread_id
     command = record.kwargs.get("command") or {}
     also = _start_checkpoints(record.kwargs) if command.get("resume") is not None else set()
-    async with database.reading() as connection:
+    async with database.reading(rows=True) as connection:
         own = await last_checkpoint(connection, thread, own=True)
         latest = await last_checkpoint(connection, thread)
         since = min([own, *also])

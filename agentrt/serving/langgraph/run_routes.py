@@ -27,8 +27,8 @@ from agentrt.serving.langgraph.stream_responses import (
     headers_of,
     result_response,
 )
-from agentrt.serving.langgraph.streams import PROTOCOL, LiveRun, StreamEvent, replay
-from agentrt.serving.langgraph.tables import ACTIVE
+from agentrt.serving.langgraph.streams import LiveRun, StreamEvent, replay
+from agentrt.serving.langgraph.tables import ACTIVE, PROTOCOL
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 _RUNS = "/threads/{thread_id}/runs"
@@ -77,8 +77,8 @@ class RunRoutes(Routes):
         only = await caller.authorize("threads", "search", about)
         if only is not None and not only.allows(row._mapping["metadata"]):
             return JSON([])
-        found = await self._all.of_thread(caller.tenant, thread_id, status, limit, offset)
-        return JSON([{k: one[k] for k in select} for one in found] if select else found)
+        page = (status, limit, offset, select or None)
+        return JSON(await self._all.of_thread(caller.tenant, thread_id, *page))
 
     @route("GET", _RUN)
     async def get(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> JSON:

@@ -22,7 +22,7 @@ from agentrt.serving.langgraph.interrupts import is_open
 from agentrt.serving.langgraph.quotas import Quotas
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, row_json
 from agentrt.serving.langgraph.run_bodies import RunBody
-from agentrt.serving.langgraph.tables import ACTIVE, events, has, matching, runs, threads
+from agentrt.serving.langgraph.tables import ACTIVE, ASKS, events, has, matching, runs, threads
 from agentrt.serving.langgraph.threads import change_thread, find_thread, new_thread
 
 _UNSEEN = (
@@ -92,10 +92,13 @@ class NewRun:
 
 def run_json(row: sa.Row[Any]) -> dict[str, Any]:
     """A run as clients see it."""
-    one = row_json(row, *_INTERNAL)
-    one["kwargs"] = json.loads(one["kwargs"])
-    one["langsmith_session_name"] = None  # clients look for the key; there is no LangSmith
-    return one
+    # Clients look for the key; there is no LangSmith.
+    return {**_parsed(row), "langsmith_session_name": None}
+
+
+def _parsed(row: sa.Row[Any]) -> dict[str, Any]:
+    run = row_json(row, *_INTERNAL)
+    return run if "kwargs" not in run else {**run, "kwargs": json.loads(run["kwargs"])}
 
 
 def record_of(row: sa.Row[Any]) -> RunRecord:
@@ -140,7 +143,7 @@ class Runs:
             "created_at": now,
             "updated_at": now,
         }
-        async with self._database.writing() as connection:
+        async with self._database.writing(rows=True) as connection:
             before = await self._prepare_thread(connection, thread, new, only)
             by_task = before._mapping["interrupts"]
             own = {**before._mapping["metadata"], **_about(new), **new.columns["metadata"]}
@@ -202,13 +205,21 @@ class Runs:
         return row
 
     async def of_thread(
-        self, tenant: str, thread: UUID, status: str | None, limit: int, offset: int
+        self,
+        tenant: str,
+        thread: UUID,
+        status: str | None,
+        limit: int,
+        offset: int,
+        select: Sequence[str] | None = None,
     ) -> list[dict[str, Any]]:
-        """The runs of a thread, the last one first."""
+        """The runs of a thread, the last one first, with those columns that ``select`` names."""
         these = matching(runs, tenant, {"thread_id": str(thread), "status": status})
-        query = sa.select(runs).where(*these).order_by(runs.c.number.desc())
-        query = query.limit(limit).offset(offset)
-        return [run_json(row) for row in await self._database.rows(query)]
+        names = [name for name in select or runs.c.keys() if name not in _INTERNAL]
+        query = sa.select(*(runs.c[name] for name in dict.fromkeys(names))).where(*these)
+        query = query.order_by(runs.c.number.desc()).limit(limit).offset(offset)
+        rows = await self._database.rows(query)
+        return [run_json(row) if select is None else _parsed(row) for row in rows]
 
     async def since(
         self, thread: str, number: int, most: int, ended_after: float = 0.0
@@ -262,7 +273,7 @@ class Runs:
         """Store that the run is running, with the attempt and the origin of ``record``."""
         assert record.origin is not None
         origin = record.origin.model_dump_json()
-        await self._database.write(
+        await self._database.write_rows(
             _changed(record.run_id, status="running", attempt=record.attempt, origin=origin)
         )
 
@@ -277,11 +288,20 @@ class Runs:
         )
 
     async def forget_streams(self, before: float) -> None:
-        """Delete the events of runs that had ended at that time."""
+        """Delete the events of runs that had ended at that time. Questions stay, with what says
+        how their runs stand, until those of their thread are answered.
+        """
         over = sa.select(runs.c.run_id).where(
             runs.c.status.not_in(ACTIVE), runs.c.updated_at < before
         )
-        await self._database.write(sa.delete(events).where(events.c.run_id.in_(over)))
+        asking = sa.select(threads.c.thread_id).where(
+            sa.cast(threads.c.interrupts, sa.Text) != "{}"
+        )
+        of_asking = sa.select(runs.c.run_id).where(runs.c.thread_id.in_(asking))
+        stays = sa.and_(ASKS, events.c.run_id.in_(of_asking))
+        await self._database.write(
+            sa.delete(events).where(events.c.run_id.in_(over), sa.not_(stays))
+        )
 
     async def remove(self, run_id: str) -> None:
         """Delete the run and its events."""

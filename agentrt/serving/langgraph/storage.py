@@ -30,6 +30,7 @@ from agentrt.serving.langgraph._compat import (
     check_store_version,
     rising_clock,
 )
+from agentrt.serving.langgraph._compat_sqlite import SqliteConnection
 from agentrt.serving.langgraph.database import TIMEOUTS, Address, Database, open_database
 from agentrt.serving.lifetimes import Lifetimes
 from agentrt.steady import MachineClocks
@@ -190,7 +191,10 @@ async def _in_sqlite(
         revoked = RevokedRuns()
 
     path = str(address.file)
-    saver = Saver(await stack.enter_async_context(aiosqlite.connect(path, timeout=_BUSY_S)))
+    connection = await stack.enter_async_context(
+        SqliteConnection(path, address.lock, timeout=_BUSY_S)
+    )
+    saver = Saver(connection)
     await saver.setup()
     connection = await stack.enter_async_context(
         aiosqlite.connect(path, timeout=_BUSY_S, isolation_level=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -14,12 +13,12 @@ import sqlalchemy as sa
 from fastapi import HTTPException, Query, Response
 from langgraph.store.base import (
     NOT_PROVIDED,
-    GetOp,
     InvalidNamespaceError,
     Item,
     ListNamespacesOp,
     MatchCondition,
     SearchItem,
+    SearchOp,
 )
 from pydantic import Field, ValidationError
 
@@ -36,10 +35,6 @@ from agentrt.serving.langgraph.store import TenantStore, root_of
 
 MAX_TTL = 100 * 365 * 24 * 60
 """The longest that an item may be kept, in minutes; without a time it is kept for ever."""
-_STORE_KEY = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-"""Keys of values that each of LangGraph's stores compares in the same way."""
-_SCANNED = 100
-"""Items that are read at once where a hook's filter is compared with them."""
 
 _NamespaceLabel = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]
 Namespace = Annotated[list[_NamespaceLabel], Field(max_length=32)]
@@ -205,20 +200,17 @@ class StoreRoutes(Routes):
         requested["refresh_ttl"] = body.refresh_ttl
         op, only = await _authorized(caller, "search", requested, Search)
         store = self._store(caller)
-        items: Sequence[SearchItem]
         try:
-            if only is None:
-                items = await store.asearch(
-                    op.namespace,
-                    filter=op.filter,
-                    limit=op.limit,
-                    offset=op.offset,
-                    refresh_ttl=op.refresh_ttl,
-                )
-            else:
-                items = await _filtered(store, op, only)
+            async with asyncio.timeout(READ_S):
+                items = await _found(store, op, only)
         except ValueError as error:  # an operator that there is not
             raise invalid(f"filter: {error}") from error
+        except TimeoutError:
+            raise later(
+                503,
+                f"comparing items with the filter takes more than {READ_S:g} s: search beneath a "
+                "longer namespace",
+            ) from None
         return JSON({"items": [{**_item_json(item), "score": item.score} for item in items]})
 
     @route("POST", "/store/namespaces")
@@ -327,46 +319,18 @@ def _faults_in(error: ValidationError) -> str:
     return summary([{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()])
 
 
-async def _filtered(store: TenantStore, op: Search, only: Filter) -> Sequence[SearchItem]:
+async def _found(store: TenantStore, op: Search, only: Filter | None) -> Sequence[SearchItem]:
     """A page of the items that the filter of the operation finds, and that ``only`` allows."""
+    page: Any = {"limit": op.limit, "offset": op.offset, "refresh_ttl": op.refresh_ttl}
+    if only is None:
+        return await store.asearch(op.namespace, filter=op.filter, **page)
     # The store leaves out what it can compare itself; what is left is compared here.
     narrowed = dict(op.filter or {})
     for key, text in required_texts(only):
-        if _STORE_KEY.fullmatch(key):
-            narrowed.setdefault(key, text)
-    page: list[SearchItem] = []
-    skip, offset = op.offset, 0
-    try:
-        async with asyncio.timeout(READ_S):
-            while len(page) < op.limit:
-                items = await store.asearch(
-                    op.namespace,
-                    filter=narrowed or None,
-                    limit=_SCANNED,
-                    offset=offset,
-                    refresh_ttl=False,
-                )
-                allowed = [item for item in items if only.allows(item.value)]
-                page += allowed[skip : skip + op.limit - len(page)]
-                skip = max(0, skip - len(allowed))
-                offset += len(items)
-                if len(items) < _SCANNED:
-                    break
-    except TimeoutError:
-        raise later(
-            503,
-            f"comparing items with the filter of the authorization hook for store.search takes "
-            f"more than {READ_S:g} s: search beneath a longer namespace",
-        ) from None
-    if _refreshes(store, op):
-        await store.abatch([GetOp(item.namespace, item.key, True) for item in page])
-    return page
-
-
-def _refreshes(store: TenantStore, op: Search) -> bool:
-    if op.refresh_ttl is not None:
-        return op.refresh_ttl
-    return bool((store.ttl_config or {}).get("refresh_on_read"))
+        narrowed.setdefault(key, text)
+    if op.refresh_ttl is None:
+        page["refresh_ttl"] = bool((store.ttl_config or {}).get("refresh_on_read"))
+    return await store.scan(SearchOp(op.namespace, narrowed or None, **page), only.allows)
 
 
 def _fits(labels: tuple[str, ...], pattern: tuple[str, ...]) -> bool:

@@ -13,7 +13,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.langgraph.responses import encode
-from agentrt.serving.langgraph.streams import PROTOCOL, FellBehindError, LiveRun, StreamEvent
+from agentrt.serving.langgraph.streams import FellBehindError, LiveRun, StreamEvent
+from agentrt.serving.langgraph.tables import PROTOCOL
 
 SEND_S = 60
 """How long a client may not read before it counts as gone."""

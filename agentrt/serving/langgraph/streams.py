@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from agentrt.serving.langgraph.database import Database
 from agentrt.serving.langgraph.runs import RunRecord
-from agentrt.serving.langgraph.tables import events
+from agentrt.serving.langgraph.tables import ASKS, events, runs
 
 MAX_EVENTS = 10_000
 MAX_BYTES = 8 * 2**20
@@ -25,8 +25,6 @@ MAX_BYTES = 8 * 2**20
 MAX_STORED = 100_000
 """How many events of a resumable run are stored; older ones are deleted."""
 _PAGE = 500
-PROTOCOL = "protocol"
-"""The name of events in the streaming protocol's form, for its own clients alone."""
 
 Action = Literal["interrupt", "rollback", "shutdown"]
 """Why a run is stopped: a client asks for it, or the server stops and resumes it later."""
@@ -38,6 +36,18 @@ class StreamEvent:
 
     number: int
     event: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadEvent:
+    """An event in the streaming protocol's form: the number and the id of its ``run``, and its
+    own ``number`` in that.
+    """
+
+    run: int
+    run_id: str
+    number: int
     data: bytes
 
 
@@ -131,6 +141,15 @@ async def stored_events(database: Database, run_id: str, after: int) -> list[Str
     query = sa.select(events).where(events.c.run_id == run_id, events.c.number > after)
     rows = await database.rows(query.order_by(events.c.number).limit(_PAGE))
     return [StreamEvent(row.number, row.event, row.data.encode()) for row in rows]
+
+
+async def stored_questions(database: Database, thread: str) -> list[ThreadEvent]:
+    """The stored events of a thread's runs that ask questions, or say how graphs stand."""
+    query = sa.select(runs.c.number.label("run"), *events.c).where(
+        runs.c.thread_id == thread, events.c.run_id == runs.c.run_id, ASKS
+    )
+    rows = await database.rows(query.order_by(runs.c.number, events.c.number))
+    return [ThreadEvent(row.run, row.run_id, row.number, row.data.encode()) for row in rows]
 
 
 async def replay(database: Database, run_id: str, after: int) -> AsyncIterator[StreamEvent]:

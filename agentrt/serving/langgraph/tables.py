@@ -8,7 +8,7 @@ hold what a database's own JSON refuses.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
 from agentrt.serving.langgraph.filters import Filter, visible
+from agentrt.serving.langgraph.json_conditions import json_text, off_sqlite, same_in_sqlite
 
 VERSION = 1
 """The version of these tables. A database with another version is refused."""
@@ -140,6 +141,15 @@ events = sa.Table(
     _text("event"),
     _text("data"),
 )
+PROTOCOL = "protocol"
+"""The name of events in the streaming protocol's form, for its own clients alone."""
+ASKS = sa.and_(
+    events.c.event == PROTOCOL,
+    sa.or_(
+        *(events.c.data.like(f'{{"method":"{name}"%') for name in ("input.requested", "lifecycle"))
+    ),
+)
+"""Whether an event asks a question, or says how a graph stands. `responses.encode` wrote it."""
 
 responses = sa.Table(
     "agentrt_responses",
@@ -223,7 +233,9 @@ def _as_operator(element: Any, compiler: Any, **options: Any) -> str:
 
 def has(column: Any, value: Any) -> sa.ColumnElement[bool]:
     """Whether the JSON in ``column`` contains ``value``, as JSONB's ``@>`` does."""
-    return contains(column, dumps(value))
+    conditions, sufficient = same_in_sqlite(column, (), value)
+    containing = contains(column, dumps(value))
+    return sa.and_(*conditions, off_sqlite(containing) if sufficient else containing)
 
 
 def matching(
@@ -241,6 +253,18 @@ def matching(
     same = [c[name] == value for name, value in columns.items() if value is not None]
     inside = [has(c[name], value) for name, value in contained if value]
     return [c.tenant == tenant, *same, *inside, *visible(c.metadata, only)]
+
+
+def selected(
+    table: sa.Table, names: Collection[str], parsed: Collection[str]
+) -> list[sa.ColumnElement[Any]]:
+    """The columns of these ``names``. JSON is text, but for the columns that are ``parsed``."""
+    columns: list[sa.ColumnElement[Any]] = []
+    for name in dict.fromkeys(names):
+        column = table.c[name]
+        is_text = isinstance(column.type, sa.JSON) and name not in parsed
+        columns.append(json_text(column).label(name) if is_text else column)
+    return columns
 
 
 def dumps(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,7 +18,7 @@ from agentrt.integrations.langgraph.graphs import Access, Purpose
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph.assistants import Assistants
 from agentrt.serving.langgraph.auth import Caller
-from agentrt.serving.langgraph.configs import caller_access, run_access
+from agentrt.serving.langgraph.configs import CONFIGS, caller_access, graph_configs, run_access
 from agentrt.serving.langgraph.graphs import Graphs, open_graphs
 from agentrt.serving.langgraph.interrupts import Deadlines
 from agentrt.serving.langgraph.kept_responses import KeptResponses
@@ -89,6 +90,7 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
 
     Until the block ends, chat models without an engine of their own use the server's.
     """
+    configs = graph_configs(os.environ.get(CONFIGS))
     async with AsyncExitStack() as stack:
         storage = await stack.enter_async_context(
             open_storage(server.database, server.lifetimes, server.machine)
@@ -108,7 +110,7 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
             server,
             storage,
             graphs,
-            Assistants(database, quotas, graphs),
+            Assistants(database, quotas, graphs, configs),
             Threads(database, quotas, asks, deadlines),
             Runs(database, quotas, asks),
             deadlines,

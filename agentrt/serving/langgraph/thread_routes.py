@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, get_args
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
 from fastapi import Header, HTTPException, Response
+from orjson import Fragment
 
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph._compat import keep_latest
@@ -18,11 +19,12 @@ from agentrt.serving.langgraph.responses import JSON, conflict, invalid
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.run_queue import RunQueue
 from agentrt.serving.langgraph.state_routes import StateRoutes
-from agentrt.serving.langgraph.tables import matching, threads
+from agentrt.serving.langgraph.tables import matching, selected, threads
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.threads import lifetime_json, thread_json
 
 _T = "/threads/{thread_id}"
+_JSON = {name for name, column in threads.c.items() if isinstance(column.type, sa.JSON)}
 
 
 class ThreadRoutes(Routes):
@@ -64,8 +66,13 @@ class ThreadRoutes(Routes):
     async def search(self, body: bodies.ThreadSearch, caller: CallerDep) -> JSON:
         """Threads that match."""
         only = await self._may_search(caller, body, body.limit, body.offset)
-        rows, headers = await self._found(caller.tenant, body, only)
-        return JSON([_shown(thread_json(row), body) for row in rows], headers=headers)
+        parsed = {
+            path.partition(".")[0].partition("[")[0] for path in (body.extract or {}).values()
+        }
+        names = [*(body.select or get_args(bodies.ThreadField)), *parsed]
+        columns = selected(threads, names, parsed)
+        rows, headers = await self._found(caller.tenant, body, only, columns)
+        return JSON([_shown(thread_json(row), body, parsed) for row in rows], headers=headers)
 
     @route("POST", "/threads/count")
     async def count(self, body: bodies.ThreadCount, caller: CallerDep) -> JSON:
@@ -179,13 +186,17 @@ class ThreadRoutes(Routes):
         return bool(found)
 
     async def _found(
-        self, tenant: str, body: bodies.ThreadSearch, only: Filter | None
+        self,
+        tenant: str,
+        body: bodies.ThreadSearch,
+        only: Filter | None,
+        columns: Sequence[sa.ColumnElement[Any]] = (threads.c.thread_id,),
     ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
-        """A page of those that match, and its headers."""
+        """A page of those that match, each with these ``columns``, and its headers."""
         conditions = _matching(tenant, body, only)
         if body.ids is not None:
             conditions.append(threads.c.thread_id.in_([str(one) for one in body.ids]))
-        return await self._database.page(threads, conditions, "thread_id", body)
+        return await self._database.page(threads, conditions, "thread_id", body, columns)
 
     async def _forget(self, key: str) -> None:
         await self._queue.stop_all(self._queue.live_in(key), "interrupt")
@@ -203,7 +214,12 @@ def _matching(
     return matching(threads, tenant, {"status": body.status, "temporary": False}, contained, only)
 
 
-def _shown(thread: dict[str, Any], body: bodies.ThreadSearch) -> dict[str, Any]:
-    """The parts of a thread that a search asks for."""
-    shown = {key: thread[key] for key in body.select} if body.select else dict(thread)
+def _shown(
+    thread: dict[str, Any], body: bodies.ThreadSearch, parsed: Collection[str]
+) -> dict[str, Any]:
+    """The parts of a thread that a search asks for. Its JSON is text, but for ``parsed`` parts."""
+    for name in _JSON - {*parsed}:
+        if thread.get(name) is not None:
+            thread[name] = Fragment(thread[name])
+    shown = {key: thread[key] for key in body.select or get_args(bodies.ThreadField)}
     return shown | ({"extracted": extracted(thread, body.extract)} if body.extract else {})

@@ -74,7 +74,7 @@ class Threads:
         """
         key = body.thread_id or uuid4()
         try:
-            async with self._database.writing() as connection:
+            async with self._database.writing(rows=True) as connection:
                 await new_thread(connection, self._quotas, tenant, key, body.metadata, body.ttl)
         except IntegrityError:
             there = None if body.if_exists == "raise" else await self.get(tenant, key)
@@ -92,7 +92,7 @@ class Threads:
         only: Filter | None,
     ) -> dict[str, Any]:
         """Merge metadata, and keep the thread for so long from now on."""
-        async with self._database.writing() as connection:
+        async with self._database.writing(rows=True) as connection:
             row = await find_thread(connection, tenant, key, only, lock=True)
             merged = {**row._mapping["metadata"], **metadata}
             await change_thread(connection, key, {"metadata": merged, "updated_at": time.time()})
@@ -106,7 +106,7 @@ class Threads:
         with the statements of that end (`Runs.end`).
         """
         now = time.time()
-        async with self._database.writing() as connection:
+        async with self._database.writing(rows=True) as connection:
             for statement in run_end:
                 await connection.execute(statement)
             active = sa.select(sa.func.count()).select_from(runs)

@@ -11,7 +11,7 @@ import pytest_asyncio
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
-from tests.serving.langgraph.graphs import all_graphs, approval, poem
+from tests.serving.langgraph.graphs import all_graphs, approval, approvals, poem
 from tests.serving.langgraph.postgres import cluster
 from tests.serving.langgraph.serve import Serving, serving
 
@@ -27,7 +27,7 @@ def url() -> Iterator[str]:
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A server of all graphs. All tests share it: what one needs to itself, it makes."""
     folder: Path = tmp_path_factory.mktemp("server")
-    things = {**all_graphs(), "poem": poem, "approval": approval}
+    things = {**all_graphs(), "poem": poem, "approval": approval, "approvals": approvals}
     with serving(things, folder / "agentrt.db") as it:
         yield it
 

@@ -8,11 +8,13 @@ from collections import defaultdict
 from concurrent.futures import Future
 from typing import Annotated, Any
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.config import get_store, get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
 from langgraph.runtime import Runtime as GraphRuntime
-from langgraph.types import Send, interrupt
+from langgraph.types import Command, Send, interrupt
 from typing_extensions import TypedDict
 
 from agentrt import Context, program
@@ -206,6 +208,39 @@ def bare_graph() -> StateGraph[Any]:
     return StateGraph(MessagesState).add_node("reply", reply).add_edge(START, "reply")
 
 
+@tool
+def weather(city: str) -> str:
+    """Say the weather of a city."""
+    return f"sunny in {city}"
+
+
+@tool
+def move(city: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+    """Go to a city."""
+    return Command(
+        update={"messages": [ToolMessage(f"moved to {city}", tool_call_id=tool_call_id, id="m9")]}
+    )
+
+
+def tools_graph() -> StateGraph[Any]:
+    """A message that calls two tools, one after the other, and their results."""
+
+    def calls(name: str, key: str) -> Any:
+        call = {"name": name, "args": {"city": "Rome"}, "id": key}
+        return lambda _: {"messages": [AIMessage("", id=f"ai-{key}", tool_calls=[call])]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_sequence(
+        [
+            ("ask_weather", calls("weather", "c1")),
+            ("weather", ToolNode([weather])),
+            ("ask_move", calls("move", "c2")),
+            ("move", ToolNode([move])),
+        ]
+    )
+    return builder.add_edge(START, "ask_weather")
+
+
 @program
 async def poem(ctx: Context, topic: str = "tea") -> dict[str, str]:
     """A native program."""
@@ -217,6 +252,19 @@ async def poem(ctx: Context, topic: str = "tea") -> dict[str, str]:
 async def approval(ctx: Context, what: str) -> str:
     """A native program that asks a human."""
     return f"{what}: {await ctx.human(f'approve {what}?')}"
+
+
+@program
+async def approvals(ctx: Context, request: dict[str, Any]) -> list[str]:
+    """A native program that asks a human all at once, in one of two ways, and then once more."""
+    names = request["names"]
+    if request["how"] == "gather":
+        first = await asyncio.gather(*(ctx.human(f"approve {name}?") for name in names))
+    else:
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(ctx.human(f"approve {name}?")) for name in names]
+        first = [task.result() for task in asking]
+    return [*first, await ctx.human("all in all?")]
 
 
 def all_graphs() -> dict[str, Any]:
@@ -233,4 +281,5 @@ def all_graphs() -> dict[str, Any]:
         "fan": fan_graph(),
         "bare": bare_graph(),
         "nested": nested_graph(),
+        "tools": tools_graph(),
     }

@@ -44,10 +44,10 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Disk]]:
     whole = Database.writing
 
     @asynccontextmanager
-    async def writing(self: Database) -> AsyncIterator[Any]:
+    async def writing(self: Database, **options: Any) -> AsyncIterator[Any]:
         if Disk.full:
             raise sa.exc.OperationalError("UPDATE", {}, FULL)
-        async with whole(self) as connection:
+        async with whole(self, **options) as connection:
             if Disk.read_only:  # SQLite's own refusal: root may write to any file
                 await connection.execute(sa.text("PRAGMA query_only=1"))
             try:

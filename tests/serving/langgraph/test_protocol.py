@@ -292,6 +292,34 @@ async def test_a_message_is_heard_token_by_token(http: httpx.AsyncClient) -> Non
     assert reply["id"] == parts[0]["id"]
 
 
+async def test_the_channel_of_messages_has_what_the_protocol_names(http: httpx.AsyncClient) -> None:
+    """The results of tools, as messages below the tool, also where a tool gives a command; and no
+    whole message, which the protocol does not know.
+    """
+    thread = str(uuid4())
+    await start(http, thread, "tools", {"messages": []})
+    events = await until(http, thread, "completed", channels=["messages", "tools", "lifecycle"])
+    messages = [event["params"] for event in events if event["method"] == "messages"]
+    assert [(part["namespace"], part["data"]["event"]) for part in messages] == [
+        ([f"tools:{call}"], event)
+        for call in ("c1", "c2")
+        for event in (
+            "message-start",
+            "content-block-start",
+            "content-block-delta",
+            "content-block-finish",
+            "message-finish",
+        )
+    ]
+    starts = [part["data"] for part in messages if part["data"]["event"] == "message-start"]
+    assert [(start["role"], start["tool_call_id"], start["id"]) for start in starts] == [
+        ("tool", "c1", "tool-c1"),
+        ("tool", "c2", "m9"),
+    ]
+    ends = [part["data"] for part in messages if part["data"]["event"] == "content-block-finish"]
+    assert [end["content"]["text"] for end in ends] == ["sunny in Rome", "moved to Rome"]
+
+
 async def test_subgraphs_are_heard_by_their_namespaces(http: httpx.AsyncClient) -> None:
     thread = str(uuid4())
     await start(http, thread, "nested")

@@ -22,7 +22,7 @@ from agentrt.serving.langgraph import api_with
 from agentrt.serving.langgraph.auth import load_auth
 from agentrt.serving.langgraph.protocol_routes import ProtocolRoutes
 from agentrt.serving.langgraph.protocol_socket import ProtocolSocket
-from tests.serving.langgraph.graphs import TURN_S, all_graphs
+from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_auth import HOOKS
 from tests.serving.langgraph.test_protocol import VALUES, start, told, until
@@ -38,7 +38,7 @@ class Socket:
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
-        self._events: list[Any] = []
+        self.events: list[Any] = []
         self._number = 0
 
     async def next(self) -> Any:
@@ -51,7 +51,7 @@ class Socket:
         given = {"id": self._number, "method": method, "params": params}
         await self.connection.send(json.dumps(given))
         while (message := await self.next()).get("type") == "event":
-            self._events.append(message)
+            self.events.append(message)
         assert message["id"] == self._number
         return message
 
@@ -64,7 +64,7 @@ class Socket:
         """The events until the root graph has come to this end."""
         found: list[Any] = []
         while True:
-            event = self._events.pop(0) if self._events else await self.next()
+            event = self.events.pop(0) if self.events else await self.next()
             found.append(event)
             if told(event) == ("lifecycle", end):
                 return found
@@ -127,6 +127,34 @@ async def test_events_are_those_of_http_and_go_on_from_a_number(
     async with opened(it.url, thread) as socket:
         await socket.subscribe(*VALUES, namespaces=[["sub"]])
         assert await socket.until("subcompleted") == inside
+
+
+async def test_a_subscription_says_how_many_events_were_there_already(
+    it: Serving, http: httpx.AsyncClient
+) -> None:
+    """They come before the answer, as from LangGraph's own server. 1. A thread that is not there.
+    2. A run that has ended. 3. Some of its events. 4. A run that has not ended.
+    """
+    thread, gate = str(uuid4()), str(uuid4())
+
+    async def replayed(**options: Any) -> tuple[int, int]:
+        async with opened(it.url, thread) as socket:
+            done = await socket.ask("subscription.subscribe", channels=VALUES, **options)
+            return done["result"]["replayed_events"], len(socket.events)
+
+    assert await replayed() == (0, 0)
+    await start(http, thread, "steps")
+    whole = await until(http, thread, "completed", channels=VALUES)
+    assert await replayed() == (len(whole), len(whole))
+    assert await replayed(since=whole[1]["seq"]) == (len(whole) - 2, len(whole) - 2)
+    live = await start(http, thread, "gate", {"gate": gate, "steps": []})
+    await GATES.reached(gate)
+    last = whole[-1]["seq"]
+    events = await until(http, thread, "running", channels=["lifecycle"], since=last)
+    assert len(events) == 1
+    assert await replayed(since=last) == (3, 3)
+    GATES.open(gate)
+    await http.get(f"/threads/{thread}/runs/{live}/join")
 
 
 async def test_what_is_unsubscribed_is_not_heard(it: Serving) -> None:
@@ -228,7 +256,7 @@ async def test_a_key_lets_in_and_hears_its_own_threads_alone(
         assert state["message"] == f"thread '{thread}' not found"
         taken = await socket.ask("run.start", assistant_id="steps", input=IN)
         assert taken["type"] == "error"
-        assert socket._events == []
+        assert socket.events == []
 
 
 async def test_without_a_key_nobody_is_let_in(keyed: Serving) -> None:

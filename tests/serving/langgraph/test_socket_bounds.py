@@ -11,8 +11,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from websockets.frames import Opcode
 
 from agentrt import Runtime
+from agentrt.serving import listen
 from agentrt.serving.langgraph import api
 from agentrt.serving.langgraph.protocol_socket import MOST_SUBSCRIPTIONS
 from agentrt.serving.listen import Listener
@@ -85,6 +87,26 @@ async def test_messages_that_are_too_long_end_the_connection(tmp_path: Path) -> 
             await socket.connection.send("x" * 2000)
             assert (await socket.closed())[0] == 1009
         assert await status(listener.url) == 101
+
+
+async def test_a_silent_connection_is_pinged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "SOCKET_PING_S", 0.02)
+    pings, came = 0, asyncio.Event()
+    async with listening(tmp_path, Bounds()) as (listener, _), opened(listener.url) as socket:
+        process: Any = socket.connection.process_event
+
+        def counted(event: Any) -> None:
+            nonlocal pings
+            pings += getattr(event, "opcode", None) is Opcode.PING
+            if pings == 3:
+                came.set()
+            process(event)
+
+        monkeypatch.setattr(socket.connection, "process_event", counted)
+        async with asyncio.timeout(TURN_S):
+            await came.wait()
 
 
 async def test_who_reads_nothing_is_dropped(tmp_path: Path) -> None:
