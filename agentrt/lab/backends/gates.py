@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 
 class Gate(ABC):
     """Says which programs may call the engine now."""
@@ -43,6 +45,7 @@ class Cap(Gate):
         self._inside: set[str] = set()
         self._line: OrderedDict[str, None] = OrderedDict()
 
+    @override
     def called(self, program_id: str, tokens: int, now: float) -> bool:
         if program_id not in self._inside and len(self._inside) < self._most and not self._line:
             self._inside.add(program_id)
@@ -51,6 +54,7 @@ class Cap(Gate):
         self._line[program_id] = None
         return False
 
+    @override
     def ended(self, program_id: str) -> Iterable[str]:
         self._inside.discard(program_id)
         if not self._line:
@@ -100,6 +104,7 @@ class ThunderAgent(Gate):
         self._decay = decay
         self._programs: dict[str, _Program] = {}
 
+    @override
     def called(self, program_id: str, tokens: int, now: float) -> bool:
         program = self._programs.get(program_id)
         if program is None:
@@ -110,16 +115,19 @@ class ThunderAgent(Gate):
         program.tokens, program.reasoning = tokens, True
         return program.paused_at is None
 
+    @override
     def answered(self, program_id: str, tokens: int, now: float) -> None:
         program = self._programs[program_id]
         program.tokens, program.reasoning, program.acting_since = tokens, False, now
         if program.marked:
             program.marked, program.paused_at = False, now
 
+    @override
     def ended(self, program_id: str) -> Iterable[str]:
         self._programs.pop(program_id)
         return ()  # it resumes others at its ticks only
 
+    @override
     def tick(self, now: float) -> Iterable[str]:
         resumed = self._resume(now)
         while self._room(now) < 0 and self._pause_one(now):

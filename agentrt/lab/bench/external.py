@@ -26,7 +26,7 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.reports.standard import Metrics, standard
 from agentrt.lab.reports.tables import Spread, markdown
-from agentrt.lab.runs.contenders import CONTINUUM, DEFAULT, STOCK, contender
+from agentrt.lab.runs.contenders import CONTINUUM, DEFAULT, PREVIEW, STOCK, contender
 from agentrt.lab.workloads.agents import LONGEST, swe_smith
 
 _KV_BYTES = 131_072
@@ -64,8 +64,10 @@ GPUS: Mapping[str, Gpu] = {
     "A100": Gpu(90_000, 66.2e-3, 97.3e-6, 1.555e12, 60_000),
 }
 AMPLE = f"{STOCK}+ample"
-RIVALS: Mapping[str, str] = {STOCK: "FCFS", CONTINUUM: "Continuum", AMPLE: "offload 128 GB"}
+RIVALS: Mapping[str, str] = {STOCK: "FCFS", PREVIEW: "Continuum", AMPLE: "offload 128 GB"}
 """Contenders by who they stand for; memory for all is an offload that costs nothing."""
+UNMEASURED: Mapping[str, str] = {CONTINUUM: "Continuum by its paper", DEFAULT: "agentrt's defaults"}
+"""Contenders that nobody ran there."""
 _THEIRS: Mapping[str, Mapping[float, tuple[float, float, float]]] = {
     "H200": {
         1: (39.6, 40.1, 37.2),
@@ -94,6 +96,7 @@ EPILOG = """\b
 Examples:
   agentrt bench external --quick
   agentrt bench external --gpu H100 --rate 3 --repeat 5
+  agentrt bench external --gpu H100 --rate 3 --repeat 3 --seed 5000 --policy continuum-preview
 """
 
 
@@ -114,6 +117,11 @@ Predicted = Mapping[tuple[str, float, str], Sequence[float]]
 @click.command(epilog=EPILOG)
 @many("--gpu", metavar="NAME,…", help=f"[default: {', '.join(GPUS)}]")
 @many("--rate", metavar="N,…", help="Jobs a second.  [default: 1, 3, 6, 10]")
+@many(
+    "--policy",
+    metavar="NAME,…",
+    help=f"Run these contenders only.  [default: {', '.join([*RIVALS, *UNMEASURED])}]",
+)
 @count_option("--repeat", about="With so many seeds.  [default: 3; 1 with --quick]")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of the first.")
 @count_option("--jobs", about="Processes.  [default: one per core]")
@@ -122,9 +130,10 @@ Predicted = Mapping[tuple[str, float, str], Sequence[float]]
 def external(**options: Any) -> None:
     """Predict the runs of somebody else in virtual time, and say how far off it is.
 
-    FCFS is stock vLLM, Continuum our reading of its paper, and an offload to 128 GB of memory is
-    taken as memory for all. The offloads to 16 GB and LMCache's are not modelled. Then come
-    agentrt's defaults, which nobody ran there.
+    FCFS is stock vLLM, Continuum the rule of its preview code, which was measured there, and an
+    offload to 128 GB of memory is taken as memory for all. The offloads to 16 GB and LMCache's are
+    not modelled. Then come the rule of Continuum's paper and agentrt's defaults, which nobody ran
+    there.
     """
     trials = _trials(options)
     silence_vllm()
@@ -155,8 +164,12 @@ def _trials(options: dict[str, Any]) -> list[Trial]:
         if rate not in known:
             raise ConfigError(f"--rate {rate}: nothing was published of it; of {', '.join(known)}")
     seeds = range(options["seed"], options["seed"] + (options["repeat"] or (1 if quick else 3)))
-    everyone = product(gpus, map(float, rates), [*RIVALS, DEFAULT], seeds)
-    return [Trial(*one) for one in everyone]
+    policies = options["policy"] or [*RIVALS, *UNMEASURED]
+    for name in policies:
+        if name not in {*RIVALS, *UNMEASURED}:
+            names = ", ".join([*RIVALS, *UNMEASURED])
+            raise ConfigError(f"unknown --policy {name!r}; available: {names}")
+    return [Trial(*cell) for cell in product(gpus, map(float, rates), policies, seeds)]
 
 
 def run(trial: Trial) -> tuple[Trial, float, Metrics]:
@@ -188,7 +201,7 @@ def errors(predicted: Predicted) -> dict[tuple[str, float, str], float]:
 
 
 def table(predicted: Predicted) -> str:
-    """A row per GPU and rate: measured, predicted and the error of each rival; then ours."""
+    """A row per GPU and rate: measured, predicted and the error of each rival; then the others."""
     off = errors(predicted)
     rows = []
     for gpu, per_s in dict.fromkeys(key[:2] for key in predicted):
@@ -198,9 +211,11 @@ def table(predicted: Predicted) -> str:
             error = f"{off[key]:+.0%}" if key in off else "fitted"
             seconds = predicted.get(key)
             row.append(f"{theirs(*key)} / {_shown(seconds)} ({error})" if seconds else "")
-        rows.append([*row, _shown(predicted.get((gpu, per_s, DEFAULT), ()))])
+        row += [_shown(predicted.get((gpu, per_s, who), ())) for who in UNMEASURED]
+        rows.append(row)
     head = ["GPU", "jobs/s", *(f"{name}: measured / predicted" for name in RIVALS.values())]
-    return markdown([*head, "agentrt's defaults, predicted"], rows)
+    head += [f"{name}, predicted" for name in UNMEASURED.values()]
+    return markdown(head, rows)
 
 
 def _shown(seconds: Sequence[float]) -> str:

@@ -20,6 +20,7 @@ from agentrt.scheduler.config import ADMISSIONS, RETENTIONS, SchedulerConfig
 
 BASELINE, STOCK, DEFAULT = "fcfs", "stock", "default"
 CAP, THUNDER, CONTINUUM = "cap", "thunderagent", "continuum"
+PREVIEW = f"{CONTINUUM}-preview"
 DECAY = f"{THUNDER}-decay"
 _STOCKS = {
     STOCK: Stock(),
@@ -41,8 +42,8 @@ def how() -> str:
         f"adaptive+memory or atlas+{HINTED} (which is told guesses of sizes); {DEFAULT}, which is "
         f"what agentrt run and serve use ({'+'.join(_named(_OURS).values())}); of vLLM "
         f"alone {', '.join(_STOCKS)}, and {CAP}:N (at most N programs at a time); the rivals "
-        f"{THUNDER}, {DECAY}, {CONTINUUM}; or any of these and +{AMPLE}, with {_TIMES_AMPLE} times "
-        "the memory"
+        f"{THUNDER}, {DECAY}, {CONTINUUM}, {PREVIEW}; or any of these and +{AMPLE}, with "
+        f"{_TIMES_AMPLE} times the memory"
     )
 
 
@@ -57,7 +58,7 @@ class Contender:
 
     ``hints`` says how well the guesses of programs' sizes that it is told correlate with the
     truth; None: it is told no guess. ``gate`` names what stands before the engine, and ``pins``
-    stands for Continuum's scheduler in place of ours.
+    which of Continuum's schedulers stands in place of ours.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Contender:
     hints: float | None = None
     gate: str = ""
     memory: int = 1
-    pins: bool = False
+    pins: str = ""
 
     @property
     def stock(self) -> Stock | None:
@@ -107,7 +108,7 @@ class Contender:
     ) -> Ran:
         """Its run in virtual time; ``fleet`` are the replicas and the router of `Virtual`."""
         options = self.sized(options)
-        pinning = _pinning() if self.pins else None
+        pinning = _pinning(self.pins) if self.pins else None
         engine = Virtual(self.scheduling, options, times, scheduler_cls=pinning, **fleet)
         return drive(engine, programs, self.make_gate(options))
 
@@ -127,8 +128,8 @@ def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_H
     kind, _, number = first.partition(":")
     if (kind == CAP and number.isdecimal() and int(number)) or first in (THUNDER, DECAY):
         found = replace(found, scheduling=Stock(), gate=first)
-    elif first == CONTINUUM:
-        found = replace(found, scheduling=SchedulerConfig(policy="program-fcfs"), pins=True)
+    elif first in (CONTINUUM, PREVIEW):
+        found = replace(found, scheduling=SchedulerConfig(policy="program-fcfs"), pins=first)
     elif first == DEFAULT:
         found = replace(found, scheduling=replace(ours, **_named(_OURS)))
     elif is_policy(first):
@@ -184,7 +185,7 @@ def _taken(words: list[str], known: Sequence[str]) -> str | None:
     return found
 
 
-def _pinning() -> type[Any]:
-    from agentrt.lab.engine.continuum import ContinuumScheduler
+def _pinning(name: str) -> type[Any]:
+    from agentrt.lab.engine.continuum import ContinuumScheduler, PreviewScheduler
 
-    return ContinuumScheduler
+    return PreviewScheduler if name == PREVIEW else ContinuumScheduler

@@ -17,7 +17,7 @@ from agentrt.lab.workloads.agents import LONGEST
 PREDICTED = {
     FITTED: [39.0],
     ("H100", 3.0, "stock"): [200.0, 210.0, 190.0],
-    ("H100", 3.0, "continuum"): [69.0],
+    ("H100", 3.0, "continuum-preview"): [69.0],
     ("H100", 3.0, "default"): [70.0],
 }
 
@@ -47,7 +47,7 @@ def test_errors_are_of_medians_and_the_fitted_cell_counts_in_none() -> None:
     off = errors(PREDICTED)
     assert off == {
         ("H100", 3.0, "stock"): pytest.approx(200 / 232.9 - 1),
-        ("H100", 3.0, "continuum"): 0.0,
+        ("H100", 3.0, "continuum-preview"): 0.0,
     }
     rows = table(PREDICTED).splitlines()[2:]
     assert "39.6 / 39.0 (fitted)" in rows[0]
@@ -70,8 +70,11 @@ def test_a_cell_by_the_command(
     *said, last = capsys.readouterr().out.splitlines()
     assert "H100" in said[2]
     found = {one["who"]: one["predicted"][0] for one in json.loads(last)["cells"]}
-    assert list(found) == ["stock", "continuum", "stock+ample", "default"]
-    assert found["stock"] == found["stock+ample"] == pytest.approx(found["continuum"], rel=0.01)
+    names = ["stock", "continuum-preview", "stock+ample", "continuum", "default"]
+    assert list(found) == names
+    assert found["stock"] == found["stock+ample"]
+    assert found["continuum-preview"] == pytest.approx(found["stock"], rel=0.01)
+    assert found["continuum"] == pytest.approx(found["stock"], rel=0.01)
     assert found["default"] == pytest.approx(found["stock"], rel=0.02)
 
 
@@ -90,6 +93,7 @@ def test_the_seconds_are_those_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
     ("asked", "says"),
     [
         (["--gpu", "B200"], "--gpu B200: nothing was published of it; of H200, H100, A100"),
+        (["--policy", "cap:3"], "unknown --policy 'cap:3'; available: stock, continuum-preview, "),
         (["--rate", "2"], "--rate 2: nothing was published of it; of 1, 3, 6, 10"),
     ],
 )

@@ -36,7 +36,7 @@ from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.records import CachedBlocks, EngineProgram
+from agentrt.scheduler.records import CachedBlocks
 from tests.lab.answering import Engine
 
 NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+ample"
@@ -176,20 +176,6 @@ def test_continuum_has_what_a_program_pinned_there_for_its_next_call() -> None:
     ran = contender("continuum").run(programs, options, StepTimeModel(0.01, 1e-5))
     assert [one.program_id for one in ran.outcomes] == ["a", "b"]
     assert ran.outcomes[0].waiting_s < 0.02
-
-
-@pytest.mark.engine
-def test_continuum_gives_up_a_pin_whose_next_call_waits_for_long() -> None:
-    from agentrt.lab.engine.continuum import ToolTtl
-
-    policy = ToolTtl(SchedulerConfig(), Learned())
-    context = CachedBlocks("t", since=10.0)
-    row: Any = EngineProgram("a", "t", "default")
-    row.queued["a/1"] = None
-    context.rows[row] = None
-    assert context.calling
-    assert not policy.expired(context, 14.9)
-    assert policy.expired(context, 15.0)
 
 
 @pytest.mark.parametrize(
