@@ -1,6 +1,6 @@
 """``benchmarks room``: the defaults and stock vLLM where the KV cache has room for everything.
 
-The workloads are those of ``agentrt bench memory``, in virtual time. Below a load of 1 the engine
+The workloads are those of ``benchmarks memory``, in virtual time. Below a load of 1 the engine
 keeps up with the programs, and nothing is to be gained; above it programs queue.
 """
 

@@ -12,7 +12,6 @@ import pytest
 
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.policies import RealBench
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.runs.contenders import contenders
@@ -22,6 +21,7 @@ from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import Cut
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler import SchedulerConfig
+from benchmarks.policies.real import RealBench
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine

@@ -15,7 +15,7 @@ A pin whose next call waits does not end. No other call may take pinned blocks: 
 vLLM preempts the running call of the latest program, and a call that runs alone, or cannot begin in
 an empty engine, has the context of the latest program unpinned.
 
-The preview code, which served the published runs that `agentrt.lab.bench.external` predicts, has no
+The preview code, which served the published runs that `benchmarks.external` predicts, has no
 such model (`PreviewTtl`).
 """
 

@@ -174,7 +174,7 @@ def check_on_one_engine(everyone: Sequence[Contender]) -> None:
     """Raise `ConfigError` for one that a real engine cannot run, or that wants one of its own."""
     check_on_engines(everyone)
     if ample := next((one.name for one in everyone if one.memory > 1), None):
-        raise ConfigError(f"{ample!r}: all share an engine here; see agentrt bench memory")
+        raise ConfigError(f"{ample!r}: all share an engine here; see python -m benchmarks memory")
 
 
 def _taken(words: list[str], known: Sequence[str]) -> str | None:

@@ -63,7 +63,7 @@ WORKS: Mapping[str, Work] = {
     "lats": Work("lats", 12, 2.0, 0.05, tokens=2048),
     "deep": Work("deep", 16, 2.0, 0.1, tokens=6000),
 }
-"""By the names of ``agentrt bench memory``, which runs these; chat is the KV-bound one."""
+"""By the names of ``python -m benchmarks memory``, which runs these; chat is the KV-bound one."""
 RECORDED = "recorded"
 HELD_OUT_WORKS: Mapping[str, Work] = {
     "long_coding": Work("long_coding", 20, 2.0, 0.3, tokens=20000),

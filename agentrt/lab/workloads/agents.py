@@ -122,7 +122,7 @@ def swe_smith(per_s: float, seed: int) -> list[ProgramShape]:
     Not the trajectories: 100 jobs with 17.9 turns each, of 6,945 prompt and 30 output tokens in the
     median, after a system prompt of 604 and an issue of 1,498 tokens; no job goes beyond 16,384
     tokens, and a tool takes a second (``matrix-100job`` of the survey that
-    `agentrt.lab.bench.external` names). The spreads are ours. So is the mean of the outputs, which
+    `benchmarks.external` names). The spreads are ours. So is the mean of the outputs, which
     nobody published: it is the one that gives that survey's time where nothing waits, on its H200
     with one job a second. Jobs beyond the limit are drawn again, so the means here are a little
     above those that come out.

@@ -1,4 +1,4 @@
-"""What ``agentrt bench memory`` shows: tables, the cells as JSON, and those of an earlier run."""
+"""What ``benchmarks memory`` shows: tables, the cells as JSON, and those of an earlier run."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def read_earlier(path: Path) -> list[JsonCell]:
     except (OSError, ValueError, LookupError, TypeError):
         pass
     raise ConfigError(
-        f"--against {str(path)!r}: not what `agentrt bench memory --json` prints; "
+        f"--against {str(path)!r}: not what `python -m benchmarks memory --json` prints; "
         "save all that a run prints with --json, and give that file"
     )
 

@@ -21,7 +21,6 @@ from agentrt.lab.bench.serving import (
     serve,
     warm_up,
 )
-from agentrt.lab.commands.bench.asked import Asked, Measured
 from agentrt.lab.commands.progress import Meter, do_on_engines
 from agentrt.lab.engine.engines import LabEngine, engine_options, model_in_words, started
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -31,6 +30,7 @@ from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, Source, arrivals,
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure, at_once
 from agentrt.lab.workloads.shape import Cut
+from benchmarks.policies.asked import Asked, Measured
 
 
 @dataclass(slots=True)

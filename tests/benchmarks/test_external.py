@@ -8,11 +8,11 @@ from statistics import fmean, median
 
 import pytest
 
-from agentrt.cli.app import call
-from agentrt.lab.bench.external import FITTED, GPUS, Trial, cells, errors, run, table, verdict
 from agentrt.lab.engine.step_time import StepWork
 from agentrt.lab.workloads import agents
 from agentrt.lab.workloads.agents import LONGEST
+from benchmarks.__main__ import call
+from benchmarks.external import FITTED, GPUS, Trial, cells, errors, run, table, verdict
 
 PREDICTED = {
     FITTED: [39.0],
@@ -66,7 +66,7 @@ def test_a_cell_by_the_command(
 ) -> None:
     """With few jobs nothing waits: all who keep contexts say the same."""
     monkeypatch.setattr(agents, "JOBS", 2)
-    assert call(["bench", "external", "--quick", "--jobs", "1", "--json"]) == 0
+    assert call(["external", "--quick", "--jobs", "1", "--json"]) == 0
     *said, last = capsys.readouterr().out.splitlines()
     assert "H100" in said[2]
     found = {one["who"]: one["predicted"][0] for one in json.loads(last)["cells"]}
@@ -100,5 +100,5 @@ def test_the_seconds_are_those_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_nobody_measured_is_refused(
     asked: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(["bench", "external", *asked]) == 2
+    assert call(["external", *asked]) == 2
     assert says in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``agentrt bench paper`` on a case that can be worked out by hand, and bad input."""
+"""``benchmarks paper`` on a case that can be worked out by hand, and bad input."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
 from agentrt.lab.engine.step_time import StepTimeModel
+from benchmarks.__main__ import call
 from tests.cli.conftest import check
 
 OPTIONS = (
@@ -44,7 +44,7 @@ def case(tmp_path: Path) -> list[str]:
     StepTimeModel(1.0, 0.0, 0.0, 0.0).save(times)
     loads = f"{ALONE},{TOGETHER}"
     files = ("--workload", str(trace), "--step-model", str(times), "--loads", loads)
-    return ["bench", "paper", *files, *OPTIONS]
+    return ["paper", *files, *OPTIONS]
 
 
 def _run(args: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, Any]:
@@ -115,4 +115,4 @@ def test_a_case_worked_out_by_hand(
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    check(capsys, call(["bench", "paper", *args]), *words)
+    check(capsys, call(["paper", *args]), *words)

@@ -1,4 +1,4 @@
-"""`agentrt bench gpu` without an engine: what fits into the time, and what is there at any end.
+"""`benchmarks gpu` without an engine: what fits into the time, and what is there at any end.
 
 In the place of engines stands virtual time.
 """
@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
 from agentrt.errors import EngineDiedError
-from agentrt.lab.bench import gpu
-from agentrt.lab.bench.gpu_plan import ENGINES, SIZES, Budget, engine_of, in_order
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import Ran
-from agentrt.lab.reports.gpu import CAPPED, OFFLOAD, UNCAPPED, Cell
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.workloads.shape import ProgramShape
+from benchmarks.__main__ import call
+from benchmarks.gpu import command as gpu
+from benchmarks.gpu.plan import ENGINES, SIZES, Budget, engine_of, in_order
+from benchmarks.gpu.report import CAPPED, OFFLOAD, UNCAPPED, Cell
 
 TIMES = StepTimeModel(2e-3, 1e-5, 1e-5, 0.0)
 
@@ -149,7 +149,7 @@ class Terminated(Interrupted):
 def asked(tmp_path: Path) -> list[str]:
     TIMES.save(tmp_path / "times.json")
     size = ["--shape", "tiny", "--programs", "2", "--step-time", str(tmp_path / "times.json")]
-    return ["bench", "gpu", *size, "--out", str(tmp_path / "out")]
+    return ["gpu", *size, "--out", str(tmp_path / "out")]
 
 
 def check(stand: Stand, out: Path, text: str) -> None:
@@ -229,7 +229,7 @@ def test_who_hangs_is_stopped_when_the_time_is_up(
         waiting[-1].reschedule(0.0)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("agentrt.lab.bench.gpu.asyncio.timeout", timeout)
+    monkeypatch.setattr("benchmarks.gpu.command.asyncio.timeout", timeout)
     monkeypatch.setattr(stand, "end", end)
     assert call(asked) == 0
     text = capsys.readouterr().out

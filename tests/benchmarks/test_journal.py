@@ -1,4 +1,4 @@
-"""``agentrt bench journal``: all sides do the same, and what is kept is what the side says."""
+"""``benchmarks journal``: all sides do the same, and what is kept is what the side says."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
 from agentrt.journal import Journal
 from agentrt.journal.schema import Change, EndRow
-from agentrt.lab.bench.journal import SIDES
+from benchmarks.__main__ import call
+from benchmarks.journal import SIDES
 
 
 def test_all_sides_do_the_same(
@@ -32,7 +32,7 @@ def test_all_sides_do_the_same(
 
     monkeypatch.setattr(Journal, "__init__", opening)
     given = ["--programs", "2", "--calls", "3", "--repeat", "2", "--json"]
-    assert call(["bench", "journal", *given]) == 0
+    assert call(["journal", *given]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [one["journal"] for one in found] == list(SIDES)
     assert (found[0]["to_off"], found[0]["more_us"]) == (1.0, 0.0)

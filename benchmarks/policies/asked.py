@@ -1,4 +1,4 @@
-"""What the options of ``agentrt bench`` without a command ask for, checked before anything runs."""
+"""What the options of ``benchmarks policies`` ask for, checked before anything runs."""
 
 from __future__ import annotations
 

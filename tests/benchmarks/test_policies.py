@@ -1,4 +1,4 @@
-"""``agentrt bench`` from end to end: a small comparison, and bad input, of ``memory``, too."""
+"""``benchmarks policies`` from end to end: a small comparison, and bad input."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
+from benchmarks.__main__ import call
 from tests.cli.conftest import check
-from tests.cli.test_help import run
 
 SMALL = (
     *("--virtual", "--workload", "mixed", "--scale", "0.05", "--programs", "3", "--calls", "4"),
@@ -25,7 +24,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     drawing = ("--plot", str(tmp_path / "curves.png"))
     policies = ("--policies", "priority-path,fcfs,fcfs+cost,atlas,atlas+cost")
     flags = ("--", "--num-gpu-blocks-override", "512")
-    assert call(["bench", *SMALL, *policies, *drawing, "--json", *flags]) == 0
+    assert call(["policies", *SMALL, *policies, *drawing, "--json", *flags]) == 0
     out, _ = capsys.readouterr()
     *text, line = out.splitlines()
     head = text[0]
@@ -60,7 +59,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--policies", "priority"], ["'priority'", "priority-service"]),
         (["--virtual", "--policies", "atlas+mru"], ["unknown policy 'atlas+mru'", "fcfs+cost"]),
         (["--policies", "srpt"], ["'srpt' runs in virtual time only"]),
-        (["--policies", "stock+ample"], ["'stock+ample'", "agentrt bench memory"]),
+        (["--policies", "stock+ample"], ["'stock+ample'", "python -m benchmarks memory"]),
         (["--virtual", "--rate", "fast"], ["--rate 'fast'", "0.5", "0.9x"]),
         (["--virtual", "--rate", "0x"], ["--rate '0x'", "0.9x"]),
         (["--virtual", "--rate", "1,2x"], ["--rate '1,2x'", "programs per second", "shares"]),
@@ -79,9 +78,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--", "--dtype", "half"], ["'--dtype'", "--max-num-seqs"]),
         (["--virtual", "--", "--max-num-seqs", "x"], ["--max-num-seqs 'x'", "from 1 up"]),
         (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "from 1 up"]),
-        (["--virtual", "0.9"], ["'0.9'", "commas", "memory"]),
-        (["memroy"], ["'memroy'", "did you mean 'memory'"]),
-        (["--virtual", "paper"], ["--virtual", "'paper'"]),
+        (["--virtual", "0.9"], ["0.9", "python -m benchmarks policies --help"]),
         (["--vitual"], ["--vitual", "--virtual"]),
         (["memory", "--workload", "chart"], ["no workload is named 'chart'", "chat"]),
         (["memory", "--memory", "x"], ["--memory 'x'", "0.25"]),
@@ -91,23 +88,21 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    check(capsys, call(["bench", *args]), *words)
+    check(capsys, call([*args] if args[:1] == ["memory"] else ["policies", *args]), *words)
 
 
-def test_help() -> None:
-    done = run("bench", "--help")
-    *lines, heavy = done.stdout.splitlines()
-    assert heavy == "heavy:"
-    text = "\n".join(lines)
-    for words in ("\nWorkload:\n", "\nEngine:\n", "\nOutput:\n", "\nCommands:\n", "--virtual"):
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["policies", "--help"]) == 0
+    text = capsys.readouterr().out
+    for words in ("\nWorkload:\n", "\nEngine:\n", "\nOutput:\n", "--virtual", "[-- VLLM_FLAGS]"):
         assert words in text
     assert "Exit codes: 0" in text
 
 
 def test_nothing_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["bench"]) == 2
+    assert call(["policies"]) == 2
     out, err = capsys.readouterr()
-    assert "Commands:" in out + err
+    assert "Workload:" in out + err
 
 
 def test_ctrl_c_keeps_what_is_done(
@@ -115,9 +110,9 @@ def test_ctrl_c_keeps_what_is_done(
 ) -> None:
     """The runs that were done are told of; then the exit code says what ended the rest."""
     from agentrt.cli.faults import StoppedError
-    from agentrt.lab.commands.bench import policies
     from agentrt.lab.outcome import Summary
     from agentrt.lab.runs.grid import RunResult, RunSpec
+    from benchmarks.policies import command as policies
 
     some = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
 
@@ -125,17 +120,18 @@ def test_ctrl_c_keeps_what_is_done(
         return [RunResult(specs[0], some)], StoppedError(2, "interrupted: 1 of 8 runs were done")
 
     monkeypatch.setattr(policies, "do_runs", stopped)
-    assert call(["bench", *SMALL]) == 130
+    assert call(["policies", *SMALL]) == 130
     out, err = capsys.readouterr()
     assert "| 1    | stock  |" in out
     assert "interrupted: 1 of 8 runs" in err
 
 
-RESULTS = (Path(__file__).parents[3] / "docs" / "results").glob("*.md")
-BENCHMARKS = "".join(page.read_text(encoding="utf-8") for page in RESULTS)
+RESULTS = (Path(__file__).parents[2] / "docs" / "results").glob("*.md")
+PAGES = "".join(page.read_text(encoding="utf-8") for page in RESULTS)
+COMMANDS = re.findall(r"`python -m benchmarks ((?:policies|memory) [^`]*)`", PAGES)
 
 
-@pytest.mark.parametrize("line", re.findall(r"`agentrt (bench (?:--|memory)[^`]*)`", BENCHMARKS))
+@pytest.mark.parametrize("line", COMMANDS)
 def test_what_the_benchmarks_show_is_understood(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,8 +142,8 @@ def test_what_the_benchmarks_show_is_understood(
     def stopped(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.chdir(Path(__file__).parents[3])
-    monkeypatch.setattr("agentrt.lab.bench.memory.Memory", stopped)
-    monkeypatch.setattr("agentrt.lab.commands.bench.policies.measure_virtual", stopped)
-    monkeypatch.setattr("agentrt.lab.bench.policies.measure", stopped)
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setattr("benchmarks.memory.command.Memory", stopped)
+    monkeypatch.setattr("benchmarks.policies.command.measure_virtual", stopped)
+    monkeypatch.setattr("benchmarks.policies.real.measure", stopped)
     assert call(shlex.split(line.replace(" FILE", f" {trace}"))) == 130

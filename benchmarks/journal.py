@@ -1,4 +1,4 @@
-"""``agentrt bench journal``: what a journal takes of the processor, for each call.
+"""``benchmarks journal``: what a journal takes of the processor, for each call.
 
 The same programs run with a journal and without one, in turns, in this process: on an engine that
 answers at once, beside which nothing is cheaper, and with ``--real`` on vLLM's, whose own
@@ -59,8 +59,8 @@ COLUMNS = (
 )
 EPILOG = """\b
 Examples:
-  agentrt bench journal --repeat 20
-  agentrt bench journal --real --calls 10 --json
+  python -m benchmarks journal --repeat 20
+  python -m benchmarks journal --real --calls 10 --json
 
 \b
 A side is what --journal-content keeps; off is without a journal. CPU is processor time of this

@@ -19,13 +19,13 @@ from agentrt.lab.engine.virtual import PrioritizedCall
 from agentrt.lab.outcome import Summary
 from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.compare import Cell
-from agentrt.lab.reports.equal_latency import at_equal_latency, by_repeats, exactly, times
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport
 from agentrt.scheduler import EngineProgram
+from benchmarks.equal_latency import at_equal_latency, by_repeats, exactly, times
 from tests.lab.answering import Engine
 
 REACT = Source("react")

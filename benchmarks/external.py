@@ -1,4 +1,4 @@
-"""``agentrt bench external``: is virtual time right? Runs that are not ours, predicted.
+"""``benchmarks external``: is virtual time right? Runs that are not ours, predicted.
 
 Hung-Chun Lin (Georgia Tech, April 2026) served 100 SWE-smith trajectories with Llama-3.1-8B on
 three GPUs, at four rates, under six ways to keep contexts: 72 single runs, published as means of a
@@ -94,9 +94,9 @@ FITTED = ("H200", 1, STOCK)
 
 EPILOG = """\b
 Examples:
-  agentrt bench external --quick
-  agentrt bench external --gpu H100 --rate 3 --repeat 5
-  agentrt bench external --gpu H100 --rate 3 --repeat 3 --seed 5000 --policy continuum-preview
+  python -m benchmarks external --quick
+  python -m benchmarks external --gpu H100 --rate 3 --repeat 5
+  python -m benchmarks external --gpu H100 --rate 3 --policy continuum-preview,continuum
 """
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.lab.reports.memory import HITS, RATIOS, as_json, beside_earlier, read_earlier
+from benchmarks.memory.report import HITS, RATIOS, as_json, beside_earlier, read_earlier
 
 
 def cell(

@@ -1,4 +1,4 @@
-"""The page of ``agentrt bench paper``: load at equal latency, latencies by load and by type."""
+"""The page of ``benchmarks paper``: load at equal latency, latencies by load and by type."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from agentrt.lab.reports.compare import (
     table,
     value,
 )
-from agentrt.lab.reports.equal_latency import (
+from agentrt.lab.reports.plots import draw_panels
+from agentrt.lab.reports.policies import about_engine, about_scales, about_seeds
+from agentrt.lab.reports.tables import Spread, digits, markdown
+from agentrt.lab.runs.grid import RunResult, Setting
+from agentrt.lab.runs.machine import Machine
+from benchmarks.equal_latency import (
     MEAN,
     Carried,
     at_equal_latency,
     exactly,
     repeats_as_dicts,
 )
-from agentrt.lab.reports.plots import draw_panels
-from agentrt.lab.reports.policies import about_engine, about_scales, about_seeds
-from agentrt.lab.reports.tables import Spread, digits, markdown
-from agentrt.lab.runs.grid import RunResult, Setting
-from agentrt.lab.runs.machine import Machine
 
 LEVELS = (2.0, 3.0, 5.0)
 """Multiples of the unloaded token latency."""
@@ -94,11 +94,11 @@ class Panel:
 
 _HEAD = """# The paper's figures
 
-`agentrt bench paper` measures as the paper does (Agentix, §6.2). *Token latency* is a program's
-latency over the tokens that it generated, averaged over programs. The *load at equal latency* is
-the highest load, interpolated, at which it stays below a level: 2, 3 or 5 times what it is for
-programs that are alone on the engine. Arrivals are Poisson. A load is a share of what the engine
-can do; above 1 it is overload for as long as programs come, and **how many come decides the
+`python -m benchmarks paper` measures as the paper does (Agentix, §6.2). *Token latency* is a
+program's latency over the tokens that it generated, averaged over programs. The *load at equal
+latency* is the highest load, interpolated, at which it stays below a level: 2, 3 or 5 times what it
+is for programs that are alone on the engine. Arrivals are Poisson. A load is a share of what the
+engine can do; above 1 it is overload for as long as programs come, and **how many come decides the
 figures**: with more of them the latencies at one load part further, and the loads at equal latency
 come closer, for in the long run no order carries more than 1. `stock` is vLLM's own scheduler, and
 `fcfs` decides as it does; `srpt` knows the future."""

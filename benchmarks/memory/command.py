@@ -1,4 +1,4 @@
-"""``agentrt bench memory``: who serves programs best when they do not all fit into the KV cache.
+"""``benchmarks memory``: who serves programs best when they do not all fit into the KV cache.
 
 The same programs arrive at the same times on one engine with each contender in turn: vLLM as it
 is, rivals' rules before or inside it, and ours, part by part. vLLM's real scheduler and KV-cache
@@ -23,7 +23,6 @@ import click
 from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
-from agentrt.lab.bench.memory_plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
 from agentrt.lab.bench.results import Figures, hardware, run_shown, show
 from agentrt.lab.bench.serving import ON_CPU, SLOTS, Engines
 from agentrt.lab.commands.options import (
@@ -38,14 +37,6 @@ from agentrt.lab.engine.engines import engine_options, model_in_words
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import Ran
-from agentrt.lab.reports.memory import (
-    Found,
-    as_json,
-    beside_earlier,
-    one_table,
-    read_earlier,
-    table,
-)
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import STOCK, Contender, contender, how
 from agentrt.lab.runs.grid import turns
@@ -61,6 +52,15 @@ from agentrt.lab.runs.memory import (
 )
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.lab.workloads.traces import KNOWN
+from benchmarks.memory.plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
+from benchmarks.memory.report import (
+    Found,
+    as_json,
+    beside_earlier,
+    one_table,
+    read_earlier,
+    table,
+)
 
 _FACTOR = NumberRange(min=0, min_open=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -71,9 +71,9 @@ _names = partial(click.option, multiple=True, callback=split_commas)
 
 EPILOG = """\b
 One cell with what you want to compare, in seconds:
-  agentrt bench memory --workload chat --repeat 1 --contender adaptive,adaptive+cost --caps 0
+  python -m benchmarks memory --workload chat --repeat 1 --contender adaptive,adaptive+cost --caps 0
 Real engines, then virtual time with their steps:
-  agentrt bench memory --real --model-shape small --workload bfcl --programs 48 --repeat 3 \\
+  python -m benchmarks memory --real --model-shape small --workload bfcl --programs 48 --repeat 3 \\
     --tools 0.15 --contender default,stock+ample --caps 1
 
 \b

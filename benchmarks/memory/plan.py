@@ -1,4 +1,4 @@
-"""What ``agentrt bench memory`` runs: the cells, the contenders, the caps and the seeds."""
+"""What ``benchmarks memory`` runs: the cells, the contenders, the caps and the seeds."""
 
 from __future__ import annotations
 

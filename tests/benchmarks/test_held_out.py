@@ -1,4 +1,4 @@
-"""``agentrt bench memory --held-out``: what it runs, and a run beside an earlier one."""
+"""``benchmarks memory --held-out``: what it runs, and a run beside an earlier one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
-from agentrt.lab.bench.memory_plan import CONTENDERS, plan
 from agentrt.lab.runs.memory import ALL_WORKS, HELD_OUT_WORKS, WORKS
+from benchmarks.__main__ import call
+from benchmarks.memory.plan import CONTENDERS, plan
 
 NOTHING: dict[str, Any] = {
     **dict.fromkeys(("workload", "memory", "tools", "contender", "caps"), ()),
@@ -47,7 +47,7 @@ def test_held_out_seeds_begin_where_none_was_tuned_on() -> None:
 
 
 def test_recorded_sessions_need_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["bench", "memory", "--workload", "recorded"]) == 2
+    assert call(["memory", "--workload", "recorded"]) == 2
     assert "--workload recorded: say what was recorded with --trace FILE" in capsys.readouterr().err
     assert works(held_out=True)
     assert "'recorded' is left out" in capsys.readouterr().err
@@ -57,7 +57,7 @@ def test_recorded_sessions_need_a_trace(capsys: pytest.CaptureFixture[str]) -> N
 def test_one_table_and_a_run_against_an_earlier_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    small = ["bench", "memory", "--held-out", "--programs", "3", "--repeat", "1", "--json"]
+    small = ["memory", "--held-out", "--programs", "3", "--repeat", "1", "--json"]
     few = [*small, "--workload", ",".join(HELD_OUT_WORKS), "--scale", "0.2"]
     assert call(few) == 0
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What ``agentrt bench gpu`` leaves: tables, a drawing, and a line of JSON for each cell."""
+"""What ``benchmarks gpu`` leaves: tables, a drawing, and a line of JSON for each cell."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.lab.outcome import Ran
-from agentrt.lab.reports.memory import HITS
 from agentrt.lab.reports.plots import check_matplotlib, new_figure
 from agentrt.lab.reports.standard import Metrics, short_table
 from agentrt.lab.reports.tables import Spread, digits, markdown
 from agentrt.lab.runs.contenders import STOCK
+from benchmarks.memory.report import HITS
 
 CAPPED, UNCAPPED = "capped", "uncapped"
 OFFLOAD = f"{STOCK}+offload"

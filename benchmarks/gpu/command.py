@@ -1,4 +1,4 @@
-"""``agentrt bench gpu``: stock vLLM, its offload, a rival's rule and our defaults on one GPU.
+"""``benchmarks gpu``: stock vLLM, its offload, a rival's rule and our defaults on one GPU.
 
 For a machine without a network that is lent for minutes. The weights are made up, in the shape of
 Llama 3.1 8B; prompts are token ids. The steps' times are measured first, and virtual time with them
@@ -27,19 +27,19 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.cli.signals import STOP_WITHIN_S
 from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
 from agentrt.executors.vllm.options import EngineOptions, has_gpus, prepare_environment
-from agentrt.lab.bench.gpu_plan import SIZES, Budget, Size, engine_of, in_order
 from agentrt.lab.bench.results import hardware, processor, run_shown
 from agentrt.lab.bench.serving import Open, engine_for, serve, warm_up
-from agentrt.lab.commands.bench import FLAGS as AFTER
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import count_option, many, note, seed_option, silence_vllm
 from agentrt.lab.engine.engines import LabEngine, engine_options, started
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.gpu import OFFLOAD, Cell, Done, Report
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.reports.standard import Limits, standard
 from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
+from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
+from benchmarks.gpu.report import OFFLOAD, Cell, Done, Report
+from benchmarks.policies.command import FlagsCommand
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -52,9 +52,9 @@ _STOPPED = "stopped before its end"
 
 EPILOG = """\b
 Examples:
-  agentrt bench gpu --minutes 25 --out results
-  agentrt bench gpu --minutes 10 --out results --repeat 1 -- --enforce-eager
-  agentrt bench gpu --minutes 3 --shape tiny --out /tmp/try    # all of it, on a CPU
+  python -m benchmarks gpu --minutes 25 --out results
+  python -m benchmarks gpu --minutes 10 --out results --repeat 1 -- --enforce-eager
+  python -m benchmarks gpu --minutes 3 --shape tiny --out /tmp/try    # all of it, on a CPU
 
 \b
 DIR gets tables.md, jobs.svg (with matplotlib), about.json (versions, hardware, options, step times)
@@ -64,7 +64,7 @@ the time was up and it had not ended.
 """
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=FlagsCommand, epilog=EPILOG)
 @click.option("--minutes", type=_MINUTES, default=25.0, show_default=True, metavar="N")
 @click.option("--out", type=_FOLDER, required=True, metavar="DIR", help="For all that comes of it.")
 @click.option(
@@ -77,15 +77,14 @@ the time was up and it had not ended.
 @seed_option
 @many("--goodput", metavar="NAME:MS,…", help="Limits.  [default: ttft:2000,tpot:100,jct:60000]")
 @click.option("--step-time", type=_FILE, metavar="FILE", help="In place of measuring it.")
-@click.pass_context
-def gpu(ctx: click.Context, /, **options: Any) -> None:
+def gpu(engine_flags: Sequence[str], **options: Any) -> None:
     """Measure stock vLLM, its CPU offload, ThunderAgent's rule and the defaults on one GPU.
 
     100 coding agents of SWE-smith's sizes, six turns each at twice the tokens, arrive at 6 a
     second; first over 28,625 KV blocks of 16 tokens, then over all that there are. Each run is
     predicted in virtual time, with the step times measured here.
     """
-    bench = _bench(options, ctx.meta.get(AFTER, ()))
+    bench = _bench(options, engine_flags)
     # Only if all else fails: what fits is planned, and each engine has its time.
     latest_s = 60 * options["minutes"] - STOP_WITHIN_S
     ends = threading.Timer(latest_s, os.kill, (os.getpid(), signal.SIGTERM))

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.backends.gates import Cap, ThunderAgent
@@ -20,7 +19,6 @@ from agentrt.lab.bench.serving import Engines
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.program import Stock
-from agentrt.lab.reports.memory import HITS, RATIOS, as_json, table, with_best_caps
 from agentrt.lab.runs.contenders import contender
 from agentrt.lab.runs.memory import (
     GPU,
@@ -37,6 +35,8 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.records import CachedBlocks
+from benchmarks.__main__ import call
+from benchmarks.memory.report import HITS, RATIOS, as_json, table, with_best_caps
 from tests.lab.answering import Engine
 
 NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+ample"
@@ -48,7 +48,6 @@ def test_one_cell_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         call(
             [
-                "bench",
                 "memory",
                 *asked,
                 "--repeat",
@@ -89,7 +88,7 @@ def test_real_engines_and_then_virtual_time(
     size = ["--workload", "bfcl", "--programs", "16", "--scale", "0.4", "--blocks", "45"]
     who = ["--contender", "stock", "--caps", "0", "--repeat", "1", "--tools", "0.01"]
     real = ["--real", "--model-shape", "tiny", "--step-time", str(times), "--json"]
-    assert call(["bench", "memory", *size, *who, *real]) == 0
+    assert call(["memory", *size, *who, *real]) == 0
     cells = json.loads(capsys.readouterr().out.splitlines()[-1])["cells"]
     assert [cell["time"] for cell in cells] == ["real engines", "virtual time"]
     for cell in cells:
@@ -191,7 +190,7 @@ def test_continuum_has_what_a_program_pinned_there_for_its_next_call() -> None:
 def test_what_real_engines_cannot_do(
     args: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(["bench", "memory", *args]) == 2
+    assert call(["memory", *args]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -1,27 +1,19 @@
-"""``agentrt bench`` without a command: its options, its tables, and runs in virtual time."""
+"""``benchmarks policies``: its options, its tables, and runs in virtual time."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from agentrt.cli.numbers import NumberRange
-from agentrt.cli.options import Options, together
+from agentrt.cli.options import Options, RunCommand, together
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.bench.asked import Asked, Measured, read
 from agentrt.lab.commands.options import silence_vllm
 from agentrt.lab.commands.progress import do_runs
 from agentrt.lab.reports.compare import ALL, as_dicts, cells
-from agentrt.lab.reports.equal_latency import (
-    MEASURES,
-    at_equal_latency,
-    by_repeats,
-    repeats_as_dicts,
-    times,
-)
 from agentrt.lab.reports.plots import draw_curves
 from agentrt.lab.reports.policies import (
     about_engine,
@@ -34,17 +26,22 @@ from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.grid import RunResult, Setting, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.traces import KNOWN
-
-if TYPE_CHECKING:
-    pass
+from benchmarks.equal_latency import (
+    MEASURES,
+    at_equal_latency,
+    by_repeats,
+    repeats_as_dicts,
+    times,
+)
+from benchmarks.policies.asked import Asked, Measured, read
 
 EPILOG = """\b
 Examples:
-  agentrt bench --workload mixed --virtual --rate 0.9x,1.1x,1.3x --repeat 3 --plot curves.png
-  agentrt bench --workload mixed --burst 12 --policies mlfq,atlas
-  agentrt bench --workload mooncake:conversation_trace.jsonl --virtual --scale 0.25
-  agentrt bench --workload bfcl --rate 0.2,0.4 --policies priority-path,atlas -- --dtype float32
-  agentrt bench --workload mixed --model-shape llama-8b --scale 1 --rate 0.7x,1x,1.3x
+  python -m benchmarks policies --workload mixed --virtual --rate 0.9x,1.1x --plot curves.png
+  python -m benchmarks policies --workload mixed --burst 12 --policies mlfq,atlas
+  python -m benchmarks policies --workload mooncake:conversation_trace.jsonl --virtual --scale 0.25
+  python -m benchmarks policies --workload bfcl --rate 0.2,0.4 --policies atlas -- --dtype float32
+  python -m benchmarks policies --workload mixed --model-shape llama-8b --scale 1 --rate 0.7x,1x
 
 \b
 --virtual: vLLM's real scheduler and KV-cache manager in virtual time, no model; its result does
@@ -54,7 +51,7 @@ Ctrl-C keeps what is done. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 C
 
 POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
 _work, _engine, _output = Options("Workload"), Options("Engine"), Options("Output")
-policies_options = together(
+_options = together(
     _work.text(
         "--workload",
         "NAME|[FORMAT:]FILE",
@@ -107,13 +104,27 @@ policies_options = together(
 )
 
 
-def compare(options: dict[str, Any], flags: Sequence[str]) -> None:
-    """Run the comparison and print it. Raises `ConfigError` before anything runs."""
-    asked = read(options, flags)
+class FlagsCommand(RunCommand):
+    """A command whose arguments after ``--`` go to vLLM: ``engine_flags``."""
+
+    TARGETS = ""
+
+
+@click.command(cls=FlagsCommand, no_args_is_help=True, epilog=EPILOG)
+@_options
+def policies(engine_flags: Sequence[str], **options: Any) -> None:
+    """Measure policies against stock vLLM: latency by load.
+
+    Every policy runs the same programs at the same times on the same engine options. Stock
+    is vLLM's own scheduler; priority-service and priority-path are its own priority policy,
+    fed by the client. Tables go to stdout, as Markdown. Several values of an option go with commas,
+    as in --rate 0.5,0.8.
+    """
+    asked = read(options, engine_flags)
     if options["virtual"]:
         measured = measure_virtual(asked)
     else:
-        from agentrt.lab.bench.policies import measure
+        from benchmarks.policies.real import measure
 
         measured = measure(asked)
     about, head, results, stop = measured

@@ -1,4 +1,4 @@
-"""``agentrt bench paper``: the paper's figures, as the paper measures them (Agentix, §6).
+"""``benchmarks paper``: the paper's figures, as the paper measures them (Agentix, §6).
 
 Program-level token latency against load, and the load that each policy carries at equal latency,
 beside what that metric does not show. vLLM's real scheduler and KV-cache manager in virtual time,
@@ -16,7 +16,6 @@ from click.core import ParameterSource
 
 from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.bench.asked import source_of
 from agentrt.lab.commands.options import (
     check_plot,
     count_option,
@@ -26,12 +25,13 @@ from agentrt.lab.commands.options import (
     silence_vllm,
 )
 from agentrt.lab.commands.progress import do_runs
-from agentrt.lab.reports.paper import Panel, as_values, draw, page
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import BASELINE, STOCK, check_in_steps, contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure
+from benchmarks.paper.report import Panel, as_values, draw, page
+from benchmarks.policies.asked import source_of
 
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = "0.8,1,1.3,2,4,8"
@@ -44,9 +44,9 @@ _ELSEWHERE = ("jobs", "as_json", "plot")
 """Options that say where results go, or how fast."""
 _EPILOG = """\b
 Examples:
-  agentrt bench paper --quick --seeds 3             # minutes
-  agentrt bench paper --plot paper.png > paper.md
-  agentrt bench paper --workload sessions.jsonl --scale 0.2 --loads 1,2,4
+  python -m benchmarks paper --quick --seeds 3             # minutes
+  python -m benchmarks paper --plot paper.png > paper.md
+  python -m benchmarks paper --workload sessions.jsonl --scale 0.2 --loads 1,2,4
 
 \b
 A load is a share of what the engine can do; above 1 it is overload for the length of the run.
@@ -120,7 +120,7 @@ def _command() -> str:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         and name not in _ELSEWHERE
     ]
-    return " ".join(["agentrt bench paper", *given])
+    return " ".join(["python -m benchmarks paper", *given])
 
 
 def _specs(panel: Panel, machine: Machine, seeds: Sequence[int]) -> list[RunSpec]:
