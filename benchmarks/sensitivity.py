@@ -32,7 +32,7 @@ from agentrt.lab.commands.options import count_option, json_flag, many, silence_
 from agentrt.lab.commands.progress import do_all
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.contenders import DEFAULT, contender
-from agentrt.lab.runs.memory import HELD_OUT_WORKS, Cell, Load, Memory
+from benchmarks.memory.cells import HELD_OUT_WORKS, Cell, Load, Memory
 from benchmarks.memory.plan import FIRST_HELD_OUT
 
 PLACES = (("agentrt.scheduler", "**/*.py"), ("agentrt.executors.vllm", "scheduler*.py"))

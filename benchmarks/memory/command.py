@@ -24,7 +24,6 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.bench.results import Figures, hardware, run_shown, show
-from agentrt.lab.bench.serving import ON_CPU, SLOTS, Engines
 from agentrt.lab.commands.options import (
     count_option,
     json_flag,
@@ -40,7 +39,9 @@ from agentrt.lab.outcome import Ran
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import STOCK, Contender, contender, how
 from agentrt.lab.runs.grid import turns
-from agentrt.lab.runs.memory import (
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.traces import KNOWN
+from benchmarks.memory.cells import (
     ALL_WORKS,
     RECORDED,
     TRACE_SCALE,
@@ -50,9 +51,8 @@ from agentrt.lab.runs.memory import (
     Memory,
     recorded,
 )
-from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.lab.workloads.traces import KNOWN
 from benchmarks.memory.plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
+from benchmarks.memory.real import ON_CPU, SLOTS, Engines
 from benchmarks.memory.report import (
     Found,
     as_json,

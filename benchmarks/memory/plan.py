@@ -10,17 +10,16 @@ from typing import Any
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import note
 from agentrt.lab.runs.contenders import (
-    CONTINUUM,
     DEFAULT,
     STOCK,
-    THUNDER,
     Contender,
     check_on_engines,
     contender,
     contenders,
 )
-from agentrt.lab.runs.memory import ALL_WORKS, RECORDED, WORKS, Cell
 from agentrt.lab.workloads.traces import named
+from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Cell
+from benchmarks.rivals import CONTINUUM, THUNDER
 
 _CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 _QUICK_CAPS = (0.75, 1.5, 3.0)

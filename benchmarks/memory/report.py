@@ -13,7 +13,8 @@ from typing import Any
 from agentrt.errors import ConfigError
 from agentrt.lab.bench.results import SPREAD, Column, Figures, Results
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.contenders import CAP, STOCK
+from agentrt.lab.runs.contenders import STOCK
+from benchmarks.rivals import CAP
 
 BEST_CAP, ONE_CAP = "best_cap", "one_cap"
 RATIOS = {

@@ -14,6 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import check_plot, listed
 from agentrt.lab.runs.contenders import STOCK, Contender, check_on_one_engine, contenders

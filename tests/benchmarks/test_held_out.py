@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.lab.runs.memory import ALL_WORKS, HELD_OUT_WORKS, WORKS
 from benchmarks.__main__ import call
+from benchmarks.memory.cells import ALL_WORKS, HELD_OUT_WORKS, WORKS
 from benchmarks.memory.plan import CONTENDERS, plan
 
 NOTHING: dict[str, Any] = {

@@ -12,15 +12,20 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.backends.gates import Cap, ThunderAgent
 from agentrt.lab.backends.real import run_real
 from agentrt.lab.bench import serving
-from agentrt.lab.bench.serving import Engines
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.program import Stock
 from agentrt.lab.runs.contenders import contender
-from agentrt.lab.runs.memory import (
+from agentrt.lab.workloads.agents import TOOLS, with_tools
+from agentrt.lab.workloads.generate import generate
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.records import CachedBlocks
+from benchmarks.__main__ import call
+from benchmarks.memory.cells import (
     GPU,
     Cell,
     Load,
@@ -29,14 +34,9 @@ from agentrt.lab.runs.memory import (
     context_tokens,
     with_ample_memory,
 )
-from agentrt.lab.workloads.agents import TOOLS, with_tools
-from agentrt.lab.workloads.generate import generate
-from agentrt.lab.workloads.shape import CallShape, ProgramShape
-from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.records import CachedBlocks
-from benchmarks.__main__ import call
+from benchmarks.memory.real import Engines
 from benchmarks.memory.report import HITS, RATIOS, as_json, table, with_best_caps
+from benchmarks.rivals.gates import Cap, ThunderAgent
 from tests.lab.answering import Engine
 
 NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+ample"
@@ -144,7 +144,7 @@ def test_thunderagents_decay_forgets_who_acts_for_long() -> None:
 
 @pytest.mark.engine
 def test_continuum_pins_for_as_long_as_it_pays() -> None:
-    from agentrt.lab.engine.continuum import ToolTtl, memoryfulness
+    from benchmarks.rivals.continuum import ToolTtl, memoryfulness
 
     policy = ToolTtl(SchedulerConfig(), Learned())
     context = CachedBlocks("t", gap="search")

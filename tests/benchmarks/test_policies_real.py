@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.lab.backends.real import run_real
-from agentrt.lab.engine.virtual import PrioritizedCall
+from agentrt.lab.engine.virtual import PrioritizedCall, VirtualOptions
 from agentrt.lab.outcome import Summary
 from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.compare import Cell
@@ -26,6 +26,7 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport
 from agentrt.scheduler import EngineProgram
 from benchmarks.equal_latency import at_equal_latency, by_repeats, exactly, times
+from benchmarks.rivals.gates import ThunderAgent
 from tests.lab.answering import Engine
 
 REACT = Source("react")
@@ -42,7 +43,8 @@ def test_a_name_says_who_schedules_with_what_else_on() -> None:
     assert atlas.config is not None
     assert (atlas.config.retention, atlas.config.admission) == ("cost", "memory")
     assert (atlas.hints, told.hints) == (None, 0.7)
-    assert (rival.gate, rival.memory, rival.scheduling) == ("thunderagent", 16, Stock())
+    assert (rival.memory, rival.scheduling) == (16, Stock())
+    assert isinstance(rival.make_gate(VirtualOptions()), ThunderAgent)
     for wrong in ("priority", "atlas+mru", "atlas+cost+lru", "stock+cost", "cap:0", "cap"):
         with pytest.raises(ConfigError, match=f"unknown policy '{re.escape(wrong)}'"):
             contenders([wrong])

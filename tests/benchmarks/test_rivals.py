@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Outcome

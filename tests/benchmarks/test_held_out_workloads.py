@@ -7,18 +7,18 @@ from statistics import fmean, median
 
 import pytest
 
-from agentrt.lab.runs.memory import HELD_OUT_WORKS, Cell, Memory
 from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import daily
 from agentrt.lab.workloads.generate import generate
-from agentrt.lab.workloads.held_out import (
+from agentrt.lab.workloads.shape import ProgramShape
+from benchmarks.memory.cells import HELD_OUT_WORKS, Cell, Memory
+from benchmarks.memory.held_out import (
     BRANCHES,
     CATALOGUE,
     HELD_OUT,
     INSTRUCTION,
     TOOLS,
 )
-from agentrt.lab.workloads.shape import ProgramShape
 
 
 def some(name: str, count: int = 30, seed: int = 5000) -> list[ProgramShape]:
