@@ -80,6 +80,10 @@ BENCHMARKS = {
         "Each constant of the scheduler, at half and at twice.",
     ),
     "serve": ("benchmarks.serve:serve", "agentrt serve and vLLM's own server under load."),
+    "simulate": (
+        "benchmarks.simulate.command:simulate",
+        "Policies and routers in virtual time, on generated programs.",
+    ),
     "stress": (
         "benchmarks.stress.command:stress",
         "Random programs on vLLM's scheduler, and never much worse than stock.",

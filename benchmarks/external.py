@@ -27,8 +27,8 @@ from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.reports.standard import Metrics, standard
 from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender
-from agentrt.lab.workloads.agents import LONGEST, swe_smith
 from benchmarks.rivals import CONTINUUM, PREVIEW
+from benchmarks.workloads.agents import LONGEST, swe_smith
 
 _KV_BYTES = 131_072
 """Of a token, of Llama-3.1-8B: keys and values of 8 heads of 128 in 32 layers, two bytes each."""

@@ -9,11 +9,11 @@ from statistics import fmean
 
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
-from agentrt.lab.workloads.agents import LONGEST, swe_smith
 from agentrt.lab.workloads.replay import Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
 from benchmarks.gpu.report import CAPPED, OFFLOAD, UNCAPPED, Cell
 from benchmarks.rivals import THUNDER
+from benchmarks.workloads.agents import LONGEST, swe_smith
 
 ENGINES: Sequence[Sequence[str]] = ((STOCK, THUNDER), (DEFAULT,), (OFFLOAD,))
 """Contenders by the engine that they share, the baseline's first."""

@@ -21,15 +21,15 @@ from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.grid import Source
 from agentrt.lab.runs.machine import cached_tokens, capacity_per_s, prompt_tokens
-from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import daily, poisson
-from agentrt.lab.workloads.generate import WORKLOADS, generate
 from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
 from agentrt.lab.workloads.traces import Trace
 from agentrt.request import CallReport
 from benchmarks.memory.held_out import HELD_OUT
 from benchmarks.rivals import CAP
+from benchmarks.workloads.agents import with_tools
+from benchmarks.workloads.generate import WORKLOADS, generate
 
 GPU = StepTimeModel()
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")

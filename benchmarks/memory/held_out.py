@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
-from agentrt.lab.workloads.generate import Generator
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.lab.workloads.sizes import Gaps, ProgramBuilder, Sizes
+from benchmarks.workloads.generate import Generator
+from benchmarks.workloads.sizes import Gaps, ProgramBuilder, Sizes
 
 # -- long-context coding -------------------------------------------------------------------
 

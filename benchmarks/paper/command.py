@@ -14,7 +14,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-import benchmarks.rivals  # noqa: F401  # makes their names known
+import benchmarks.rivals
+import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (

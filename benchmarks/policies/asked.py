@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import benchmarks.rivals  # noqa: F401  # makes their names known
+import benchmarks.rivals
+import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import check_plot, listed
 from agentrt.lab.runs.contenders import STOCK, Contender, check_on_one_engine, contenders

@@ -9,10 +9,10 @@ from statistics import fmean, median
 import pytest
 
 from agentrt.lab.engine.step_time import StepWork
-from agentrt.lab.workloads import agents
-from agentrt.lab.workloads.agents import LONGEST
 from benchmarks.__main__ import call
 from benchmarks.external import FITTED, GPUS, Trial, cells, errors, run, table, verdict
+from benchmarks.workloads import agents
+from benchmarks.workloads.agents import LONGEST
 
 PREDICTED = {
     FITTED: [39.0],

@@ -7,9 +7,7 @@ from statistics import fmean, median
 
 import pytest
 
-from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import daily
-from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import ProgramShape
 from benchmarks.memory.cells import HELD_OUT_WORKS, Cell, Memory
 from benchmarks.memory.held_out import (
@@ -19,6 +17,8 @@ from benchmarks.memory.held_out import (
     INSTRUCTION,
     TOOLS,
 )
+from benchmarks.workloads.agents import with_tools
+from benchmarks.workloads.generate import generate
 
 
 def some(name: str, count: int = 30, seed: int = 5000) -> list[ProgramShape]:

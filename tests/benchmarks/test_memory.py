@@ -18,8 +18,6 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.program import Stock
 from agentrt.lab.runs.contenders import contender
-from agentrt.lab.workloads.agents import TOOLS, with_tools
-from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
@@ -37,6 +35,8 @@ from benchmarks.memory.cells import (
 from benchmarks.memory.real import Engines
 from benchmarks.memory.report import HITS, RATIOS, as_json, table, with_best_caps
 from benchmarks.rivals.gates import Cap, ThunderAgent
+from benchmarks.workloads.agents import TOOLS, with_tools
+from benchmarks.workloads.generate import generate
 from tests.lab.answering import Engine
 
 NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+ample"

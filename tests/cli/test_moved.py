@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, python
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,27 @@ def test_bench_says_where_it_is(line: str, name: str, command: Run) -> None:
     assert ran.out == ""
     [said] = ran.err.splitlines()
     assert f"'python -m benchmarks {name}'" in said
+
+
+@pytest.mark.parametrize("study", ["sweep", "routing"])
+def test_simulate_says_where_its_studies_are(study: str, command: Run) -> None:
+    ran = command("simulate", study, "--workload", "mixed")
+    assert ran.code == 2
+    assert f"'python -m benchmarks simulate {study}'" in ran.said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "--workload: give recorded programs as FILE or FORMAT:FILE"),
+        (("--workload", "mixed"), "'mixed': there is no such file"),
+    ],
+)
+def test_simulate_wants_recorded_programs(words: tuple[str, ...], said: str) -> None:
+    """In a process of its own: the benchmarks make names of generators known."""
+    ran = python("-m", "agentrt.cli", "simulate", "run", *words)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert said in ran.stderr
 
 
 def test_no_help_lists_what_has_moved(command: Run) -> None:

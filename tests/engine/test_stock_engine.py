@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.engine.engines import LabEngine, StockEngine

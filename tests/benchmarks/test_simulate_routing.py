@@ -1,4 +1,4 @@
-"""`agentrt simulate routing`, and engines by the dozen in the other simulations."""
+"""`benchmarks simulate routing`, and engines by the dozen in the other simulations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.commands.test_simulate import told
+from tests.benchmarks.test_simulate import told
 
 TINY = ("--workload", "react", "--programs", "4", "--batch", "4", "--seeds", "2", "--jobs", "1")
 

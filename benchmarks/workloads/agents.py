@@ -11,7 +11,7 @@ from random import Random
 
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
-from agentrt.lab.workloads.sizes import Gaps, ProgramBuilder, Sizes
+from benchmarks.workloads.sizes import Gaps, ProgramBuilder, Sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from difflib import get_close_matches
 from random import Random
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads.agents import coding, deep_agent
-from agentrt.lab.workloads.lats import lats
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.lab.workloads.sizes import Gaps, ProgramBuilder, Sizes
+from benchmarks.workloads.agents import coding, deep_agent
+from benchmarks.workloads.lats import lats
+from benchmarks.workloads.sizes import Gaps, ProgramBuilder, Sizes
 
 _TURNS = Sizes(mean=6.66, spread=1.1, high=80)
 _ANSWER = Sizes(mean=277, spread=0.8, high=2048)

@@ -1,4 +1,4 @@
-"""`agentrt simulate` from end to end, at small sizes."""
+"""`benchmarks simulate` from end to end, at small sizes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.cli.app import call
 from agentrt.lab.commands.progress import run_all
+from benchmarks.__main__ import call
 from tests.cli.conftest import check
 from tests.cli.test_help import run
 
@@ -162,7 +162,7 @@ def test_a_signal_keeps_what_is_done(
 
 
 def test_ctrl_c_leaves_no_process_behind() -> None:
-    command = [sys.executable, "-m", "agentrt.cli", "simulate", "sweep", "--workload", "lats"]
+    command = [sys.executable, "-m", "benchmarks", "simulate", "sweep", "--workload", "lats"]
     args = ["--load", "0.9", "--programs", "3000", "--jobs", "2"]
     with subprocess.Popen(
         [*command, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -261,7 +261,8 @@ def test_a_drawing_without_matplotlib(
 
 @pytest.mark.parametrize("command", [[], ["run"], ["sweep"], ["routing"]])
 def test_help_teaches_with_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Examples:\n    agentrt simulate" in told(capsys, *command, "--help")
+    name = "agentrt" if command == ["run"] else "python -m benchmarks"
+    assert f"Examples:\n    {name} simulate" in told(capsys, *command, "--help")
 
 
 def test_steps_need_no_engine() -> None:
@@ -275,10 +276,12 @@ def test_help_imports_nothing_heavy() -> None:
     assert run("simulate", "sweep", "--help").stdout.splitlines()[-1] == "heavy:"
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("line", re.findall(r"^agentrt (simulate .*)$", PAGE, re.MULTILINE))
+@pytest.mark.parametrize(
+    "line", re.findall(r"^python -m benchmarks (simulate .*)$", PAGE, re.MULTILINE)
+)
 def test_what_the_page_shows_is_understood(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""``agentrt simulate routing``: routers side by side, on one to a thousand replicas.
+"""``benchmarks simulate routing``: routers side by side, on one to a thousand replicas.
 
 All run the same programs on the same replicas.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.lab.commands.options import ManyCommand, count_option, counts, json_flag, many
 from agentrt.lab.commands.progress import do_runs
 from agentrt.lab.commands.simulate.options import (
@@ -23,7 +24,6 @@ from agentrt.lab.commands.simulate.options import (
     read_sources,
     scale_options,
     seeds_option,
-    workloads_option,
 )
 from agentrt.lab.reports.compare import SHORT, WORKLOAD, Cell, Column, as_dicts, table, values
 from agentrt.lab.reports.policies import about_engine, about_seeds
@@ -32,12 +32,13 @@ from agentrt.lab.runs.contenders import DEFAULT, Contender, check_in_steps, cont
 from agentrt.lab.runs.grid import RunResult, RunSpec, Setting
 from agentrt.lab.runs.machine import Machine
 from agentrt.router import make_router, router_names
+from benchmarks.simulate.options import DEFAULT_WORKLOADS, workloads_option
 
 _EPILOG = """\b
 Examples:
-  agentrt simulate routing --workload chat graphs8 --depth virtual --replicas 4
-  agentrt simulate routing --router cost agentix:threshold=1024 --depth virtual --seeds 5
-  agentrt simulate routing --router cost --replicas 1 4 16 64
+  python -m benchmarks simulate routing --workload chat graphs8 --depth virtual --replicas 4
+  python -m benchmarks simulate routing --router cost agentix:threshold=1024 --depth virtual
+  python -m benchmarks simulate routing --router cost --replicas 1 4 16 64
 
 \b
 All routers of a seed see the same programs at the same times. A load is the share of what all
@@ -81,7 +82,7 @@ def routing(**options: Any) -> None:
 
 
 def _settings(options: Mapping[str, Any]) -> list[Setting]:
-    sources = read_sources(options["workload"], options)
+    sources = read_sources(options["workload"] or DEFAULT_WORKLOADS, options)
     loads = read_loads(options["load"] or ("0.9",))
     return [Setting(source, load, options["programs"]) for source in sources for load in loads]
 

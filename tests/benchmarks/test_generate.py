@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads.generate import WORKLOADS, generate
-from agentrt.lab.workloads.lats import LIMIT, WIDTH
 from agentrt.lab.workloads.shape import CallShape, ProgramShape, with_hints
-from agentrt.lab.workloads.sizes import Gaps, Sizes
+from benchmarks.workloads.generate import WORKLOADS, generate
+from benchmarks.workloads.lats import LIMIT, WIDTH
+from benchmarks.workloads.sizes import Gaps, Sizes
 
 
 @cache

@@ -19,7 +19,7 @@ from random import Random
 from statistics import NormalDist
 
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.lab.workloads.sizes import Gaps, ProgramBuilder, Sizes
+from benchmarks.workloads.sizes import Gaps, ProgramBuilder, Sizes
 
 CALLS_MEAN = 159.7
 OUTPUT_MEAN = 72.6
