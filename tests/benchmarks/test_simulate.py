@@ -187,7 +187,7 @@ def _group(leader: int) -> list[int]:
             continue
         # One that is just ending has no command line any more; Python's tracker of
         # semaphores ends after us.
-        ours = b"spawn_main" in line or b"agentrt.cli" in line
+        ours = b"spawn_main" in line or b"benchmarks" in line
         if int(group) == leader and state != "Z" and ours:
             found.append(int(stat.parent.name))
     return found
