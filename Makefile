@@ -16,7 +16,7 @@ LANGGRAPH := tests/serving/langgraph tests/engine/test_differential.py
 # Those that share nothing with others: Ray's, those of whole commands and services, the chat page.
 APART := $(addprefix tests/engine/test_,ray.py bench_gpu.py stack.py cli_process.py script.py openai_server.py) tests/serving/chat
 # Those with engines, which share one and start in two seconds where vLLM has been imported.
-ENGINES := tests/engine tests/techniques tests/contexts/test_real_engine.py tests/test_contexts_page.py tests/executors/transformers/test_contexts.py tests/benchmarks/test_techniques.py tests/journal/test_kill_real.py tests/lab/bench/test_memory.py
+ENGINES := tests/engine tests/techniques tests/contexts/test_real_engine.py tests/test_contexts_page.py tests/executors/transformers/test_contexts.py tests/benchmarks/test_techniques.py tests/journal/test_kill_real.py tests/benchmarks/test_memory.py
 # Those of servers, tools and commands, which mostly wait for processes.
 SERVERS := tests/serving tests/integrations tests/clients tests/cli tests/interrupts tests/journal
 # For tests that take longer than one of `make test` may.

@@ -20,6 +20,10 @@ BENCHMARKS = {
         "benchmarks.clients.command:clients",
         "Calls a second of clients that never say when they end, beside stock vLLM.",
     ),
+    "external": (
+        "benchmarks.external:external",
+        "GPU runs of others, predicted in virtual time.",
+    ),
     "figure": ("benchmarks.figure:figure", "The paper's toy figures in the simulator."),
     "first-runs": (
         "benchmarks.first_runs:first_runs",
@@ -30,9 +34,17 @@ BENCHMARKS = {
         "benchmarks.generators.command:generators",
         "Other people's load generators on both servers.",
     ),
+    "gpu": (
+        "benchmarks.gpu.command:gpu",
+        "Stock, its offload, a rival and the defaults on one GPU, in so many minutes.",
+    ),
     "interrupts": (
         "benchmarks.interrupts.command:interrupts",
         "Tools' calls beside the bare libraries'.",
+    ),
+    "journal": (
+        "benchmarks.journal:journal",
+        "What a journal takes of the processor, for each call.",
     ),
     "journal-size": (
         "benchmarks.journal_size:journal_size",
@@ -46,8 +58,20 @@ BENCHMARKS = {
         "benchmarks.kills:kills",
         "Recorded programs on a real engine, killed and begun again.",
     ),
+    "memory": (
+        "benchmarks.memory.command:memory",
+        "Programs whose contexts do not fit into the KV cache.",
+    ),
     "mutation": ("benchmarks.mutation.command:mutation", "What the tests of pure rooms let pass."),
+    "paper": (
+        "benchmarks.paper.command:paper",
+        "The paper's figures: load at equal latency, and more.",
+    ),
     "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on the disk alone."),
+    "policies": (
+        "benchmarks.policies.command:policies",
+        "Policies beside stock vLLM: latency by load, in virtual time or on real engines.",
+    ),
     "room": ("benchmarks.room:room", "Mean and P99 beside stock's, with room for everything."),
     "published": ("benchmarks.published:published", "Numbers on pages, beside their results."),
     "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, beside vLLM's own."),
@@ -56,6 +80,10 @@ BENCHMARKS = {
         "Each constant of the scheduler, at half and at twice.",
     ),
     "serve": ("benchmarks.serve:serve", "agentrt serve and vLLM's own server under load."),
+    "simulate": (
+        "benchmarks.simulate.command:simulate",
+        "Policies and routers in virtual time, on generated programs.",
+    ),
     "stress": (
         "benchmarks.stress.command:stress",
         "Random programs on vLLM's scheduler, and never much worse than stock.",
@@ -70,6 +98,7 @@ _NAME = "python -m benchmarks"
 _EPILOG = """\b
 Examples:
   python -m benchmarks scheduler --running 64 --waiting 10
+  python -m benchmarks memory --workload chat --repeat 1
   python -m benchmarks techniques --quick --only "Tree of Thoughts"
   python -m benchmarks chaos --tiny --minutes 2
 
@@ -89,8 +118,9 @@ Exit codes: 0 done; 1 something failed; 2 bad usage; 130 Ctrl-C.
 def benchmarks() -> None:
     """Measure what agentrt says of itself: its cost, and what it withstands.
 
-    Each compares two sides that do the same work in turns, or counts what goes wrong. What is of
-    use beyond this project is in the package: agentrt bench, agentrt simulate.
+    Each compares policies, rivals or two sides that do the same work in turns, or counts what goes
+    wrong. What answers a question about your own programs is in the package: agentrt compare,
+    replay, simulate and calibrate.
     """
     # What earlier runs have learned on this machine must not decide what is measured.
     os.environ[VARIABLE] = NONE

@@ -20,6 +20,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,

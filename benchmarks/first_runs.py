@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.commands.options import count_option, json_flag, many, seed_option, silence_vllm
@@ -26,7 +27,7 @@ from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Outcome, quantile
 from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, Contender, contenders
-from agentrt.lab.runs.memory import with_room_for_all
+from benchmarks.memory.cells import with_room_for_all
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 
 WANTED_UNLIKE, WANTED_ALIKE = 0.90, 1.01
@@ -96,7 +97,7 @@ def check_policies(names: Sequence[str]) -> tuple[str, ...]:
     """
     policies = contenders(names or [DEFAULT])
     for one in policies:
-        if one.stock or one.pins or one.memory > 1 or one.hints is not None:
+        if one.stock or one.scheduler or one.memory > 1 or one.hints is not None:
             raise ConfigError(
                 f"--policy {one.name!r}: every ratio is to {STOCK}; name a policy of agentrt's "
                 f"scheduler, such as {DEFAULT}, atlas or adaptive+cost+memory"

@@ -15,8 +15,10 @@ from itertools import zip_longest
 from random import Random
 from typing import Literal
 
-from agentrt.lab.workloads.agents import with_tools
-from agentrt.lab.workloads.generate import (
+from agentrt.lab.workloads.replay import Scales, rescaled
+from agentrt.lab.workloads.shape import CallShape, Cut, ProgramShape
+from benchmarks.workloads.agents import with_tools
+from benchmarks.workloads.generate import (
     WORKLOADS,
     Generator,
     best_of_n,
@@ -27,9 +29,7 @@ from agentrt.lab.workloads.generate import (
     rag,
     tree_search,
 )
-from agentrt.lab.workloads.replay import Scales, rescaled
-from agentrt.lab.workloads.shape import CallShape, Cut, ProgramShape
-from agentrt.lab.workloads.sizes import Gaps, ProgramBuilder, Sizes
+from benchmarks.workloads.sizes import Gaps, ProgramBuilder, Sizes
 
 LONGEST = 32_768
 """The longest context that the model takes, in tokens."""

@@ -62,7 +62,7 @@ _SCHEDULER = (
 )
 SOURCES: Mapping[str, Source] = {
     "h100": Source(
-        ["agentrt bench external --gpu H100 --rate 3 --repeat 5 --seed 5000 --json"],
+        ["python -m benchmarks external --gpu H100 --rate 3 --repeat 5 --seed 5000 --json"],
         without=["metrics"],
     ),
     "unlike": Source(
@@ -198,10 +198,11 @@ def _block(table: str) -> str:
 DEFAULT = "adaptive+cost+memory"
 VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
     "stock-measured": ("h100", _measured("stock")),
-    "continuum-measured": ("h100", _measured("continuum")),
+    "continuum-measured": ("h100", _measured("continuum-preview")),
     "offload-measured": ("h100", _measured("stock+ample")),
     "stock": ("h100", _simulated("stock")),
-    "continuum": ("h100", _simulated("continuum")),
+    "continuum": ("h100", _simulated("continuum-preview")),
+    "continuum-paper": ("h100", _simulated("continuum")),
     "offload": ("h100", _simulated("stock+ample")),
     "default": ("h100", _simulated("default")),
     "unlike-first": ("unlike", _to_stock("first")),

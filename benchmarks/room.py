@@ -1,6 +1,6 @@
 """``benchmarks room``: the defaults and stock vLLM where the KV cache has room for everything.
 
-The workloads are those of ``agentrt bench memory``, in virtual time. Below a load of 1 the engine
+The workloads are those of ``benchmarks memory``, in virtual time. Below a load of 1 the engine
 keeps up with the programs, and nothing is to be gained; above it programs queue.
 """
 
@@ -23,8 +23,8 @@ from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Outcome
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender
-from agentrt.lab.runs.memory import ALL_WORKS, RECORDED, Cell, Memory, with_room_for_all
 from benchmarks import first_runs
+from benchmarks.memory.cells import ALL_WORKS, RECORDED, Cell, Memory, with_room_for_all
 
 WORKS = tuple(name for name in ALL_WORKS if name != RECORDED)
 LOADS = ("0.6", "2")

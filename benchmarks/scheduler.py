@@ -26,6 +26,7 @@ from typing import Any
 
 import click
 
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.executors.identity import to_extra_args
 from agentrt.lab.bench.results import Column, Figures, Results
 from agentrt.lab.commands.options import (

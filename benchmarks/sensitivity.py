@@ -3,7 +3,7 @@
 A constant is a module's own name in capitals for a number that the source writes out. Each is
 halved and doubled in turn, on workloads that did not choose it; the scheduler reads such names
 while it runs, so that another value counts at once. vLLM's real scheduler and KV-cache manager
-decide in virtual time, as in ``agentrt bench memory``.
+decide in virtual time, as in ``python -m benchmarks memory``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import click
 
 from agentrt.cli.streams import say
 from agentrt.errors import ConfigError
-from agentrt.lab.bench.memory_plan import FIRST_HELD_OUT
 from agentrt.lab.bench.results import Figures
 from agentrt.lab.commands.options import count_option, json_flag, many, silence_vllm
 from agentrt.lab.commands.progress import do_all
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.contenders import DEFAULT, contender
-from agentrt.lab.runs.memory import HELD_OUT_WORKS, Cell, Load, Memory
+from benchmarks.memory.cells import HELD_OUT_WORKS, Cell, Load, Memory
+from benchmarks.memory.plan import FIRST_HELD_OUT
 
 PLACES = (("agentrt.scheduler", "**/*.py"), ("agentrt.executors.vllm", "scheduler*.py"))
 """Packages, and which of their files hold the scheduler."""

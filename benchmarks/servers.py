@@ -18,6 +18,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.cli.engine_log import EngineLog
 from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.vllm.options import EngineOptions, engine_args

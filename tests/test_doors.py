@@ -20,11 +20,13 @@ from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, engine_args
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langchain.shared import close_all
-from agentrt.lab.commands.simulate import policies, routing
+from agentrt.lab.commands.simulate import policies
 from agentrt.lab.engine.headless import make_scheduler
 from agentrt.lab.runs.contenders import contender
 from agentrt.lab.runs.grid import RunSpec
 from agentrt.scheduler.policies import policy_names
+from benchmarks.__main__ import call as call_benchmark
+from benchmarks.simulate import routing, sweep
 from tests.doubles.scripted import ScriptedExecutor
 
 DEFAULTS = ("adaptive", "cost", "memory")
@@ -169,8 +171,10 @@ def test_simulate(command: str, options: tuple[str, ...], monkeypatch: pytest.Mo
         return [], None
 
     monkeypatch.setattr(policies, "compared", compared)
+    monkeypatch.setattr(sweep, "compared", compared)
     monkeypatch.setattr(routing, "do_runs", do_runs)
-    assert call(["simulate", command, *options]) == 0
+    workload = ["--workload", "mixed"]
+    assert call_benchmark(["simulate", command, *workload, *options]) == 0
     compared_configs = {spec.contender.name: spec.contender.config for spec in specs}
     assert named(compared_configs["default"]) == DEFAULTS
 

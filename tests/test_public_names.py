@@ -46,7 +46,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "agentrt.scheduler.policies": (),
 }
 """Which modules, and which names of them; () is all that they say they have."""
-MEASURING = ("bench", "calibrate", "simulate")
+MEASURING = ("calibrate", "simulate")
 """Commands that carry no promise."""
 GROUPS = (
     "agentrt.executors.vllm.logits",

@@ -73,8 +73,8 @@ def test_all_that_the_code_says_is_in_the_reference(site: Path) -> None:
     run = (reference / "command-line" / "run" / "index.html").read_text("utf-8")
     assert "<dt><code>--max-live N</code></dt>" in run
     assert "reply_to" in (reference / "mqtt-messages" / "index.html").read_text("utf-8")
-    assert "agentrt bench memory" in (
-        reference / "command-line" / "bench" / "index.html"
+    assert "agentrt simulate run" in (
+        reference / "command-line" / "simulate" / "index.html"
     ).read_text("utf-8")
 
 

@@ -42,7 +42,6 @@ _LABORATORY = {
         "agentrt.lab.commands.simulate:simulate",
         "Study policies in virtual time, without a model.",
     ),
-    "bench": ("agentrt.lab.commands.bench:bench", "Measure policies against vLLM's own scheduler."),
     "calibrate": (
         "agentrt.lab.commands.calibrate:calibrate",
         "Measure how long an engine's steps take.",
@@ -57,10 +56,19 @@ _RENAMED = {
 }
 COMMANDS = _PRODUCT | (_LABORATORY if find_spec("agentrt.lab") else {})
 """Subcommands: name → (``module:attribute``, one line for ``agentrt --help``)."""
+_MOVED = {"bench": ("agentrt.cli.moved:bench", "")}
+"""Commands that are gone, or only in a checkout; no help lists them."""
 
 
 class App(LazyGroup):
     """The ``agentrt`` command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def hint(self, name: str) -> str:
         return f"; did you mean 'agentrt run {name}'?" if name.endswith(".py") else ""
@@ -76,7 +84,7 @@ def _print_versions(ctx: click.Context, option: click.Parameter, asked: bool) ->
 
 @click.command(
     cls=App,
-    lazy=COMMANDS,
+    lazy=COMMANDS | _MOVED,
     renamed=_RENAMED,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

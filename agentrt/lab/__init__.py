@@ -8,6 +8,7 @@ Nothing of the product imports it. What only proves the project itself is in ``b
 - ``engine``: engines to measure with: headless, virtual, watched, with stock vLLM.
 - ``runs``: one setting, or a grid of them, in processes of their own.
 - ``reports``: comparisons, throughput at equal latency, tables and drawings.
-- ``bench``: the measurements of ``agentrt bench``.
-- ``commands``: ``agentrt simulate``, ``bench`` and ``calibrate``, and the options that they share.
+- ``bench``: replays on real engines, and how results are measured and shown.
+- ``commands``: ``agentrt compare``, ``replay``, ``simulate`` and ``calibrate``, and the
+  options that they share.
 """

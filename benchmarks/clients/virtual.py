@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.executors.identity import to_extra_args
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler, stock_scheduler
 from agentrt.lab.engine.step_time import StepTimeModel

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentrt.lab.runs.memory import Cell
 from benchmarks import sensitivity
 from benchmarks.__main__ import call
+from benchmarks.memory.cells import Cell
 from benchmarks.sensitivity import Constant, Trial, constants, run
 from tests.cli.conftest import check
 

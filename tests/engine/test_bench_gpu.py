@@ -1,4 +1,4 @@
-"""`agentrt bench gpu`: its whole path on a CPU, with real engines of the shape `tiny`."""
+"""`benchmarks gpu`: its whole path on a CPU, with real engines of the shape `tiny`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrt.cli.app import call
+from benchmarks.__main__ import call
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 
 def test_all_tables_of_a_small_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     size = ["--programs", "3", "--blocks", "40", "--repeat", "1"]
-    asked = ["bench", "gpu", "--minutes", "30", "--shape", "tiny", *size]
+    asked = ["gpu", "--minutes", "30", "--shape", "tiny", *size]
     assert call([*asked, "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     assert (tmp_path / "out" / "tables.md").read_text() == text

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.policies import RealBench
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.runs.contenders import contenders
@@ -22,6 +22,7 @@ from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import Cut
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler import SchedulerConfig
+from benchmarks.policies.real import RealBench
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine

@@ -6,9 +6,9 @@ import pytest
 
 from agentrt.lab.oracles import Laws
 from agentrt.lab.workloads.arrivals import at_once
-from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import EngineProgram, ProcessTable, SchedulerConfig
+from benchmarks.workloads.generate import generate
 from tests.lab.drives import simulate
 
 

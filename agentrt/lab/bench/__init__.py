@@ -1,1 +1,1 @@
-"""`agentrt bench`: measurements that print their own tables, both sides in one run."""
+"""Replays on real engines, and how results are measured and shown."""

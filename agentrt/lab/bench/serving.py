@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.real import run_real
-from agentrt.lab.commands.calibrate import Calibration
-from agentrt.lab.engine.engines import LabEngine, lab_engine, started
-from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.engines import LabEngine, lab_engine
 from agentrt.lab.engine.virtual import StockPolicy
 from agentrt.lab.outcome import Ran
 from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import Contender
-from agentrt.lab.runs.memory import Load
 from agentrt.lab.workloads.arrivals import at_once
 from agentrt.lab.workloads.shape import Cut, ProgramShape
 
@@ -74,43 +70,3 @@ async def serve(
         await engine.configure(one.config)
     await engine.forget_prefixes()
     return await run_real(engine, programs, stock=one.stock, gate=gate, run=run, ended=ended)
-
-
-ON_CPU = 32
-"""Tokens of a block: vLLM's attention on CPUs wants multiples of it. Virtual time has the same."""
-SLOTS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Engines:
-    """Runs contenders on engines with these options, of a ``model`` in words.
-
-    Each has an engine of its own, with a KV cache of so many blocks as the virtual one has, and
-    begins with an empty prefix cache and nothing learned.
-    """
-
-    base: EngineOptions
-    model: str
-    open: Open = started
-
-    async def calibrated(self) -> StepTimeModel:
-        """What its steps take now: loads are shares of that, and virtual time goes by it."""
-        engine = lab_engine(self.base, self.base.scheduler)
-        async with self.open(engine):
-            return await Calibration(engine).run(1)
-
-    async def run(self, load: Load, one: Contender) -> Ran:
-        """A contender's run."""
-        size = one.sized(load.options)
-        flags = {
-            "--num-gpu-blocks-override": size.kv_blocks,
-            "--block-size": size.block_size,
-            "--max-model-len": size.max_model_len,
-            "--max-num-batched-tokens": size.max_num_batched_tokens,
-        }
-        more = [str(word) for pair in flags.items() for word in pair]
-        base = replace(self.base, max_num_seqs=size.max_num_seqs, flags=(*self.base.flags, *more))
-        engine = engine_for(one, base)
-        async with self.open(engine):
-            await warm_up(engine, one, load.programs)
-            return await serve(engine, one, load.programs, gate=one.make_gate(size))

@@ -1,1 +1,1 @@
-"""The commands of the laboratory: ``agentrt simulate``, ``bench`` and ``calibrate``."""
+"""``agentrt compare``, ``replay``, ``simulate`` and ``calibrate``."""

@@ -1,13 +1,14 @@
-"""Who is compared, by name: ours under some settings, vLLM without us, and rivals' rules."""
+"""Who is compared, by name: ours under some settings, vLLM without us, and registered rivals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from agentrt.errors import ConfigError
-from agentrt.lab.backends.gates import Cap, Gate, ThunderAgent
+from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
@@ -19,8 +20,6 @@ from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler.config import ADMISSIONS, RETENTIONS, SchedulerConfig
 
 BASELINE, STOCK, DEFAULT = "fcfs", "stock", "default"
-CAP, THUNDER, CONTINUUM = "cap", "thunderagent", "continuum"
-DECAY = f"{THUNDER}-decay"
 _STOCKS = {
     STOCK: Stock(),
     "priority-service": Stock("service"),
@@ -36,13 +35,13 @@ _OURS = SchedulerConfig()
 
 def how() -> str:
     """The names that there are, for people."""
+    rivals = ", ".join(rival.shown for rival in RIVALS.values())
     return (
         f"{', '.join(policy_names())}, with a plus before what else is on, as in fcfs+cost, "
         f"adaptive+memory or atlas+{HINTED} (which is told guesses of sizes); {DEFAULT}, which is "
         f"what agentrt run and serve use ({'+'.join(_named(_OURS).values())}); of vLLM "
-        f"alone {', '.join(_STOCKS)}, and {CAP}:N (at most N programs at a time); the rivals "
-        f"{THUNDER}, {DECAY}, {CONTINUUM}; or any of these and +{AMPLE}, with {_TIMES_AMPLE} times "
-        "the memory"
+        f"alone {', '.join(_STOCKS)}; {f'the rivals {rivals}; ' if rivals else ''}"
+        f"or any of these and +{AMPLE}, with {_TIMES_AMPLE} times the memory"
     )
 
 
@@ -56,16 +55,16 @@ class Contender:
     """Who schedules an engine, behind which gate, with how much of the memory.
 
     ``hints`` says how well the guesses of programs' sizes that it is told correlate with the
-    truth; None: it is told no guess. ``gate`` names what stands before the engine, and ``pins``
-    stands for Continuum's scheduler in place of ours.
+    truth; None: it is told no guess. ``gate`` makes what stands before an engine of some size, and
+    ``scheduler`` names a subclass of our scheduler in its place (``module:class``).
     """
 
     name: str
     scheduling: SchedulerConfig | Stock
     hints: float | None = None
-    gate: str = ""
+    gate: Callable[[VirtualOptions], Gate] | None = None
     memory: int = 1
-    pins: bool = False
+    scheduler: str = ""
 
     @property
     def stock(self) -> Stock | None:
@@ -78,12 +77,12 @@ class Contender:
     @property
     def in_steps(self) -> bool:
         """Whether the step simulator can run it, which has no vLLM and no memory."""
-        return self.config is not None and not self.pins and self.memory == 1
+        return self.config is not None and not self.scheduler and self.memory == 1
 
     @property
     def on_engines(self) -> bool:
-        """Whether a real engine can run it: none knows sizes, or has Continuum's scheduler."""
-        return self.config is None or not (self.pins or self.config.policy in KNOWING)
+        """Whether a real engine can run it: none knows sizes, or has a rival's scheduler."""
+        return self.config is None or not (self.scheduler or self.config.policy in KNOWING)
 
     def sized(self, options: VirtualOptions) -> VirtualOptions:
         """The engine's size for it."""
@@ -91,12 +90,7 @@ class Contender:
 
     def make_gate(self, options: VirtualOptions) -> Gate | None:
         """What holds calls back before an engine of this size."""
-        if not self.gate:
-            return None
-        kind, _, most = self.gate.partition(":")
-        if kind == CAP:
-            return Cap(int(most))
-        return ThunderAgent(options.kv_blocks * options.block_size, decay=kind == DECAY)
+        return None if self.gate is None else self.gate(options)
 
     def run(
         self,
@@ -107,9 +101,25 @@ class Contender:
     ) -> Ran:
         """Its run in virtual time; ``fleet`` are the replicas and the router of `Virtual`."""
         options = self.sized(options)
-        pinning = _pinning() if self.pins else None
-        engine = Virtual(self.scheduling, options, times, scheduler_cls=pinning, **fleet)
+        scheduler = _loaded(self.scheduler) if self.scheduler else None
+        engine = Virtual(self.scheduling, options, times, scheduler_cls=scheduler, **fleet)
         return drive(engine, programs, self.make_gate(options))
+
+
+class Rival(NamedTuple):
+    """A rival's rule: how its name is ``shown``, and what makes the contender.
+
+    ``make`` gets the contender's whole name, and what stands in it after a colon; it returns None
+    if that cannot be.
+    """
+
+    shown: str
+    make: Callable[[str, str], Contender | None]
+
+
+RIVALS: dict[str, Rival] = {}
+"""The rivals that are known, by the name before a colon. The package has none: a checkout's
+``benchmarks.rivals`` registers its own."""
 
 
 def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_HINTS) -> Contender:
@@ -125,10 +135,12 @@ def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_H
         memory=_TIMES_AMPLE if ample else 1,
     )
     kind, _, number = first.partition(":")
-    if (kind == CAP and number.isdecimal() and int(number)) or first in (THUNDER, DECAY):
-        found = replace(found, scheduling=Stock(), gate=first)
-    elif first == CONTINUUM:
-        found = replace(found, scheduling=SchedulerConfig(policy="program-fcfs"), pins=True)
+    if kind in RIVALS:
+        rival = RIVALS[kind].make(name, number)
+        if rival is None:
+            more = [name]
+        else:
+            found = replace(rival, hints=found.hints, memory=found.memory)
     elif first == DEFAULT:
         found = replace(found, scheduling=replace(ours, **_named(_OURS)))
     elif is_policy(first):
@@ -173,7 +185,7 @@ def check_on_one_engine(everyone: Sequence[Contender]) -> None:
     """Raise `ConfigError` for one that a real engine cannot run, or that wants one of its own."""
     check_on_engines(everyone)
     if ample := next((one.name for one in everyone if one.memory > 1), None):
-        raise ConfigError(f"{ample!r}: all share an engine here; see agentrt bench memory")
+        raise ConfigError(f"{ample!r}: all share an engine here; see python -m benchmarks memory")
 
 
 def _taken(words: list[str], known: Sequence[str]) -> str | None:
@@ -184,7 +196,7 @@ def _taken(words: list[str], known: Sequence[str]) -> str | None:
     return found
 
 
-def _pinning() -> type[Any]:
-    from agentrt.lab.engine.continuum import ContinuumScheduler
-
-    return ContinuumScheduler
+def _loaded(name: str) -> type[Any]:
+    module, _, attribute = name.partition(":")
+    scheduler: type[Any] = getattr(import_module(module), attribute)
+    return scheduler

@@ -9,26 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import lru_cache
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from agentrt.errors import InvariantError
+from agentrt.errors import ConfigError, InvariantError
 from agentrt.lab.backends.steps import Steps
 from agentrt.lab.driver import drive
 from agentrt.lab.outcome import Ran, Summary
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure
-from agentrt.lab.workloads.generate import WORKLOADS, generate
 from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
 from agentrt.lab.workloads.shape import WHOLE, Cut, ProgramShape, with_hints
 from agentrt.lab.workloads.traces import Trace, named, read_programs, stem
 
 DEFAULT_PROGRAMS = 1000
 """How many programs a generator makes when nobody says."""
+GENERATORS: dict[str, str] = {}
+"""The generators that are known, ``module:function`` by name; the function gets the name, a number
+of programs and a seed. The package has none: a checkout's ``benchmarks.workloads`` registers its
+own."""
 _AXES = {"at-once": "programs at once", "rate": "arrivals, programs per second"}
 
 
@@ -46,15 +51,17 @@ class Source:
     cut: Cut = WHOLE
     format: str = ""
     tokenizer: str = ""
+    generator: str = ""
+    """``module:function`` of a generator, for the process that makes its programs."""
 
     def __post_init__(self) -> None:
-        if self.path is None:
-            generate(self.name, 0, 0)  # refuses an unknown name
+        if self.path is None and not self.generator:
+            object.__setattr__(self, "generator", _generator(self.name))
 
     @classmethod
     def named(cls, text: str, **how: Any) -> Source:
         """A generator by its name, or ``FILE`` or ``FORMAT:FILE``. Raises `ConfigError`."""
-        found = named(text, WORKLOADS)
+        found = named(text, GENERATORS)
         if found is None:
             return cls(text, **how)
         return cls(stem(found[1]), found[1], format=found[0], **how)
@@ -76,6 +83,19 @@ class Source:
         if n is not None:
             return n
         return DEFAULT_PROGRAMS if self.path is None else len(self.trace().programs)
+
+
+def _generator(name: str) -> str:
+    """The generator of this name. Raises `ConfigError` for an unknown one."""
+    if name in GENERATORS:
+        return GENERATORS[name]
+    if not GENERATORS:
+        raise ConfigError(
+            f"{name!r}: there is no such file; give recorded programs as FILE or FORMAT:FILE"
+        )
+    near = get_close_matches(name, GENERATORS, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(f"no workload is named {name!r}: {meant}there are {', '.join(GENERATORS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +135,8 @@ class Setting:
 @lru_cache(maxsize=2)
 def _made(source: Source, n: int, seed: int) -> Sequence[ProgramShape]:
     if source.path is None:
-        programs = generate(source.name, n, seed)
+        module, _, function = source.generator.partition(":")
+        programs = getattr(import_module(module), function)(source.name, n, seed)
         if source.scales != UNSCALED:
             programs = [rescaled(program, source.scales) for program in programs]
     else:

@@ -15,9 +15,9 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
 from agentrt.lab.workloads.arrivals import poisson
-from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
+from benchmarks.workloads.generate import generate
 from tests.lab.drives import run_virtual
 
 pytestmark = pytest.mark.engine

@@ -13,11 +13,11 @@ from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.workloads.agents import with_tools
 from agentrt.lab.workloads.arrivals import poisson
-from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler import SchedulerConfig
+from benchmarks.workloads.agents import with_tools
+from benchmarks.workloads.generate import generate
 
 pytestmark = pytest.mark.engine
 

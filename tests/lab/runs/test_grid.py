@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.lab.commands.progress import run_all
 from agentrt.lab.outcome import Summary

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads.generate import generate
 from agentrt.lab.workloads.replay import Scales, rescaled
 from agentrt.lab.workloads.shape import WHOLE, CallShape, Cut, ProgramShape
+from benchmarks.workloads.generate import generate
 
 CHAIN = ProgramShape(
     "p",

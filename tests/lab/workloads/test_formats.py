@@ -305,7 +305,7 @@ def test_bad_lines_end_with_exit_code_2_and_say_where(
         assert f"{path}:1" in capsys.readouterr().err
     for raw in (good[:-3].encode(), b"\xff" + good.encode(), b"", b"\n"):
         path.write_bytes(raw)
-        assert call(["bench", "memory", "--workload", f"{name}:{path}"]) == 2
+        assert call(["simulate", "run", "--workload", f"{name}:{path}"]) == 2
         assert str(path) in capsys.readouterr().err
 
 

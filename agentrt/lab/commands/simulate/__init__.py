@@ -8,29 +8,29 @@ from agentrt.cli.lazy import LazyGroup
 
 _EPILOG = """\b
 Examples:
-  agentrt simulate run --workload mixed --load 0.95 --policy mlfq atlas srpt
-  agentrt simulate sweep --workload chat lats --load 0.8 0.95 b0.8 --seeds 3 --plot curves.png
-  agentrt simulate routing --workload chat graphs8 --depth virtual --replicas 4
+  agentrt simulate run --workload programs.jsonl --load 0.95 --policy mlfq atlas srpt
 """
+_MOVED = ("routing", "sweep")
 STUDIES = {
-    "routing": (
-        "agentrt.lab.commands.simulate.routing:routing",
-        "Compare routers over several simulated engines.",
-    ),
     "run": (
         "agentrt.lab.commands.simulate.policies:run",
-        "Simulate policies under one setting, on the same programs.",
-    ),
-    "sweep": (
-        "agentrt.lab.commands.simulate.policies:sweep",
-        "Simulate every policy under every load on every workload.",
+        "Simulate policies on the programs of a trace.",
     ),
 }
 
 
-@click.group(cls=LazyGroup, lazy=STUDIES, epilog=_EPILOG)
+class SimulateGroup(LazyGroup):
+    """Says where the studies are that have moved, for one version."""
+
+    def hint(self, name: str) -> str:
+        if name in _MOVED:
+            return f"; it is now 'python -m benchmarks simulate {name}', in a checkout of agentrt"
+        return super().hint(name)
+
+
+@click.group(cls=SimulateGroup, lazy=STUDIES, epilog=_EPILOG)
 def simulate() -> None:
-    """Study policies in virtual time, without a model.
+    """Study policies in virtual time, without a model, on programs of a trace.
 
     The queues, the process table and the policies are those of the engine. What is
     simulated is the engine: batch slots, and steps that all take the same time. With

@@ -45,11 +45,7 @@ seeds_option: Option = count_option("--seeds", default=3, about="How many seeds,
 jobs_option: Option = count_option(
     "--jobs", metavar="J", about="Processes.  [default: one per core]"
 )
-ABOUT_WORKLOAD = (
-    f"chat, react, lats, mixed, graphs8, or recorded programs: {', '.join(KNOWN)}.  "
-    "[default: mixed]"
-)
-workloads_option: Option = many("--workload", metavar="NAME|[FORMAT:]FILE…", help=ABOUT_WORKLOAD)
+ABOUT_TRACE = f"Recorded programs: {', '.join(KNOWN)}."
 scale_options: Option = together(
     _scale("--context-scale", "tokens of prompts"),
     _scale("--output-scale", "tokens of outputs"),
@@ -97,7 +93,7 @@ engine_options: Option = together(
     click.option(
         "--router",
         metavar="NAME",
-        help="What spreads the calls over replicas: see agentrt simulate routing.",
+        help="What spreads the calls over replicas: cost, or another of agentrt serve --router.",
     ),
     _MACHINE,
     click.option(
@@ -186,7 +182,7 @@ def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Sourc
     Traces are read at once and reported on stderr. Raises `ConfigError`.
     """
     scales = Scales(options["context_scale"], options["output_scale"], options["gap_scale"])
-    sources = [Source.named(name, scales=scales) for name in names or ("mixed",)]
+    sources = [Source.named(name, scales=scales) for name in names]
     stems = [source.name for source in sources]
     for source in sources:
         if source.path is not None:

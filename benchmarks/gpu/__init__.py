@@ -1,0 +1,1 @@
+"""Stock vLLM, its offload, a rival and the defaults on one GPU."""

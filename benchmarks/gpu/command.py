@@ -1,0 +1,276 @@
+"""``benchmarks gpu``: stock vLLM, its offload, a rival's rule and our defaults on one GPU.
+
+For a machine without a network that is lent for minutes. The weights are made up, in the shape of
+Llama 3.1 8B; prompts are token ids. The steps' times are measured first, and virtual time with them
+predicts each run. It ends in time, and what was measured until then is there, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agentrt import __version__
+from agentrt.cli.numbers import NumberRange
+from agentrt.cli.signals import STOP_WITHIN_S
+from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
+from agentrt.executors.vllm.options import EngineOptions, has_gpus, prepare_environment
+from agentrt.lab.bench.results import hardware, processor, run_shown
+from agentrt.lab.bench.serving import Open, engine_for, serve, warm_up
+from agentrt.lab.commands.calibrate import Calibration
+from agentrt.lab.commands.options import count_option, many, note, seed_option, silence_vllm
+from agentrt.lab.engine.engines import LabEngine, engine_options, started
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.reports.policies import vllm_version
+from agentrt.lab.reports.standard import Limits, standard
+from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
+from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
+from benchmarks.gpu.report import OFFLOAD, Cell, Done, Report
+from benchmarks.policies.command import FlagsCommand
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_MINUTES = NumberRange(min=0.5)
+_KEPT = 0.04
+"""This share of the time is for the end, beside what a stop may take."""
+_OFFLOAD_GIB = 64
+_NO_TIME, _CUT, _CPU = "no time was left for it", "its time was up", "vLLM offloads from GPUs alone"
+_STOPPED = "stopped before its end"
+
+EPILOG = """\b
+Examples:
+  python -m benchmarks gpu --minutes 25 --out results
+  python -m benchmarks gpu --minutes 10 --out results --repeat 1 -- --enforce-eager
+  python -m benchmarks gpu --minutes 3 --shape tiny --out /tmp/try    # all of it, on a CPU
+
+\b
+DIR gets tables.md, jobs.svg (with matplotlib), about.json (versions, hardware, options, step times)
+and records.jsonl, a line for each cell as it ends. What does not fit into the time is named. What
+follows -- goes to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C; 143 SIGTERM, or
+the time was up and it had not ended.
+"""
+
+
+@click.command(cls=FlagsCommand, epilog=EPILOG)
+@click.option("--minutes", type=_MINUTES, default=25.0, show_default=True, metavar="N")
+@click.option("--out", type=_FOLDER, required=True, metavar="DIR", help="For all that comes of it.")
+@click.option(
+    "--shape", type=click.Choice([*SIZES]), default="llama-8b", show_default=True, help="The model."
+)
+@count_option("--blocks", about="The smaller KV cache.  [default: 28,625; tiny 64]", least=8)
+@count_option("--programs", about="Jobs of a run.  [default: 100; tiny 8]")
+@click.option("--whole", is_flag=True, help="All turns, at 3 jobs a second, as published: an hour.")
+@count_option("--repeat", about="With so many seeds.", default=2)
+@seed_option
+@many("--goodput", metavar="NAME:MS,…", help="Limits.  [default: ttft:2000,tpot:100,jct:60000]")
+@click.option("--step-time", type=_FILE, metavar="FILE", help="In place of measuring it.")
+def gpu(engine_flags: Sequence[str], **options: Any) -> None:
+    """Measure stock vLLM, its CPU offload, ThunderAgent's rule and the defaults on one GPU.
+
+    100 coding agents of SWE-smith's sizes, six turns each at twice the tokens, arrive at 6 a
+    second; first over 28,625 KV blocks of 16 tokens, then over all that there are. Each run is
+    predicted in virtual time, with the step times measured here.
+    """
+    bench = _bench(options, engine_flags)
+    # Only if all else fails: what fits is planned, and each engine has its time.
+    latest_s = 60 * options["minutes"] - STOP_WITHIN_S
+    ends = threading.Timer(latest_s, os.kill, (os.getpid(), signal.SIGTERM))
+    ends.daemon = True
+    ends.start()
+    try:
+        run_shown(bench.run(), bench.tell)
+    finally:
+        ends.cancel()
+    if bench.failed:
+        raise EngineError("; ".join(dict.fromkeys(bench.failed)))
+
+
+def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
+    """Checked before anything is loaded."""
+    began, shape, folder = time.monotonic(), options["shape"], options["out"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        report = Report(folder)
+        report.begin()
+    except OSError as error:
+        raise ConfigError(f"--out {str(folder)!r}: {error.strerror}") from error
+    known = {"blocks": options["blocks"], "jobs": options["programs"]}
+    size = replace(SIZES[shape], **{name: one for name, one in known.items() if one})
+    size = size.whole() if options["whole"] else size
+    if size.blocks * size.block_size <= size.longest:
+        least = size.longest // size.block_size + 2
+        raise ConfigError(f"--blocks {size.blocks}: a call may fill {least}; give as many")
+    silence_vllm()
+    base = engine_options(None, shape, size.slots, flags)
+    prepare_environment(base)
+    seconds = 60 * options["minutes"]
+    seeds = range(options["seed"], options["seed"] + options["repeat"])
+    file = options["step_time"]
+    return GpuBench(
+        base,
+        size,
+        seeds,
+        Budget(began + seconds * (1 - _KEPT) - STOP_WITHIN_S),
+        report,
+        Limits.parse(options["goodput"]),
+        started,
+        None if file is None else StepTimeModel.load(file),
+        {**options, "flags": list(flags)},
+    )
+
+
+@dataclass(slots=True)
+class GpuBench:
+    """The cells of one machine, one engine after the other; a failed one costs its own cells."""
+
+    base: EngineOptions
+    size: Size
+    seeds: Sequence[int]
+    budget: Budget
+    report: Report
+    limits: Limits
+    open: Open
+    times: StepTimeModel | None
+    asked: dict[str, Any]
+    failed: list[str] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """All that fits."""
+        groups = in_order(self.seeds)
+        for at, group in enumerate(groups):
+            later = [cell for some in groups[at + 1 :] for cell in some]
+            if group[0].contender == OFFLOAD and not has_gpus():
+                self._leave(group, _CPU)
+            elif not self.budget.fitting([*group, *later]) & {*group}:
+                self._leave(group, _NO_TIME)
+            else:
+                await self._opened(group, later)
+
+    async def _opened(self, group: Sequence[Cell], later: Sequence[Cell]) -> None:
+        """The cells that share an engine."""
+        began, (memory, kind) = time.monotonic(), engine_of(group[0])
+        more = self.size.flags(memory)
+        more += ["--kv-offloading-size", str(_host_gib())] if kind == OFFLOAD else []
+        base = replace(self.base, flags=(*more, *self.base.flags))
+        engine = engine_for(_contender(kind), base)
+        note(f"loading an engine: {memory}, {kind}")
+        try:
+            async with asyncio.timeout(self.budget.left_s), self.open(engine):
+                self.budget.load_s = time.monotonic() - began
+                if self.times is None:
+                    self.times = await Calibration(engine).run(1)
+                self._about(engine)
+                await self._cells(engine, group, later)
+        except TimeoutError:
+            self._leave(group, _CUT)
+        except AgentrtError as error:
+            if isinstance(error, UsageError) and not self.report.done:
+                raise
+            self.failed.append(f"{memory}, {kind}: {error}")
+            self._leave(group, f"the engine failed: {error}")
+
+    async def _cells(self, engine: LabEngine, group: Sequence[Cell], later: Sequence[Cell]) -> None:
+        await warm_up(engine, _contender(group[0].contender), self.size.programs(self.seeds[0]))
+        options, key = _virtual(engine), engine_of(group[0])
+        for at, cell in enumerate(group):
+            one, programs = _contender(cell.contender), self.size.programs(cell.seed)
+            assert self.times is not None
+            virtual = one.run(programs, options, self.times)
+            predicted_s = virtual.summary().makespan_s
+            self.budget.predicted_s[cell.memory, cell.contender] = predicted_s
+            left_s = self.budget.left_s
+            if cell not in self.budget.fitting([*group[at:], *later], key):
+                self.report.leave(cell, _NO_TIME)
+                continue
+            note(f"{cell}: predicted {predicted_s:.0f} s, {left_s:.0f} s left")
+            gate, began = one.make_gate(options), time.monotonic()
+            ran = await serve(engine, one, programs, run=f"/{cell}", gate=gate)
+            self.budget.ran(cell, time.monotonic() - began)
+            ran = ran.with_ideals(virtual)
+            real, told = (standard(run.outcomes, self.limits) for run in (ran, virtual))
+            self.report.add(Done(cell, options.kv_blocks, real, told), ran)
+
+    def _leave(self, cells: Sequence[Cell], why: str) -> None:
+        """Those of them that are not done."""
+        over = {one.cell for one in self.report.done} | self.report.not_run.keys()
+        for cell in cells:
+            if cell not in over:
+                self.report.leave(cell, why)
+
+    def _about(self, engine: LabEngine) -> None:
+        """What it runs on, as the first engine says."""
+        if self.report.head:
+            return
+        assert self.times is not None
+        told = {**_versions(), "options": self.asked, "jobs": asdict(self.size)}
+        told |= {"engine": engine.sizes(), "step_time": asdict(self.times)}
+        text = json.dumps(told, indent=2, default=str)
+        (self.report.folder / "about.json").write_text(text + "\n", encoding="utf-8")
+        size, times = self.size, self.times
+        self.report.head = (
+            f"# A GPU run\n\nvLLM {vllm_version()} on {told['hardware']}, a model of the shape "
+            f"{self.asked['shape']} with made-up weights, agentrt {__version__}. {size.jobs} jobs "
+            f"of SWE-smith's sizes at {size.per_s:g} a second, tokens x {size.tokens:g}, "
+            f"{size.turns or 'all'} turns at most; seeds {', '.join(map(str, self.seeds))}. A step "
+            f"takes {1e3 * times.base_s:.1f} ms, {1e6 * times.per_prefill_token_s:.1f} us for a "
+            f"token of prompt, {1e9 * times.per_context_token_s:.0f} ns for one of context."
+        )
+
+    def tell(self) -> None:
+        """Print and write what there is."""
+        for group in in_order(self.seeds):
+            self._leave(group, _STOPPED)
+        self.report.write()
+        click.echo(self.report.text())
+        try:
+            if self.report.done:
+                self.report.draw()
+        except ConfigError as error:
+            note(f"no drawing: {error}")
+
+
+def _contender(name: str) -> Contender:
+    """In virtual time an offload is memory for all, which costs nothing."""
+    return contender(f"{STOCK}+{AMPLE}" if name == OFFLOAD else name)
+
+
+def _virtual(engine: LabEngine) -> VirtualOptions:
+    """An engine of the same size."""
+    sizes = dict(engine.sizes())
+    return VirtualOptions(in_flight=2 if sizes.pop("async_scheduling", False) else 1, **sizes)
+
+
+def _host_gib() -> int:
+    """Half of the host's free memory, within reason: vLLM pins it all at once."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
+    return max(1, min(_OFFLOAD_GIB, free // 2))
+
+
+def _versions() -> dict[str, Any]:
+    import torch
+
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "agentrt": __version__,
+        "vllm": vllm_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "driver": driver.read_text().splitlines()[0] if driver.exists() else None,
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "hardware": hardware(),
+        "processor": f"{processor()}, {len(os.sched_getaffinity(0))} cores",
+    }

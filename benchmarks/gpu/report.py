@@ -1,0 +1,173 @@
+"""What ``benchmarks gpu`` leaves: tables, a drawing, and a line of JSON for each cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from agentrt.errors import ConfigError
+from agentrt.lab.outcome import Ran
+from agentrt.lab.reports.plots import check_matplotlib, new_figure
+from agentrt.lab.reports.standard import Metrics, short_table
+from agentrt.lab.reports.tables import Spread, digits, markdown
+from agentrt.lab.runs.contenders import STOCK
+from benchmarks.memory.report import HITS
+
+CAPPED, UNCAPPED = "capped", "uncapped"
+OFFLOAD = f"{STOCK}+offload"
+_COMPARED = {"mean_jct_s": "JCT mean", "p99_jct_s": "JCT P99", "median_ttft_ms": "TTFT P50"}
+_SIDES = "real", "virtual"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A contender with a seed over all ``memory``, or over a part."""
+
+    memory: str
+    contender: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.memory}, {self.contender}, seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A cell that ran over so many ``blocks``: what was measured, and what virtual time says."""
+
+    cell: Cell
+    blocks: int
+    real: Metrics
+    virtual: Metrics
+
+    def off(self, name: str) -> float:
+        """How far the prediction is off, as a share of what was measured."""
+        return self.virtual[name] / self.real[name] - 1
+
+
+@dataclass(slots=True)
+class Report:
+    """What was measured so far, in a ``folder``; ``head`` says on what, ``not_run`` why not."""
+
+    folder: Path
+    head: str = ""
+    done: list[Done] = field(default_factory=list)
+    not_run: dict[Cell, str] = field(default_factory=dict)
+
+    @property
+    def _records(self) -> Path:
+        return self.folder / "records.jsonl"
+
+    def begin(self) -> None:
+        """Raises `ConfigError` where another run's figures are; one that has none is forgotten."""
+        if self._records.exists() and '"real": ' in self._records.read_text(encoding="utf-8"):
+            raise ConfigError(
+                f"--out {str(self.folder)!r}: has another run's records; name another"
+            )
+        self._records.write_text("", encoding="utf-8")
+
+    def add(self, done: Done, ran: Ran) -> None:
+        """A cell has ended: its line is written at once, and so are the tables."""
+        self.done.append(done)
+        jobs = [asdict(one) for one in ran.outcomes]
+        names = {"calls": ran.outcomes[0].calls[0]._fields if ran.outcomes[0].calls else ()}
+        self._line({**asdict(done), "fields": names, "jobs": jobs})
+        self.write()
+
+    def leave(self, cell: Cell, why: str) -> None:
+        """A cell does not run, or did not end."""
+        self.not_run[cell] = why
+        self._line({"cell": asdict(cell), "not_run": why})
+
+    def _line(self, values: Mapping[str, Any]) -> None:
+        with self._records.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def write(self) -> None:
+        (self.folder / "tables.md").write_text(self.text() + "\n", encoding="utf-8")
+
+    def text(self) -> str:
+        """All of it as Markdown."""
+        parts = [self.head]
+        for memory in (CAPPED, UNCAPPED):
+            if some := [one for one in self.done if one.cell.memory == memory]:
+                blocks = sorted({one.blocks for one in some})
+                sizes = " to ".join(f"{one:,}" for one in blocks)
+                parts += [f"## {memory.capitalize()}: {sizes} KV blocks", _measured(some)]
+                parts += [f"Virtual time beside it:\n\n{_predicted(some)}"]
+        if self.done:
+            parts.append(f"Virtual time is off by {_verdict(self.done)}.")
+        if self.not_run:
+            left = "\n".join(f"- {cell}: {why}" for cell, why in self.not_run.items())
+            parts.append(f"## Not run\n\n{left}")
+        return "\n\n".join(filter(None, parts))
+
+    def draw(self) -> None:
+        """Jobs' times and hits by contender, measured and predicted. Raises `ConfigError` without
+        matplotlib.
+        """
+        check_matplotlib()
+        memories = [m for m in (CAPPED, UNCAPPED) if any(one.cell.memory == m for one in self.done)]
+        figure = new_figure(1 + 4.5 * len(memories), 6.5)
+        axes = figure.subplots(2, len(memories), squeeze=False)
+        for column, memory in enumerate(memories):
+            by = _by_contender([one for one in self.done if one.cell.memory == memory])
+            for row, (name, what) in enumerate({"mean_jct_s": "mean JCT, s", HITS: "hits"}.items()):
+                axis = axes[row][column]
+                for at, side in enumerate(_SIDES):
+                    sides = [[getattr(one, side)[name] for one in some] for some in by.values()]
+                    places = [place + 0.4 * at for place in range(len(by))]
+                    axis.bar(places, [fmean(one) for one in sides], width=0.38, label=side)
+                    axis.vlines(places, *zip(*((min(o), max(o)) for o in sides), strict=True))
+                axis.set_xticks([place + 0.2 for place in range(len(by))], [*by], fontsize=8)
+                axis.set(ylabel=what, title="" if row else memory)
+                axis.legend(fontsize=8)
+        figure.savefig(self.folder / "jobs.svg")
+
+
+def _by_contender(done: Sequence[Done]) -> dict[str, list[Done]]:
+    found: dict[str, list[Done]] = {}
+    for one in sorted(done, key=lambda one: one.cell.seed):
+        found.setdefault(one.cell.contender, []).append(one)
+    return dict(sorted(found.items(), key=lambda pair: pair[0] != STOCK))
+
+
+def _measured(done: Sequence[Done]) -> str:
+    by = _by_contender(done)
+    over = [_over_stock(some, by.get(STOCK, ()), "real") for some in by.values()]
+    runs = {who: [one.real for one in some] for who, some in by.items()}
+    return short_table(runs, {"JCT mean / stock": over})
+
+
+def _over_stock(some: Sequence[Done], stock: Sequence[Done], side: str) -> str:
+    """The ratio of the mean times, over the seeds that both have."""
+    base = {one.cell.seed: getattr(one, side)["mean_jct_s"] for one in stock}
+    pairs = [(getattr(one, side)["mean_jct_s"], base.get(one.cell.seed)) for one in some]
+    ratios = [mine / theirs for mine, theirs in pairs if theirs]
+    return "-" if not ratios else str(Spread.of(ratios)) if ratios[1:] else f"{ratios[0]:.2f}"
+
+
+def _predicted(done: Sequence[Done]) -> str:
+    by, rows = _by_contender(done), []
+    for who, some in by.items():
+        cells = [
+            " / ".join(digits(median(getattr(d, side)[name] for d in some)) for side in _SIDES)
+            + f" ({median(d.off(name) for d in some):+.0%})"
+            for name in _COMPARED
+        ]
+        hits = [f"{median(getattr(d, side)[HITS] for d in some):.0%}" for side in _SIDES]
+        over = [_over_stock(some, by.get(STOCK, ()), side) for side in _SIDES]
+        rows.append([who, *cells, " / ".join(hits), " and ".join(over)])
+    heads = [f"{head}: measured / predicted" for head in _COMPARED.values()]
+    return markdown(["contender", *heads, "hits", "JCT mean / stock"], rows)
+
+
+def _verdict(done: Sequence[Done]) -> str:
+    off = sorted(abs(one.off("mean_jct_s")) for one in done)
+    return (
+        f"{median(off):.0%} of a cell's mean JCT in the median of {len(off)}, {off[-1]:.0%} at most"
+    )

@@ -1,0 +1,1 @@
+"""Programs whose contexts do not fit into the KV cache together."""

@@ -1,0 +1,260 @@
+"""``benchmarks memory``: who serves programs best when they do not all fit into the KV cache.
+
+The same programs arrive at the same times on one engine with each contender in turn: vLLM as it
+is, rivals' rules before or inside it, and ours, part by part. vLLM's real scheduler and KV-cache
+manager decide; a step takes what the step-time model says, so the machine does not matter. With
+``--real`` engines serve them first, and then virtual time with the steps that were measured there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from agentrt.cli.numbers import NumberRange
+from agentrt.errors import ConfigError
+from agentrt.executors.vllm.options import prepare_environment
+from agentrt.lab.bench.results import Figures, hardware, run_shown, show
+from agentrt.lab.commands.options import (
+    count_option,
+    json_flag,
+    model_option,
+    note,
+    silence_vllm,
+    split_commas,
+)
+from agentrt.lab.engine.engines import engine_options, model_in_words
+from agentrt.lab.engine.headless import BLOCK_SIZE
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.outcome import Ran
+from agentrt.lab.reports.policies import vllm_version
+from agentrt.lab.runs.contenders import STOCK, Contender, contender, how
+from agentrt.lab.runs.grid import turns
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.traces import KNOWN
+from benchmarks.memory.cells import (
+    ALL_WORKS,
+    RECORDED,
+    TRACE_SCALE,
+    WORKS,
+    Cell,
+    Load,
+    Memory,
+    recorded,
+)
+from benchmarks.memory.plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
+from benchmarks.memory.real import ON_CPU, SLOTS, Engines
+from benchmarks.memory.report import (
+    Found,
+    as_json,
+    beside_earlier,
+    one_table,
+    read_earlier,
+    table,
+)
+
+_FACTOR = NumberRange(min=0, min_open=True)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_NAMES = ", ".join(ALL_WORKS)
+_HELD = f"{FIRST_HELD_OUT} with --held-out"
+_HELD_OUT = "All workloads with seeds that nothing is tuned on; stock and default alone, one table."
+_names = partial(click.option, multiple=True, callback=split_commas)
+
+EPILOG = """\b
+One cell with what you want to compare, in seconds:
+  python -m benchmarks memory --workload chat --repeat 1 --contender adaptive,adaptive+cost --caps 0
+Real engines, then virtual time with their steps:
+  python -m benchmarks memory --real --model-shape small --workload bfcl --programs 48 --repeat 3 \\
+    --tools 0.15 --contender default,stock+ample --caps 1
+
+\b
+--memory counts for all workloads but chat, the KV-bound chat of 1,024 blocks of 16 tokens.
+With --real, fewer programs and slots: give chat fewer --blocks, of 32 tokens, and tools less time.
+Contenders: {}.
+""".format(how().replace("; ", ";\n  "))
+
+
+VIRTUAL, REAL = "virtual time", "real engines"
+Key = tuple[Cell, str]
+"""A cell, and on what it was served: `VIRTUAL` or `REAL`."""
+
+
+@click.command(epilog=EPILOG)
+@_names(
+    "--workload",
+    metavar="NAME,…",
+    help=f"{_NAMES}, or one [FORMAT:]FILE: {', '.join(KNOWN)}.  [default: the first {len(WORKS)}]",
+)
+@_names("--memory", metavar="X,…", help="Shares of the working set.  [default: 0.25]")
+@_names("--tools", metavar="S,…", help="Median seconds of the commonest tool.")
+@_names("--contender", metavar="NAME,…", help=f"Beside stock.  [default: {','.join(CONTENDERS)}]")
+@_names("--caps", metavar="X,…", help="Caps, in multiples of the programs that fit; 0: none.")
+@click.option("--trace", metavar="[FORMAT:]FILE", help=f"Recorded programs: {RECORDED!r}.")
+@click.option("--trace-scale", default=TRACE_SCALE, show_default=True, metavar="X")
+@click.option("--tokenizer", metavar="MODEL", help="Whose tokens recorded texts are counted in.")
+@click.option("--step-time", type=_FILE, metavar="FILE", help="What agentrt calibrate wrote.")
+@count_option("--blocks", about="Of the KV cache, in place of --memory.")
+@click.option("--load", type=float, metavar="X", help="Arrivals, in shares of the engine's.")
+@count_option("--programs")
+@click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies their tokens.")
+@count_option("--max-num-seqs", about="Batch slots.  [default: 16; 4 with --real]")
+@count_option("--repeat", about="With so many seeds.  [default: 5; 1 with --quick]")
+@click.option("--seed", type=int, metavar="N", help=f"Of the first.  [default: 0; {_HELD}]")
+@click.option("--held-out", is_flag=True, help=_HELD_OUT)
+@click.option("--against", type=_FILE, metavar="FILE", help="Compare with that run's --json.")
+@click.option("--quick", is_flag=True, help="One seed, fewer caps: some minutes on one core.")
+@click.option("--real", is_flag=True, help="On real engines, and then in virtual time.")
+@model_option
+@click.option("--model-shape", metavar="NAME", help="With made-up weights: llama-8b, small, tiny.")
+@json_flag("End with all cells as one JSON line.")
+def memory(**options: Any) -> None:
+    """Programs whose contexts do not fit into the KV cache: stock, rivals, and our parts.
+
+    In virtual time: vLLM's real scheduler and KV-cache manager, no model. The working set is the
+    peak of all that is used again; recomputed is the prefill beyond what ample memory needs; a
+    delay is a program's latency beyond its own with the engine to itself. best_cap is, figure by
+    figure, the best of all caps on programs at a time; one_cap is the one of them with the least
+    mean. With --real each contender has a real engine for itself, in an order that alternates, and
+    the same programs run in virtual time after it.
+    """
+    asked = plan(options)
+    earlier = None if options["against"] is None else read_earlier(options["against"])
+    silence_vllm()
+    engines = _engines(options)
+    bench = _bench(options)
+    measured: dict[Key, list[Found]] = {}
+    about: list[str] = []
+
+    def tell() -> None:
+        cells = {key: found for key, found in measured.items() if found}
+        told = [_told(key, found, asked.seeds) for key, found in cells.items()]
+        tables = _tables(cells, together=options["held_out"])
+        if earlier is not None and told:
+            tables.append(beside_earlier(earlier, told))
+        show([*about, *tables] if tables else "", {"cells": told}, as_json=options["as_json"])
+
+    run_shown(_cells(bench, engines, asked, measured, about), tell)
+
+
+def _bench(options: dict[str, Any]) -> Memory:
+    trace: Sequence[ProgramShape] = ()
+    if options["trace"] is not None:
+        tokenizer = options["tokenizer"] or options["model"] or ""
+        read = recorded(options["trace"], options["trace_scale"] * options["scale"], tokenizer)
+        note(read.report())
+        trace = read.programs
+    file, real = options["step_time"], options["real"]
+    return Memory(
+        None if file is None else StepTimeModel.load(file),
+        options["max_num_seqs"] or (SLOTS if real else 16),
+        options["blocks"],
+        options["programs"],
+        options["load"],
+        trace,
+        options["scale"],
+        ON_CPU if real else BLOCK_SIZE,
+    )
+
+
+def _engines(options: dict[str, Any]) -> Engines | None:
+    """Real ones, if they are asked for. Checked before anything is loaded."""
+    model, shape = options["model"], options["model_shape"]
+    if not options["real"]:
+        if model or shape:
+            raise ConfigError("--model and --model-shape: a model needs --real")
+        return None
+    if model and shape:
+        raise ConfigError("--model and --model-shape: give one of them")
+    base = engine_options(model, shape, options["max_num_seqs"] or SLOTS, ())
+    prepare_environment(base)
+    return Engines(base, model_in_words(model, shape))
+
+
+async def _cells(
+    bench: Memory,
+    engines: Engines | None,
+    asked: Plan,
+    measured: dict[Key, list[Found]],
+    about: list[str],
+) -> None:
+    if engines is not None:
+        if bench.step_time is None:
+            bench = replace(bench, step_time=await engines.calibrated())
+        about.append(_about(bench, engines))
+    for cell, seed in product(asked.cells, asked.seeds):
+        note(f"{cell}, seed {seed}")
+        load = bench.make(cell, seed)
+        everyone = [*asked.contenders, *map(contender, load.capped(asked.caps))]
+        if engines is not None:
+            found = await _served(engines.run, load, turns(everyone, seed))
+            in_order = {one.name: found[one.name] for one in everyone}
+            measured.setdefault((cell, REAL), []).append(in_order)
+        found = await _served(_in_virtual_time, load, everyone)
+        measured.setdefault((cell, VIRTUAL), []).append(found)
+
+
+async def _served(
+    run: Callable[[Load, Contender], Awaitable[Ran]], load: Load, everyone: Sequence[Contender]
+) -> dict[str, Figures]:
+    found: dict[str, Figures] = {}
+    for one in everyone:
+        began = time.monotonic()
+        found[one.name] = load.figures(await run(load, one))
+        note(f"  {one.name}: {time.monotonic() - began:.0f} s")
+    return found
+
+
+async def _in_virtual_time(load: Load, one: Contender) -> Ran:
+    await asyncio.sleep(0)  # where a signal stops it
+    return load.virtual(one)
+
+
+def _about(bench: Memory, engines: Engines) -> str:
+    times = bench.step_time
+    assert times is not None
+    return (
+        f"{REAL}: vLLM {vllm_version()} on {hardware()}, {engines.model}, "
+        f"{bench.slots} batch slots, blocks of {bench.block_size} tokens; a step takes "
+        f"{1e3 * times.base_s:.1f} ms and {1e6 * times.per_prefill_token_s:.0f} us more for each "
+        "token of prompt, as was measured first; virtual time goes by that"
+    )
+
+
+def _tables(cells: Mapping[Key, Sequence[Found]], *, together: bool) -> list[str]:
+    """A table per cell, or one of all that were served in the same time."""
+    if not together:
+        return [f"{_head(key, found)}\n\n{table(found)}" for key, found in cells.items()]
+    shown: dict[str, dict[tuple[str, float, float], Sequence[Found]]] = {}
+    for (cell, on), found in cells.items():
+        served = _as_served(cell, found)
+        shown.setdefault(on, {})[served.workload, served.memory, served.tool_s] = found
+    return [f"**{on}**\n\n{one_table(some)}" for on, some in shown.items()]
+
+
+def _told(key: Key, found: Sequence[Found], seeds: Sequence[int]) -> dict[str, Any]:
+    """A cell for a program to read: ``share`` was asked for, ``memory`` is what there was."""
+    cell, on = key
+    about = {"share": cell.memory, "time": on, "first_seed": seeds[0], "seeds": len(found)}
+    return as_json({**asdict(_as_served(cell, found)), **about}, found)
+
+
+def _head(key: Key, found: Sequence[Found]) -> str:
+    (cell, on), stock = key, found[0][STOCK]
+    size = f"{stock['blocks']:.0f} of {stock['wanted']:.0f} blocks"
+    seeds = f"{len(found)} {'seed' if len(found) == 1 else 'seeds'}"
+    return f"**{_as_served(cell, found)}**, {on}: {size}, {seeds}"
+
+
+def _as_served(cell: Cell, found: Sequence[Found]) -> Cell:
+    """A cell with the share of the working set that the KV cache had: blocks may be given."""
+    shares = [one[STOCK]["blocks"] / one[STOCK]["wanted"] for one in found]
+    return replace(cell, memory=round(median(shares), 2))

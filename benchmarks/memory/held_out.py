@@ -1,0 +1,127 @@
+"""Workloads that no rule or constant of the scheduler was chosen on, and none may be.
+
+They show whether a change of the scheduler holds on programs that it was not made for. Use them for
+nothing else: once a constant is tuned on them they say nothing. All sizes are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from random import Random
+
+from agentrt.lab.workloads.shape import ProgramShape
+from benchmarks.workloads.generate import Generator
+from benchmarks.workloads.sizes import Gaps, ProgramBuilder, Sizes
+
+# -- long-context coding -------------------------------------------------------------------
+
+CATALOGUE = 6000
+_STEPS = Sizes(mean=26, spread=0.5, low=10, high=60)
+_ISSUE = Sizes(mean=900, spread=0.8, low=100, high=5000)
+_LISTING = Sizes(mean=220, spread=1.0, low=20, high=2500)
+_EDIT = Sizes(mean=45, spread=0.8, high=500)
+
+
+def long_coding(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
+    """A coding agent: an issue, then tens of calls with a tool between two.
+
+    All agents share a system prompt and a tool catalogue of `CATALOGUE` tokens. These are most of
+    an agent's first prompt, and about half of its last one.
+    """
+    builder = ProgramBuilder(rng, system_tokens=CATALOGUE)
+    last = builder.call("step", _EDIT, _ISSUE)
+    for _ in range(_STEPS.draw(rng) - 1):
+        last = builder.call(
+            "step", _EDIT, _LISTING, after=(last,), extends=last, gap_s=gaps.tool(rng)
+        )
+    return builder.build(program_id, "long_coding")
+
+
+# -- map-reduce ----------------------------------------------------------------------------
+
+BRANCHES, REDUCED = 64, 8
+INSTRUCTION = 500
+_CHUNK = Sizes(mean=600, spread=0.3, low=100, high=1500)
+_FOUND = Sizes(mean=120, spread=0.8, high=800)
+_NOTE = Sizes(mean=30, spread=0.5, high=300)
+_DIGEST = Sizes(mean=100, spread=0.4, high=600)
+
+
+def map_reduce_64(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
+    """64 branches at once, each over a chunk of its own; then reductions of eight at a time.
+
+    A branch reads its chunk, looks something up, and takes notes. All calls of all programs begin
+    with one instruction.
+    """
+    builder = ProgramBuilder(rng, system_tokens=INSTRUCTION)
+    level = []
+    for _ in range(BRANCHES):
+        read = builder.call("read", _NOTE, _CHUNK)
+        level.append(
+            builder.call("note", _NOTE, _FOUND, after=(read,), extends=read, gap_s=gaps.tool(rng))
+        )
+    while len(level) > 1:
+        groups = [level[i : i + REDUCED] for i in range(0, len(level), REDUCED)]
+        level = [builder.call("reduce", _DIGEST, 40, after=one, quotes=one) for one in groups]
+    return builder.build(program_id, "map_reduce_64")
+
+
+# -- a day of tenants ----------------------------------------------------------------------
+
+TOOLS = {"lookup": 1.0, "job": 60.0}
+"""Medians, in multiples of the shorter one's: minutes beside seconds."""
+_SPREAD = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One tenant's programs: after a plan, ``branches`` chains of ``steps`` calls and an answer."""
+
+    tenant: str
+    tool: str
+    steps: Sizes
+    system_tokens: int
+    task: Sizes
+    result: Sizes
+    output: Sizes
+    branches: int = 1
+
+    def __call__(self, rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
+        builder = ProgramBuilder(rng, system_tokens=self.system_tokens)
+        plan = builder.call("plan", self.output, self.task)
+        ends = [self._branch(builder, rng, gaps, plan) for _ in range(self.branches)]
+        if self.branches > 1:
+            builder.call("answer", self.output, 40, after=ends, extends=plan, quotes=ends)
+        shape = builder.build(program_id, f"{self.tenant}_{self.tool}")
+        return replace(shape, tenant=self.tenant)
+
+    def _branch(self, builder: ProgramBuilder, rng: Random, gaps: Gaps, last: int) -> int:
+        for _ in range(self.steps.draw(rng)):
+            last = builder.call(
+                "step",
+                self.output,
+                self.result,
+                after=(last,),
+                extends=last,
+                gap_s=gaps.tool_s * TOOLS[self.tool] * rng.lognormvariate(0.0, _SPREAD),
+                tool=self.tool,
+            )
+        return last
+
+
+def _sizes(mean: float, high: float = 10) -> Sizes:
+    """Up to ``high`` times their mean."""
+    return Sizes(mean, 0.7, high=high * mean)
+
+
+SHOP = Agent("shop", "lookup", _sizes(4), 1500, _sizes(150), _sizes(200), _sizes(50))
+NEWS = Agent("news", "lookup", _sizes(3), 600, _sizes(80), _sizes(500), _sizes(60), branches=4)
+BANK = Agent("bank", "job", _sizes(8), 2000, _sizes(400), _sizes(300), _sizes(70))
+WORKS = Agent("works", "job", _sizes(16), 3000, _sizes(1500, high=3), _sizes(150), _sizes(40))
+
+HELD_OUT: Mapping[str, tuple[Generator, ...]] = {
+    "long_coding": (long_coding,),
+    "map_reduce_64": (map_reduce_64,),
+    "day": (SHOP, SHOP, SHOP, NEWS, BANK, WORKS),
+}

@@ -1,0 +1,115 @@
+"""What ``benchmarks memory`` runs: the cells, the contenders, the caps and the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import note
+from agentrt.lab.runs.contenders import (
+    DEFAULT,
+    STOCK,
+    Contender,
+    check_on_engines,
+    contender,
+    contenders,
+)
+from agentrt.lab.workloads.traces import named
+from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Cell
+from benchmarks.rivals import CONTINUUM, THUNDER
+
+_CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+_QUICK_CAPS = (0.75, 1.5, 3.0)
+"""The caps that are tried, in multiples of the programs that fit into memory at a time."""
+CONTENDERS = (
+    STOCK,
+    DEFAULT,
+    THUNDER,
+    CONTINUUM,
+    "atlas",
+    "adaptive",
+    "fcfs+cost",
+    "adaptive+cost",
+    "fcfs+memory",
+    "adaptive+memory",
+)
+FIRST_HELD_OUT = 5000
+"""The first seed that nothing is tuned on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The cells, whom to run on each, and the caps to try."""
+
+    cells: Sequence[Cell]
+    contenders: Sequence[Contender]
+    caps: Sequence[float]
+    seeds: Sequence[int]
+
+
+def plan(options: dict[str, Any]) -> Plan:
+    """What is asked for; a file among the workloads becomes `RECORDED`, and the trace of it.
+
+    Raises `ConfigError` before anything runs.
+    """
+    files = [name for name in options["workload"] if named(name, ALL_WORKS)]
+    if len({options["trace"], *files} - {None}) > 1:
+        raise ConfigError("--workload and --trace: one file at a time")
+    options["trace"] = next(iter(files), options["trace"])
+    options["workload"] = [RECORDED if name in files else name for name in options["workload"]]
+    shares = _numbers(options, "memory") or [0.25]
+    tools = _numbers(options, "tools", least=0.0)
+    cells = [
+        Cell(work, share, tool_s)
+        for work, share in product(_works(options), shares)
+        for tool_s in tools or [ALL_WORKS[work].tool_s]
+    ]
+    held_out, quick = options["held_out"], options["quick"]
+    usual = () if held_out else _QUICK_CAPS if quick else _CAPS
+    caps = _numbers(options, "caps", least=0.0) or usual
+    first = options["seed"]
+    if first is None:
+        first = FIRST_HELD_OUT if held_out else 0
+    seeds = range(first, first + (options["repeat"] or (1 if quick else 5)))
+    return Plan(
+        list(dict.fromkeys(cells)), _contenders(options), [cap for cap in caps if cap], seeds
+    )
+
+
+def _works(options: dict[str, Any]) -> list[str]:
+    traced = options["trace"] is not None
+    for name in options["workload"]:
+        if name not in ALL_WORKS:
+            raise ConfigError(f"no workload is named {name!r}: there are {', '.join(ALL_WORKS)}")
+        if name == RECORDED and not traced:
+            raise ConfigError(f"--workload {RECORDED}: say what was recorded with --trace FILE")
+    if options["workload"]:
+        return list(options["workload"])
+    usual = list(ALL_WORKS if options["held_out"] else WORKS)
+    if options["held_out"] and not traced:
+        note(f"{RECORDED!r} is left out: it needs --trace FILE")
+    return [*(name for name in usual if name != RECORDED), *([RECORDED] if traced else [])]
+
+
+def _contenders(options: dict[str, Any]) -> list[Contender]:
+    usual = (DEFAULT,) if options["held_out"] else CONTENDERS
+    able = [name for name in usual if contender(name).on_engines or not options["real"]]
+    found = contenders([STOCK, *(options["contender"] or able)])
+    if options["real"]:
+        check_on_engines(found)
+    return found
+
+
+def _numbers(options: dict[str, Any], name: str, least: float = 1e-3) -> list[float]:
+    found = []
+    for text in options[name]:
+        try:
+            found.append(float(text))
+        except ValueError:
+            found.append(-1.0)
+        if not least <= found[-1] < float("inf"):
+            raise ConfigError(f"--{name} {text!r}: give numbers such as 0.25,1")
+    return found

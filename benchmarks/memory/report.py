@@ -1,0 +1,199 @@
+"""What ``benchmarks memory`` shows: tables, the cells as JSON, and those of an earlier run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from agentrt.errors import ConfigError
+from agentrt.lab.bench.results import SPREAD, Column, Figures, Results
+from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.contenders import STOCK
+from benchmarks.rivals import CAP
+
+BEST_CAP, ONE_CAP = "best_cap", "one_cap"
+RATIOS = {
+    "ms_per_token": "s/token",
+    "mean_jct_s": "JCT mean",
+    "p95_jct_s": "P95",
+    "p99_jct_s": "P99",
+    "duration": "duration",
+    "recomputed": "recomputed",
+    "delay_s": "longest delay",
+}
+"""Figures of which less is better, and their heads."""
+HITS = "prefix_cache_hit_rate"
+_PLAIN = "{:.2f}"
+Found = Mapping[str, Figures]
+"""A contender's figures on one cell with one seed."""
+
+
+def with_best_caps(found: Found) -> dict[str, Figures]:
+    """Beside all contenders the best that any cap had, figure by figure, and the cap of least mean.
+
+    No cap has all that the first has; the second is what somebody who tried them all would take.
+    """
+    caps = [one for name, one in found.items() if name.startswith(f"{CAP}:")]
+    if not caps:
+        return dict(found)
+    best = {name: min(one[name] for one in caps) for name in RATIOS}
+    one_cap = min(caps, key=lambda one: one["mean_jct_s"])
+    hits = max(one[HITS] for one in caps)
+    return {**found, BEST_CAP: {**best, HITS: hits}, ONE_CAP: one_cap}
+
+
+def table(seeds: Sequence[Found]) -> str:
+    """Medians over seeds, with the least and the most; ratios are to stock with the same seed."""
+    measured = Results({"contender": "contender"})
+    _add(measured, (), seeds)
+    return measured.table(_columns(len(seeds)))
+
+
+def one_table(cells: Mapping[tuple[str, float, float], Sequence[Found]]) -> str:
+    """All cells by workload, share of the working set and tools' seconds, as `table` has one."""
+    names = ("workload", "memory", "tools", "contender")
+    measured = Results(dict(zip(names, names, strict=True)))
+    for key, seeds in cells.items():
+        _add(measured, key, seeds)
+    return measured.table(_columns(max(map(len, cells.values()))))
+
+
+def _add(measured: Results, key: Sequence[object], seeds: Sequence[Found]) -> None:
+    for found in seeds:
+        shown = with_best_caps(found)
+        stock = shown[STOCK]
+        for name, mine in shown.items():
+            if not name.startswith(f"{CAP}:"):
+                # Over nothing there is no ratio.
+                over = {f"{one}_ratio": mine[one] / stock[one] for one in RATIOS if stock[one]}
+                measured.add(*key, name, figures={**mine, **over})
+
+
+def _columns(seeds: int) -> list[Column]:
+    form = SPREAD if seeds > 1 else _PLAIN
+    return [
+        Column("ms/token", "ms_per_token", "{:.1f}"),
+        Column("hits", HITS, "{:.0%}"),
+        Column("at best", "infinite_cache_hit_rate", "{:.0%}", "-"),
+        Column("TTFT P99, ms", "p99_ttft_ms", "{:,.0f}", "-"),
+        Column("prefill tokens", "prefill", "{:,.0f}", "-"),
+        *(Column(f"{head} / stock", f"{one}_ratio", form, "-") for one, head in RATIOS.items()),
+    ]
+
+
+def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
+    """A cell, the medians of all figures by contender, and these figures seed by seed."""
+    names = dict.fromkeys(name for found in seeds for name in with_best_caps(found))
+    told: dict[str, Any] = dict(cell)
+    for name in names:
+        mine = [with_best_caps(found).get(name) for found in seeds]
+        some = [one for one in mine if one is not None]
+        known = [key for key in some[0] if all(key in one for one in some)]
+        told[name] = {key: median(one[key] for one in some) for key in known}
+    return {**told, "by_seed": list(seeds)}
+
+
+# -- beside an earlier run -------------------------------------------------------------
+
+ALLOWED = 0.03
+"""A figure that grew by more than this share is marked."""
+_MARKED = ("ms_per_token", "mean_jct_s", "p99_jct_s", "recomputed")
+_COMPARED = {name: head for name, head in RATIOS.items() if name != "delay_s"}
+_KEYS = ("workload", "share", "tool_s", "time", "first_seed")
+"""What two cells must agree in to be compared."""
+JsonCell = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of a contender on one cell, by seed, before and after; and stock's."""
+
+    before: Sequence[float]
+    after: Sequence[float]
+    stock: Sequence[float]
+
+    @property
+    def ratio(self) -> float:
+        """After over before: the median over the seeds."""
+        return median(map(_over, self.after, self.before))
+
+    def __str__(self) -> str:
+        before, after = (median(map(_over, side, self.stock)) for side in (self.before, self.after))
+        return f"{before:.2f} → {after:.2f} ({self.ratio - 1:+.1%})"
+
+
+def read_earlier(path: Path) -> list[JsonCell]:
+    """The cells of a file that holds what ``--json`` printed. Raises `ConfigError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        cells = json.loads([line for line in lines if line.startswith("{")][-1])["cells"]
+        if cells and all(RATIOS.keys() <= cell["by_seed"][0][STOCK].keys() for cell in cells):
+            return list(cells)
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    raise ConfigError(
+        f"--against {str(path)!r}: not what `python -m benchmarks memory --json` prints; "
+        "save all that a run prints with --json, and give that file"
+    )
+
+
+def beside_earlier(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:
+    """A table of all cells that both have, and below it which are worse."""
+    earlier = {_key(cell): cell for cell in before}
+    both = [(earlier[_key(cell)], cell) for cell in after if _key(cell) in earlier]
+    rows = [_row(old, new, name) for old, new in both for name in _both(old, new)]
+    heads = [f"{head} / stock" for head in _COMPARED.values()]
+    table = markdown(["workload", "contender", *heads, "hits", "worse"], rows)
+    worse = "; ".join(f"{row[0]} ({row[1]}): {row[-1]}" for row in rows if row[-1])
+    notes = {
+        f"More than {ALLOWED:.0%} worse": worse or "none",
+        "Stock itself differs, so the measurement has changed": _workloads(
+            new for old, new in both if any(one.ratio != 1 for one in _changes(old, new).values())
+        ),
+        "Not in the earlier run": _workloads(cell for cell in after if _key(cell) not in earlier),
+    }
+    lines = [f"{what}: {names}." for what, names in notes.items() if names]
+    return "\n\n".join([table, "\n".join(lines)] if rows else lines)
+
+
+def _row(old: JsonCell, new: JsonCell, name: str) -> list[str]:
+    found = _changes(old, new, name)
+    marked = [_COMPARED[one] for one in _MARKED if found[one].ratio > 1 + ALLOWED]
+    hits = " → ".join(f"{side[name][HITS]:.0%}" for side in (old, new))
+    return [new["workload"], name, *map(str, found.values()), hits, ", ".join(marked)]
+
+
+def _workloads(cells: Iterable[JsonCell]) -> str:
+    return ", ".join(dict.fromkeys(cell["workload"] for cell in cells))
+
+
+def _changes(old: JsonCell, new: JsonCell, name: str = STOCK) -> dict[str, Change]:
+    """All figures of a contender, over the seeds that both cells have."""
+    seeds = min(len(old["by_seed"]), len(new["by_seed"]))
+
+    def values(cell: JsonCell, who: str, figure: str) -> list[float]:
+        return [seed[who][figure] for seed in cell["by_seed"][:seeds]]
+
+    return {
+        one: Change(values(old, name, one), values(new, name, one), values(new, STOCK, one))
+        for one in _COMPARED
+    }
+
+
+def _both(old: JsonCell, new: JsonCell) -> list[str]:
+    both = old["by_seed"][0].keys()
+    return [name for name in new["by_seed"][0] if name in both and name != STOCK]
+
+
+def _key(cell: JsonCell) -> tuple[object, ...]:
+    return tuple(cell.get(name) for name in _KEYS)
+
+
+def _over(mine: float, base: float) -> float:
+    """A ratio; nothing over nothing is no change."""
+    return mine / base if base else math.inf if mine else 1.0

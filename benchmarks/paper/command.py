@@ -1,0 +1,187 @@
+"""``benchmarks paper``: the paper's figures, as the paper measures them (Agentix, §6).
+
+Program-level token latency against load, and the load that each policy carries at equal latency,
+beside what that metric does not show. vLLM's real scheduler and KV-cache manager in virtual time,
+or with ``--quick`` the order of calls alone in the step simulator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+import benchmarks.rivals
+import benchmarks.workloads  # noqa: F401  # makes their names known
+from agentrt.cli.numbers import NumberRange
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import (
+    check_plot,
+    count_option,
+    file,
+    json_flag,
+    listed,
+    silence_vllm,
+)
+from agentrt.lab.commands.progress import do_runs
+from agentrt.lab.reports.policies import vllm_version
+from agentrt.lab.runs.contenders import BASELINE, STOCK, check_in_steps, contenders
+from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.workloads.arrivals import Pressure
+from benchmarks.paper.report import Panel, as_values, draw, page
+from benchmarks.policies.asked import source_of
+
+POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
+_MAIN_LOADS = "0.8,1,1.3,2,4,8"
+_COARSE = ("1", "1.5", "3", "8")
+"""Loads of the workloads that are not in the headline."""
+_TOOL_LOADS = ("1", "2", "4", "8")
+_BESIDE = ("adaptive",)
+"""Who runs at the other horizons beside the baseline."""
+_ELSEWHERE = ("jobs", "as_json", "plot")
+"""Options that say where results go, or how fast."""
+_EPILOG = """\b
+Examples:
+  python -m benchmarks paper --quick --seeds 3             # minutes
+  python -m benchmarks paper --plot paper.png > paper.md
+  python -m benchmarks paper --workload sessions.jsonl --scale 0.2 --loads 1,2,4
+
+\b
+A load is a share of what the engine can do; above 1 it is overload for the length of the run.
+Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option(
+    "--workload",
+    metavar="NAME|[FORMAT:]FILE",
+    help="One alone, or a trace. Default: mixed with and without tools, over three horizons, "
+    "and each of its classes.",
+)
+@click.option(
+    "--loads", default=_MAIN_LOADS, show_default=True, metavar="X,X,…", help="Of the headline."
+)
+@click.option("--policies", default=",".join(POLICIES), show_default=True, metavar="NAME,…")
+@count_option("--programs", default=600, about="Of the middle horizon.")
+@click.option(
+    "--scale",
+    type=NumberRange(min=0, min_open=True),
+    default=0.25,
+    show_default=True,
+    help="Multiplies prompts, outputs and the tools' times.",
+)
+@count_option("--seeds", default=1, about="Repeats.")
+@count_option("--max-num-seqs", default=16, about="Batch slots.")
+@count_option("--kv-blocks", default=2048, about="KV blocks of 16 tokens.")
+@file("--step-model", about="How long steps take, from agentrt calibrate.  [default: made up]")
+@count_option("--jobs", about="Processes.  [default: one per core]")
+@click.option("--quick", is_flag=True, help="The order of calls alone, in the step simulator.")
+@json_flag("Print all of it as one JSON line, too.")
+@file("--plot", about="Draw token latency against load.")
+def paper(**options: Any) -> None:
+    """Policies as the paper measures them: token latency by load, and load at equal latency.
+
+    Stock is vLLM's own scheduler; srpt knows the future, and is the mark to come close to.
+    """
+    check_plot(options["plot"])
+    panels = _panels(options)
+    seeds = range(options["seeds"])
+    silence_vllm()
+    machine = _machine(options)
+    specs = dict.fromkeys(spec for panel in panels for spec in _specs(panel, machine, seeds))
+    done, stop = do_runs(list(specs), options["jobs"])
+    shown = [one for panel in panels if (one := panel.measured(done)).cells]
+    if shown:
+        click.echo(page(shown, machine, seeds, _command()))
+        if options["plot"]:
+            draw(shown, options["plot"])
+        if options["as_json"]:
+            click.echo(json.dumps({"vllm": vllm_version(), "panels": as_values(shown)}))
+    if stop is not None:
+        raise stop
+
+
+def _machine(options: dict[str, Any]) -> Machine:
+    batch = options["max_num_seqs"]
+    blocks, times = options["kv_blocks"], options["step_model"]
+    engine = Machine(batch, depth="virtual", kv_blocks=blocks, step_model=times)
+    return Machine(batch, engine.token_s()) if options["quick"] else engine
+
+
+def _command() -> str:
+    """The command line, without what changes nothing in the figures."""
+    context = click.get_current_context()
+    given = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        and name not in _ELSEWHERE
+    ]
+    return " ".join(["python -m benchmarks paper", *given])
+
+
+def _specs(panel: Panel, machine: Machine, seeds: Sequence[int]) -> list[RunSpec]:
+    for setting in panel.settings:
+        setting.arrivals(machine, seeds[0])  # what cannot be is refused before all else
+    return grid(panel.settings, contenders(panel.policies), seeds, machine)
+
+
+# -- what is compared ------------------------------------------------------------------
+
+
+def _panels(options: dict[str, Any]) -> list[Panel]:
+    """Each a source, a horizon, and some loads. Raises `ConfigError` for what cannot be."""
+    scale, count = options["scale"], options["programs"]
+    loads, names = _listed(options["loads"]), _policies(options)
+    if options["workload"]:
+        source = source_of(options["workload"], scale, scale)
+        return [_panel(source.name, source, loads, count, names)]
+    still, tools = source_of("mixed", scale, 0.0), source_of("mixed", scale, scale)
+    chat, react, lats = (source_of(name, scale, 0.0) for name in ("chat", "react", "lats"))
+    # The virtual engine takes half a minute for 600 programs of mixed, and thrice that for LATS.
+    coarse = with_tools = loads
+    beside = some = names
+    few = count // 4
+    if not options["quick"]:
+        coarse, with_tools = _COARSE, _TOOL_LOADS
+        beside = tuple(name for name in names if name in (names[0], *_BESIDE))
+        some = tuple(name for name in names if name != "plas")
+    return [
+        _panel("Mixed, tools take no time", still, loads, count, names),
+        _panel("Mixed, half as long", still, loads, count // 2, beside),
+        _panel("Mixed, tools on", tools, with_tools, count, some),
+        _panel("BFCL (ReAct)", react, coarse, count, names),
+        _panel("ShareGPT (chat)", chat, coarse, count, names),
+        _panel("LATS", lats, coarse, few, some),
+        _panel("Mixed, twice as long", still, loads, 2 * count, beside),
+    ]
+
+
+def _policies(options: dict[str, Any]) -> tuple[str, ...]:
+    """The baseline first. The step simulator has no vLLM: its ``fcfs`` decides as ``stock``."""
+    asked = [name for name in _listed(options["policies"]) if name != STOCK]
+    found = contenders([BASELINE if options["quick"] else STOCK, *asked])
+    if options["quick"]:
+        check_in_steps(found)
+    return tuple(one.name for one in found)
+
+
+def _panel(
+    title: str, source: Source, loads: Sequence[str], count: int, policies: tuple[str, ...]
+) -> Panel:
+    found = sorted({Pressure.parse(load) for load in loads}, key=lambda load: load.value)
+    if any(load.kind != "load" for load in found):
+        raise ConfigError(f"--loads {','.join(loads)}: give shares of capacity, no bursts")
+    return Panel(title, [Setting(source, load, count) for load in found], policies)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    found = listed(text)
+    if not found:
+        raise ConfigError("a list of names or loads is empty; leave the option out")
+    return found

@@ -1,0 +1,198 @@
+"""The page of ``benchmarks paper``: load at equal latency, latencies by load and by type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agentrt.lab.reports.compare import (
+    LOAD,
+    MS_PER_TOKEN,
+    POLICY,
+    Cell,
+    Column,
+    as_dicts,
+    cells,
+    ratios,
+    table,
+    value,
+)
+from agentrt.lab.reports.plots import draw_panels
+from agentrt.lab.reports.policies import about_engine, about_scales, about_seeds
+from agentrt.lab.reports.tables import Spread, digits, markdown
+from agentrt.lab.runs.grid import RunResult, Setting
+from agentrt.lab.runs.machine import Machine
+from benchmarks.equal_latency import (
+    MEAN,
+    Carried,
+    at_equal_latency,
+    exactly,
+    repeats_as_dicts,
+)
+
+LEVELS = (2.0, 3.0, 5.0)
+"""Multiples of the unloaded token latency."""
+_OF_TYPES = ("token_latency_s", "mean_s", "p95_s", "p99_s")
+_COMPARED = (*_OF_TYPES, "steady_per_s", "makespan_s")
+_TYPED_LOADS = 2.0
+"""Types have rows of their own from this load up: below it little waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A workload over one horizon: its settings by load, and what came of them.
+
+    ``by_type`` has the same runs by the type of their programs, where there are several.
+    """
+
+    title: str
+    settings: Sequence[Setting]
+    policies: Sequence[str]
+    cells: Sequence[Cell] = ()
+    by_type: dict[str, list[Cell]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.title}, {self.settings[0].count} programs"
+
+    @property
+    def baseline(self) -> str:
+        return self.policies[0]
+
+    @property
+    def unloaded_s(self) -> float:
+        """The token latency if each program had the engine to itself."""
+        return self.cells[0].median("unloaded_token_s")
+
+    def measured(self, results: Sequence[RunResult]) -> Panel:
+        """With those of the results that are its own."""
+        own = [one for one in results if one.spec.setting in self.settings]
+        types = sorted({name for result in own for name in result.by_type})
+        by_type = {
+            name: self._cells(
+                [replace(one, summary=one.by_type[name]) for one in own if name in one.by_type]
+            )
+            for name in types
+        }
+        return replace(self, cells=self._cells(own), by_type=by_type if len(types) > 1 else {})
+
+    def _cells(self, results: Sequence[RunResult]) -> list[Cell]:
+        return cells(results, self.settings, self.policies, self.baseline)
+
+    def carried(self) -> Iterator[tuple[float, list[Carried]]]:
+        """What each policy carries at each level; nothing where too few loads are done."""
+        for times in LEVELS:
+            level = exactly(times * self.unloaded_s)
+            found = at_equal_latency(self.cells, self.baseline, level, MEAN)
+            if found:
+                yield times, found
+
+
+# -- the page --------------------------------------------------------------------------
+
+_HEAD = """# The paper's figures
+
+`python -m benchmarks paper` measures as the paper does (Agentix, §6.2). *Token latency* is a
+program's latency over the tokens that it generated, averaged over programs. The *load at equal
+latency* is the highest load, interpolated, at which it stays below a level: 2, 3 or 5 times what it
+is for programs that are alone on the engine. Arrivals are Poisson. A load is a share of what the
+engine can do; above 1 it is overload for as long as programs come, and **how many come decides the
+figures**: with more of them the latencies at one load part further, and the loads at equal latency
+come closer, for in the long run no order carries more than 1. `stock` is vLLM's own scheduler, and
+`fcfs` decides as it does; `srpt` knows the future."""
+_EQUAL = """## Load at equal latency
+
+For the first policy the load, for the others the ratio to it: above 1 is better. ≥ and ≤: the sweep
+bounds it only; ~: it bounds both loads, and not their ratio."""
+_BY_LOAD = """## Latencies by load
+
+Ratios are to the first policy with the same programs. Below 1 is better, but above 1 for *ended in
+time*: the programs that ended before the last one arrived."""
+_BY_TYPE = """## By type
+
+Token latency averages over programs, so that it weighs small ones most: most programs are small,
+and most tokens are those of few large ones."""
+
+
+def page(panels: Sequence[Panel], machine: Machine, seeds: Sequence[int], command: str) -> str:
+    """All tables, as Markdown."""
+    scales = max((one.settings[0].source.scales for one in panels), key=lambda one: one.gap)
+    scaled = f"Scaled: {about_scales(scales)} where tools are on."
+    about = f"{about_engine(machine)}\n{scaled} {about_seeds(seeds)}."
+    parts = [_HEAD, f"`{command}`", about, _EQUAL, _equal(panels), _BY_LOAD]
+    for panel in panels:
+        parts += [_title(panel), _by_load(panel)]
+    parts += [_BY_TYPE]
+    for panel in panels:
+        if panel.by_type:
+            parts += [_title(panel), _by_type(panel)]
+    return "\n\n".join(parts)
+
+
+def _title(panel: Panel) -> str:
+    return f"**{panel.name}**; {1000 * panel.unloaded_s:.1f} ms/token alone on the engine."
+
+
+def _equal(panels: Sequence[Panel]) -> str:
+    names = list(dict.fromkeys(name for panel in panels for name in panel.policies))
+    rows = []
+    for panel in panels:
+        for times, found in panel.carried():
+            carried = {one.policy: _load_of(one, panel.baseline) for one in found}
+            row = [panel.title, panel.settings[0].count, f"{times:g}x"]
+            rows.append([*row, *(carried.get(name, "-") for name in names)])
+    return markdown(["workload", "programs", "level", *names], rows)
+
+
+def _load_of(one: Carried, baseline: str) -> str:
+    if one.policy == baseline:
+        bound = {"<": "≤", ">=": "≥"}.get(one.bound, "")
+        return f"{bound}{digits(Spread.of(one.loads).median)}"
+    return f"{one.mark}{Spread.of(one.ratios).median:.2f}"
+
+
+def _by_load(panel: Panel) -> str:
+    mean = Column("mean, s", lambda cell: value(cell, "mean_s"))
+    over = ratios(*_COMPARED, over=panel.baseline)
+    return table(panel.cells, LOAD, POLICY, MS_PER_TOKEN, mean, *over)
+
+
+def _by_type(panel: Panel) -> str:
+    typed = {
+        id(cell): name
+        for name, found in panel.by_type.items()
+        for cell in found
+        if cell.setting.pressure.value >= _TYPED_LOADS
+    }
+    shown = [one for found in panel.by_type.values() for one in found if id(one) in typed]
+    kind = Column("type", lambda cell: typed[id(cell)])
+    return table(shown, LOAD, kind, POLICY, MS_PER_TOKEN, *ratios(*_OF_TYPES, over=panel.baseline))
+
+
+# -- for machines, and drawn -----------------------------------------------------------
+
+
+def as_values(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """All of it as JSON-able values."""
+    return [
+        {
+            "title": panel.name,
+            "unloaded_s_per_token": panel.unloaded_s,
+            "equal_latency": [
+                {"times": times, **row}
+                for times, found in panel.carried()
+                for row in repeats_as_dicts(found)
+            ],
+            "cells": as_dicts(panel.cells, _COMPARED),
+            "by_type": {name: as_dicts(found, _OF_TYPES) for name, found in panel.by_type.items()},
+        }
+        for panel in panels
+    ]
+
+
+def draw(panels: Sequence[Panel], path: Path) -> None:
+    """Token latency against load, one drawing per panel; the dotted lines are the levels."""
+    levels = {one.name: [times * one.unloaded_s for times in LEVELS] for one in panels}
+    draw_panels({one.name: one.cells for one in panels}, path, ("token_latency_s",), levels)

@@ -1,0 +1,112 @@
+"""What the options of ``benchmarks policies`` ask for, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import benchmarks.rivals
+import benchmarks.workloads  # noqa: F401  # makes their names known
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import check_plot, listed
+from agentrt.lab.runs.contenders import STOCK, Contender, check_on_one_engine, contenders
+from agentrt.lab.runs.grid import RunResult, Source
+from agentrt.lab.workloads.arrivals import Pressure
+from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.shape import Cut
+
+if TYPE_CHECKING:
+    from agentrt.cli.faults import StoppedError
+
+WORKLOADS = {"sharegpt": "chat", "bfcl": "react"}
+"""The paper's names for two of the generators."""
+_VIRTUAL = ("step_model", "jobs")
+_REAL = ("model", "model_shape")
+_DEFAULT_RATES = "0.7x,0.9x,1.1x,1.3x"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options ask for, checked; the rest of them is the engine's."""
+
+    source: Source
+    pressures: Sequence[Pressure]
+    programs: int
+    everyone: Sequence[Contender]
+    seeds: Sequence[int]
+    options: Mapping[str, Any]
+    flags: Sequence[str]
+
+
+Measured = tuple[dict[str, Any], str, list[RunResult], "StoppedError | None"]
+"""What was measured on, as values and in words; the runs; and what ended them early."""
+
+
+def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
+    """What the options ask for. Raises `ConfigError` before anything runs."""
+    _check_kind(options)
+    check_plot(options["plot"])
+    everyone = contenders([STOCK, *listed(options["policies"])])
+    if not options["virtual"]:
+        check_on_one_engine(everyone)
+    pressures = _pressures(options)
+    programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
+    repeats = options["repeat"] or (3 if options["virtual"] else 2)
+    seeds = range(options["seed"], options["seed"] + repeats)
+    return Asked(_source(options), pressures, programs, everyone, seeds, options, tuple(flags))
+
+
+def _check_kind(options: Mapping[str, Any]) -> None:
+    """Refuse what has no meaning in virtual time, or outside of it."""
+    for name in _REAL if options["virtual"] else _VIRTUAL:
+        if options[name] is not None:
+            how = "has no model" if options["virtual"] else "is needed for that"
+            raise ConfigError(f"--{name.replace('_', '-')}: --virtual {how}; leave one of them out")
+    for one, other in (("rate", "burst"), ("burst", "programs"), ("model", "model_shape")):
+        if options[one] is not None and options[other] is not None:
+            names = " and ".join(f"--{n.replace('_', '-')}" for n in (one, other))
+            raise ConfigError(f"{names}: give one of them")
+
+
+def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
+    if options["burst"] is not None or (options["rate"] is None and not options["virtual"]):
+        return [Pressure("at-once")]
+    found = [_pressure(text) for text in listed(options["rate"] or _DEFAULT_RATES)]
+    if len({pressure.kind for pressure in found}) != 1:
+        raise ConfigError(
+            f"--rate {options['rate']!r}: give all in programs per second, such as 0.5,0.8, or "
+            "all as shares of what the engine can do, such as 0.9x,1.1x"
+        )
+    return sorted(found, key=lambda pressure: pressure.value)
+
+
+def _pressure(text: str) -> Pressure:
+    try:
+        if text.endswith("x"):
+            value = Pressure.parse_rate(text.removesuffix("x")).value
+            return Pressure("load", value)
+        return Pressure.parse_rate(text)
+    except ConfigError as error:
+        raise ConfigError(
+            f"--rate {text!r}: give programs per second, such as 0.5, or a share of what the "
+            "engine can do, such as 0.9x"
+        ) from error
+
+
+def _source(options: Mapping[str, Any]) -> Source:
+    scale = options["scale"] or (1.0 if options["virtual"] else 0.05)
+    tokenizer = options["tokenizer"] or options["model"] or ""
+    source = source_of(options["workload"], scale, scale, tokenizer)
+    source = replace(source, cut=Cut(options["calls"]))
+    if source.path is not None:
+        click.echo(source.trace().report(), err=True)
+    return source
+
+
+def source_of(name: str, scale: float, gap_scale: float, tokenizer: str = "") -> Source:
+    """The trace of a file, or a generator by its name or the paper's, with its tokens scaled."""
+    scales = Scales(scale, scale, gap_scale)
+    return Source.named(WORKLOADS.get(name, name), scales=scales, tokenizer=tokenizer)

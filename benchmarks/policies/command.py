@@ -1,0 +1,198 @@
+"""``benchmarks policies``: its options, its tables, and runs in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from agentrt.cli.numbers import NumberRange
+from agentrt.cli.options import Options, RunCommand, together
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import silence_vllm
+from agentrt.lab.commands.progress import do_runs
+from agentrt.lab.reports.compare import ALL, as_dicts, cells
+from agentrt.lab.reports.plots import draw_curves
+from agentrt.lab.reports.policies import (
+    about_engine,
+    about_workload,
+    latencies,
+    vllm_version,
+    where_it_went,
+)
+from agentrt.lab.runs.contenders import STOCK
+from agentrt.lab.runs.grid import RunResult, Setting, grid
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.workloads.traces import KNOWN
+from benchmarks.equal_latency import (
+    MEASURES,
+    at_equal_latency,
+    by_repeats,
+    repeats_as_dicts,
+    times,
+)
+from benchmarks.policies.asked import Asked, Measured, read
+
+EPILOG = """\b
+Examples:
+  python -m benchmarks policies --workload mixed --virtual --rate 0.9x,1.1x --plot curves.png
+  python -m benchmarks policies --workload mixed --burst 12 --policies mlfq,atlas
+  python -m benchmarks policies --workload mooncake:conversation_trace.jsonl --virtual --scale 0.25
+  python -m benchmarks policies --workload bfcl --rate 0.2,0.4 --policies atlas -- --dtype float32
+  python -m benchmarks policies --workload mixed --model-shape llama-8b --scale 1 --rate 0.7x,1x
+
+\b
+--virtual: vLLM's real scheduler and KV-cache manager in virtual time, no model; its result does
+not depend on the machine. Without it: real engines in real time, one after the other.
+Ctrl-C keeps what is done. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
+"""
+
+POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
+_work, _engine, _output = Options("Workload"), Options("Engine"), Options("Output")
+_options = together(
+    _work.text(
+        "--workload",
+        "NAME|[FORMAT:]FILE",
+        "sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or recorded programs: "
+        f"{', '.join(KNOWN)}.",
+        default="mixed",
+    ),
+    _work.text(
+        "--rate",
+        "R,R,…",
+        "Poisson arrivals, in programs per second, or with an x in shares of what the engine can "
+        "do.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
+    ),
+    _work.count("--burst", "N programs at once.  [default in real time: 9]"),
+    _work.count("--programs", "How many arrive.  [default: 150; real time 9]"),
+    _work.text(
+        "--scale",
+        "X",
+        "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
+        type=NumberRange(min=0, min_open=True),
+    ),
+    _work.count("--calls", "Cut programs after N calls."),
+    _work.text(
+        "--policies",
+        "NAME,…",
+        "Beside stock; retention and admission after a plus, as in atlas+cost+memory.",
+        default=",".join(POLICIES),
+    ),
+    _work.count("--repeat", "With so many seeds.  [default: 3; real 2]", metavar="R"),
+    _work.text("--seed", "N", "The first.", type=int, default=0),
+    _work.text(
+        "--tokenizer", "MODEL", "Whose tokens recorded texts are counted in.  [default: --model]"
+    ),
+    _engine.flag("--virtual", "In virtual time, without a model."),
+    _engine.file(
+        "--step-model",
+        "With --virtual: how long steps take, from agentrt calibrate.  [default: made up]",
+        dir_okay=True,
+    ),
+    _engine.count("--jobs", "With --virtual.  [default: one per core]", metavar="J"),
+    _engine.count("--max-num-seqs", "Batch slots.  [default: 16; real 4]", metavar="B"),
+    _engine.text("--model", "MODEL", "A folder or a Hugging Face name."),
+    _engine.text(
+        "--model-shape",
+        "NAME",
+        "A model of this shape with made-up weights: llama-8b, small, tiny.",
+    ),
+    _output.flag("--json", "Print all of it as one JSON line, too.", "as_json"),
+    _output.file("--plot", "Draw latency against rate.", dir_okay=True),
+)
+
+
+class FlagsCommand(RunCommand):
+    """A command whose arguments after ``--`` go to vLLM: ``engine_flags``."""
+
+    TARGETS = ""
+
+
+@click.command(cls=FlagsCommand, no_args_is_help=True, epilog=EPILOG)
+@_options
+def policies(engine_flags: Sequence[str], **options: Any) -> None:
+    """Measure policies against stock vLLM: latency by load.
+
+    Every policy runs the same programs at the same times on the same engine options. Stock
+    is vLLM's own scheduler; priority-service and priority-path are its own priority policy,
+    fed by the client. Tables go to stdout, as Markdown. Several values of an option go with commas,
+    as in --rate 0.5,0.8.
+    """
+    asked = read(options, engine_flags)
+    if options["virtual"]:
+        measured = measure_virtual(asked)
+    else:
+        from benchmarks.policies.real import measure
+
+        measured = measure(asked)
+    about, head, results, stop = measured
+    _print(asked, about, head, results)
+    if stop is not None:
+        raise stop
+
+
+def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunResult]) -> None:
+    settings = list(dict.fromkeys(result.spec.setting for result in results))
+    settings.sort(key=lambda setting: setting.pressure.value)
+    found = cells(results, settings, [one.name for one in asked.everyone], STOCK)
+    if not found:
+        return
+    carried = at_equal_latency(found, STOCK, times(_LEVEL))
+    parts = [head, latencies(found, STOCK), where_it_went(found, STOCK)]
+    parts += [_EQUAL, by_repeats(carried, STOCK)] if carried else []
+    click.echo("\n\n".join(parts))
+    if asked.options["as_json"]:
+        values = {"cells": as_dicts(found, ALL), "equal_latency": repeats_as_dicts(carried)}
+        click.echo(json.dumps({**about, **values}))
+    if asked.options["plot"]:
+        draw_curves(found, asked.options["plot"], tuple(MEASURES))
+
+
+_LEVEL = 1.5
+_EQUAL = f"""Throughput at equal latency: the highest load, interpolated, at which the programs'
+token latency stays below {_LEVEL:g} times stock's at the lowest load. ≥ and ≤:
+the sweep bounds it only; ~: repeats differ in how."""
+
+
+# -- in virtual time -----------------------------------------------------------------------
+
+_VIRTUAL_SLOTS = 16
+_FLAGS = {
+    "--max-num-seqs": "batch",
+    "--num-gpu-blocks-override": "kv_blocks",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+}
+"""Those of vLLM's flags that mean something without an engine."""
+
+
+def measure_virtual(asked: Asked) -> Measured:
+    """All runs, in as many processes as there are cores. A signal keeps what is done."""
+    silence_vllm()
+    options = asked.options
+    sizes = {"batch": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(asked.flags)}
+    machine = Machine(depth="virtual", step_model=options["step_model"], **sizes)
+    settings = [Setting(asked.source, pressure, asked.programs) for pressure in asked.pressures]
+    specs = grid(settings, asked.everyone, asked.seeds, machine)
+    for setting in settings:
+        setting.arrivals(machine, asked.seeds[0])  # what cannot be is refused before all else
+    results, stop = do_runs(specs, options["jobs"])
+    about = {"time": "virtual", "vllm": vllm_version(), "engine": machine.to_dict()}
+    workload = about_workload(asked.source, asked.programs, asked.seeds)
+    return about, f"{about_engine(machine)}\n{workload}", results, stop
+
+
+def _sizes(flags: Sequence[str]) -> dict[str, Any]:
+    """The virtual engine's sizes out of vLLM's flags. Raises `ConfigError` for other flags."""
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    found: dict[str, Any] = {}
+    for name, value in zip(words[::2], [*words[1::2], ""], strict=False):
+        if name not in _FLAGS:
+            raise ConfigError(
+                f"{name!r}: --virtual has no engine; of vLLM's flags it takes {', '.join(_FLAGS)}"
+            )
+        if not value.isdecimal() or int(value) < 1:
+            raise ConfigError(f"{name} {value!r}: give a number from 1 up")
+        found[_FLAGS[name]] = int(value)
+    return found

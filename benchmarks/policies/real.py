@@ -1,0 +1,164 @@
+"""The comparison on real engines, in real time: one engine after the other, alternating.
+
+vLLM's own scheduler, its priority policy, and ours are three engines with the same options.
+Within a repeat each is opened once; what differs in nothing but our settings is reconfigured.
+The prefix cache is emptied before every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.lab.bench.results import hardware
+from agentrt.lab.bench.serving import (
+    Open,
+    about_engine,
+    by_engine,
+    engine_for,
+    serve,
+    warm_up,
+)
+from agentrt.lab.commands.progress import Meter, do_on_engines
+from agentrt.lab.engine.engines import LabEngine, engine_options, model_in_words, started
+from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.reports.policies import about_workload, vllm_version
+from agentrt.lab.runs.contenders import Contender
+from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, Source, arrivals, turns
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.workloads.arrivals import Pressure, at_once
+from agentrt.lab.workloads.shape import Cut
+from benchmarks.policies.asked import Asked, Measured
+
+
+@dataclass(slots=True)
+class RealBench:
+    """The runs of a comparison; ``results`` has those that are done, whatever happens then.
+
+    Loads as shares of what the engine can do become rates: what it can do is measured first,
+    by all programs of the first seed at once under vLLM's own scheduler.
+    """
+
+    base: EngineOptions
+    source: Source
+    pressures: Sequence[Pressure]
+    programs: int
+    everyone: Sequence[Contender]
+    seeds: Sequence[int]
+    open: Open
+    progress: Callable[[int, str], None]
+    results: list[RunResult] = field(default_factory=list)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    """Of the first engine; the others have the same options."""
+    per_s: float | None = None
+    """What the engine can do, in programs per second, where that was measured."""
+
+    async def run(self) -> None:
+        """All of them. ``progress`` gets how many are done, and what comes."""
+        groups = by_engine(self.everyone)
+        for repeat, seed in enumerate(self.seeds):
+            for group in turns(groups, repeat):
+                engine = engine_for(group[0], self.base)
+                self.progress(len(self.results), "loading an engine")
+                async with self.open(engine):
+                    await self._on(engine, turns(group, repeat), repeat, seed)
+
+    async def _on(
+        self, engine: LabEngine, order: Sequence[Contender], repeat: int, seed: int
+    ) -> None:
+        """A repeat of those that share an engine."""
+        self._fit(engine)
+        await self._warm_up(engine, order[0], seed)
+        for pressure in self.pressures:
+            setting = Setting(self.source, self._in_programs(pressure), self.programs)
+            for one in order:
+                what = f"repeat {repeat + 1} of {len(self.seeds)}, {setting.pressure}: {one.name}"
+                self.progress(len(self.results), what)
+                spec = RunSpec(setting, seed, one, _NO_MACHINE)
+                run, gate = f"/run {len(self.results)}", one.make_gate(self._size())
+                done = await serve(engine, one, arrivals(spec), run=run, gate=gate)
+                self.results.append(RunResult(spec, done.summary()))
+
+    def _fit(self, engine: LabEngine) -> None:
+        """Cut programs to the context that the engine has room for."""
+        self.sizes = self.sizes or engine.sizes()
+        calls = self.source.cut.calls
+        self.source = replace(self.source, cut=Cut(calls, engine.max_model_len))
+
+    def _size(self) -> VirtualOptions:
+        known = {field.name for field in fields(VirtualOptions)} & self.sizes.keys()
+        return VirtualOptions(**{name: self.sizes[name] for name in known})
+
+    async def _warm_up(self, engine: LabEngine, one: Contender, seed: int) -> None:
+        """The first engine of all measures what it can do."""
+        programs = self.source.programs(self.programs, seed)
+        await warm_up(engine, one, programs)
+        if self.per_s is None and self.pressures[0].kind == "load":
+            self.progress(len(self.results), "what the engine can do: all programs at once")
+            done = await serve(engine, one, at_once(programs), run="/capacity")
+            self.per_s = done.summary().throughput_per_s
+
+    def _in_programs(self, pressure: Pressure) -> Pressure:
+        if self.per_s is None or pressure.kind != "load":
+            return pressure
+        return Pressure("rate", float(f"{pressure.value * self.per_s:.3g}"))
+
+
+_NO_MACHINE = Machine()
+"""What a simulated run would need: nothing is simulated here."""
+
+
+# -- the command -----------------------------------------------------------------------
+
+_SLOTS_ON_CPU = 4
+
+
+def measure(asked: Asked) -> Measured:
+    """All runs on this machine. A signal keeps what is done."""
+    base = _engine_options(asked)
+    what = asked.source, asked.pressures, asked.programs, asked.everyone, asked.seeds
+    runs = len(asked.everyone) * len(asked.pressures) * len(asked.seeds)
+    bench = RealBench(base, *what, started, Meter(runs).now)
+    stop = do_on_engines(bench.run(), bench.results, runs)
+    if stop and not bench.results:  # no engine came up in time, and there is nothing to print
+        raise stop
+    machine = hardware()
+    return _about(asked, bench, machine), _head(asked, bench, machine), bench.results, stop
+
+
+def _engine_options(asked: Asked) -> EngineOptions:
+    """Checked before anything is loaded, as far as that can be."""
+    options, slots = asked.options, asked.options["max_num_seqs"]
+    base = engine_options(options["model"], options["model_shape"], slots, asked.flags)
+    prepare_environment(base)
+    import torch
+
+    if slots is None and not torch.cuda.is_available() and "--max-num-seqs" not in base.flags:
+        return replace(base, max_num_seqs=_SLOTS_ON_CPU)
+    return base
+
+
+def _named(asked: Asked) -> str:
+    return model_in_words(asked.options["model"], asked.options["model_shape"])
+
+
+def _about(asked: Asked, bench: RealBench, machine: str) -> dict[str, Any]:
+    return {
+        "time": "real",
+        "vllm": vllm_version(),
+        "hardware": machine,
+        "engine": {"model": _named(asked), "flags": list(asked.flags), **bench.sizes},
+        "capacity_per_s": bench.per_s,
+    }
+
+
+def _head(asked: Asked, bench: RealBench, machine: str) -> str:
+    lines = [
+        about_engine(_named(asked), asked.flags, bench.sizes, machine),
+        about_workload(bench.source, asked.programs, asked.seeds),
+    ]
+    if bench.per_s is not None:
+        lines.append(f"All at once, stock did {bench.per_s:.3g} programs/s: 1x of --rate.")
+    return "\n".join(lines)

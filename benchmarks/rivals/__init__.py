@@ -1,0 +1,54 @@
+"""Rivals, by the names of contenders: importing this package makes their names known.
+
+A cap and ThunderAgent's rule stand before stock vLLM; Continuum's stands in our scheduler's place.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from agentrt.lab.backends.gates import Gate
+from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.program import Stock
+from agentrt.lab.runs.contenders import RIVALS, Contender, Rival
+from agentrt.scheduler.config import SchedulerConfig
+from benchmarks.rivals.gates import Cap, ThunderAgent
+
+CAP, THUNDER, CONTINUUM = "cap", "thunderagent", "continuum"
+DECAY, PREVIEW = f"{THUNDER}-decay", f"{CONTINUUM}-preview"
+
+
+def _cap(most: int, options: VirtualOptions) -> Gate:
+    return Cap(most)
+
+
+def _thunder(options: VirtualOptions, *, decay: bool = False) -> Gate:
+    return ThunderAgent(options.kv_blocks * options.block_size, decay=decay)
+
+
+def _capped(name: str, number: str) -> Contender | None:
+    if not number.isdecimal() or not int(number):
+        return None
+    return Contender(name, Stock(), gate=partial(_cap, int(number)))
+
+
+def _gated(name: str, number: str, *, decay: bool) -> Contender | None:
+    return None if number else Contender(name, Stock(), gate=partial(_thunder, decay=decay))
+
+
+def _pinning(name: str, number: str, *, scheduler: str) -> Contender | None:
+    if number:
+        return None
+    ours = SchedulerConfig(policy="program-fcfs")
+    return Contender(name, ours, scheduler=f"benchmarks.rivals.continuum:{scheduler}")
+
+
+RIVALS.update(
+    {
+        CAP: Rival(f"{CAP}:N (at most N programs at a time)", _capped),
+        THUNDER: Rival(THUNDER, partial(_gated, decay=False)),
+        DECAY: Rival(DECAY, partial(_gated, decay=True)),
+        CONTINUUM: Rival(CONTINUUM, partial(_pinning, scheduler="ContinuumScheduler")),
+        PREVIEW: Rival(PREVIEW, partial(_pinning, scheduler="PreviewScheduler")),
+    }
+)

@@ -1,0 +1,1 @@
+"""Policies and routers in virtual time, over generated programs and traces."""

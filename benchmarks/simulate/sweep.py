@@ -1,0 +1,105 @@
+"""``benchmarks simulate sweep``: every policy under every load on every workload."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+import benchmarks.rivals
+import benchmarks.workloads  # noqa: F401  # makes their names known
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    check_plot,
+    counts,
+    file,
+    json_flag,
+    many,
+)
+from agentrt.lab.commands.progress import compared
+from agentrt.lab.commands.simulate.options import (
+    engine_options,
+    policy_option,
+    read_grid,
+    read_loads,
+    read_sources,
+    scale_options,
+    seeds_option,
+)
+from agentrt.lab.commands.simulate.policies import about
+from agentrt.lab.reports.plots import draw_curves
+from agentrt.lab.reports.policies import as_values, conditions, sweep_table
+from agentrt.lab.runs.contenders import BASELINE
+from agentrt.lab.runs.grid import Setting
+from agentrt.lab.workloads.arrivals import Pressure
+from benchmarks.simulate.options import DEFAULT_WORKLOADS, workloads_option
+
+_OF_SWEEP = """\b
+Examples:
+  python -m benchmarks simulate sweep --workload chat react lats --load 0.8 0.9 0.95 --programs 500
+  python -m benchmarks simulate sweep --load 0.8 0.9 0.95 b0.8 1.3 --policy mlfq plas atlas srpt \\
+      --seeds 5 --programs 4000 --plot curves.png
+  python -m benchmarks simulate sweep --load b0.8 --policy plas adaptive adaptive+hints --hints 0.5
+  python -m benchmarks simulate sweep --workload sessions.jsonl.gz --output-scale 0.2
+  python -m benchmarks simulate sweep --workload chat --offline --programs 1000 2000 4000
+
+\b
+Loads are shares of the engine's capacity: 0.9 are Poisson arrivals, b0.8 is a mean load of
+0.8 in bursts between 1.9 and 0.1 (1000 programs, or all, for a burst and its lull), 1.3 is
+overload for the length of the run. A trace's programs come in an order of each seed's own,
+and again once all have come; its gaps are kept. NAME+hints is the policy NAME, told a guess
+of each program's size. Ratios are medians over the seeds, with the least and the greatest.
+Ctrl-C keeps what is done.
+Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+"""
+_LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
+
+
+@click.command(cls=ManyCommand, epilog=_OF_SWEEP)
+@workloads_option
+@scale_options
+@many("--load", metavar="X…", help=f"Loads, bursts as b0.8.  [default: {','.join(_LOADS)}]")
+@policy_option
+@click.option("--offline", is_flag=True, help="All programs at once: compare makespans.")
+@many(
+    "--programs",
+    metavar="N…",
+    help="How many; several with --offline.  [default: 1000; all of a trace]",
+)
+@seeds_option
+@engine_options
+@json_flag("End with all of it as one JSON line.")
+@file("--plot", about="Draw latency against load.")
+def sweep(**options: Any) -> None:
+    """Simulate every policy under every load on every workload."""
+    check_plot(options["plot"])
+    seeds = list(range(options["seeds"]))
+    specs = read_grid(options, _settings(options), seeds)
+    with compared(specs, options["jobs"], BASELINE) as found:
+        if not found:
+            return
+        common = conditions(specs, seeds, BASELINE)
+        ran = sorted({cell.setting.count for cell in found})
+        click.echo(f"{', '.join(map(str, ran))} programs. {about(specs, seeds)}\n")
+        click.echo(sweep_table(found, BASELINE))
+        if options["as_json"]:
+            click.echo(json.dumps(as_values(found, specs, common)))
+        if options["plot"]:
+            measures = ("makespan_s",) if options["offline"] else ("mean_s", "p99_s")
+            draw_curves(found, options["plot"], measures)
+
+
+def _settings(options: Mapping[str, Any]) -> list[Setting]:
+    sources = read_sources(options["workload"] or DEFAULT_WORKLOADS, options)
+    numbers: list[int | None] = [*counts("--programs", options["programs"])] or [None]
+    if options["offline"]:
+        if options["load"]:
+            raise ConfigError("--offline has all programs arrive at once; leave --load out")
+        return [Setting(s, Pressure("at-once"), n) for s in sources for n in numbers]
+    if len(numbers) > 1:
+        raise ConfigError("--programs: several numbers are for --offline; give one")
+    loads = read_loads(options["load"] or _LOADS)
+    return [Setting(source, load, numbers[0]) for source in sources for load in loads]

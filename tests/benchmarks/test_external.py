@@ -1,0 +1,104 @@
+"""Runs that are not ours: programs of the published sizes, and how far off a prediction is."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from statistics import fmean, median
+
+import pytest
+
+from agentrt.lab.engine.step_time import StepWork
+from benchmarks.__main__ import call
+from benchmarks.external import FITTED, GPUS, Trial, cells, errors, run, table, verdict
+from benchmarks.workloads import agents
+from benchmarks.workloads.agents import LONGEST
+
+PREDICTED = {
+    FITTED: [39.0],
+    ("H100", 3.0, "stock"): [200.0, 210.0, 190.0],
+    ("H100", 3.0, "continuum-preview"): [69.0],
+    ("H100", 3.0, "default"): [70.0],
+}
+
+
+def test_the_jobs_have_the_published_sizes() -> None:
+    jobs = [job for seed in range(5) for job in agents.swe_smith(1.0, seed)]
+    turns = [turn for job in jobs for turn in job.calls]
+    assert len(turns) / len(jobs) == pytest.approx(17.9, rel=0.02)
+    assert median(turn.prompt_tokens for turn in turns) == pytest.approx(6945, rel=0.02)
+    assert median(turn.output_tokens for turn in turns) == pytest.approx(30, abs=2)
+    assert max(turn.prompt_tokens + turn.output_tokens for turn in turns) <= LONGEST
+    for job in jobs:
+        assert [turn.gap_s for turn in job.calls] == [0.0] + [1.0] * (len(job.calls) - 1)
+        assert all(after.extends == at for at, (_, after) in enumerate(pairwise(job.calls)))
+    arrivals = [job.arrives_s for job in agents.swe_smith(3.0, 0)]
+    assert fmean(b - a for a, b in pairwise(arrivals)) == pytest.approx(1 / 3, rel=0.2)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_mean_step_takes_what_was_published(name: str) -> None:
+    gpu = GPUS[name]
+    work = StepWork(prefill_tokens=1000, decode_calls=30, context_tokens=gpu.read_tokens)
+    assert gpu.step_time.seconds(work) == pytest.approx(gpu.base_s + 1000 * gpu.per_token_s)
+
+
+def test_errors_are_of_medians_and_the_fitted_cell_counts_in_none() -> None:
+    off = errors(PREDICTED)
+    assert off == {
+        ("H100", 3.0, "stock"): pytest.approx(200 / 232.9 - 1),
+        ("H100", 3.0, "continuum-preview"): 0.0,
+    }
+    rows = table(PREDICTED).splitlines()[2:]
+    assert "39.6 / 39.0 (fitted)" in rows[0]
+    assert "232.9 / 200.0 [190-210] (-14%)" in rows[1]
+    assert rows[1].rstrip(" |").endswith("70.0")
+    assert verdict(PREDICTED) == "median error of 2 cells: 7% (FCFS 14%, Continuum 0%)"
+    assert {"gpu": "H100", "jobs_per_s": 3.0, "who": "default", "predicted": [70.0]} | {
+        "measured": None,
+        "metrics": [{}],
+    } in cells(PREDICTED, {key: [{}] for key in PREDICTED})
+
+
+@pytest.mark.engine
+def test_a_cell_by_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few jobs nothing waits: all who keep contexts say the same."""
+    monkeypatch.setattr(agents, "JOBS", 2)
+    assert call(["external", "--quick", "--jobs", "1", "--json"]) == 0
+    *said, last = capsys.readouterr().out.splitlines()
+    assert "H100" in said[2]
+    found = {one["who"]: one["predicted"][0] for one in json.loads(last)["cells"]}
+    names = ["stock", "continuum-preview", "stock+ample", "continuum", "default"]
+    assert list(found) == names
+    assert found["stock"] == found["stock+ample"]
+    assert found["continuum-preview"] == pytest.approx(found["stock"], rel=0.01)
+    assert found["continuum"] == pytest.approx(found["stock"], rel=0.01)
+    assert found["default"] == pytest.approx(found["stock"], rel=0.02)
+
+
+@pytest.mark.engine
+def test_the_seconds_are_those_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "JOBS", 1)
+    trial, seconds, metrics = run(Trial("A100", 1.0, "stock", 0))
+    [job] = agents.swe_smith(1.0, 0)
+    base_s = GPUS["A100"].step_time.base_s
+    assert seconds > job.output_tokens * base_s
+    assert metrics["mean_jct_s"] == pytest.approx(seconds + len(job.calls) - 1)
+    assert trial.seed == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["--gpu", "B200"], "--gpu B200: nothing was published of it; of H200, H100, A100"),
+        (["--policy", "cap:3"], "unknown --policy 'cap:3'; available: stock, continuum-preview, "),
+        (["--rate", "2"], "--rate 2: nothing was published of it; of 1, 3, 6, 10"),
+    ],
+)
+def test_what_nobody_measured_is_refused(
+    asked: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["external", *asked]) == 2
+    assert says in capsys.readouterr().err
