@@ -14,6 +14,10 @@ from agentrt.executors.history import NONE
 from agentrt.executors.history_folder import VARIABLE
 
 BENCHMARKS = {
+    "agent-session": (
+        "benchmarks.agent_session:agent_session",
+        "Cached tokens of a coding agent's session, turn by turn.",
+    ),
     "attack": ("benchmarks.attack.command:attack", "A tenant's short calls while another attacks."),
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
     "clients": (

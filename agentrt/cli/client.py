@@ -29,6 +29,12 @@ _LEAST_WINDOW = 32_768
 """What these agents' own prompts, with their tools, leave some room in (tokens)."""
 _LEAST_OUTPUT, _MOST_OUTPUT = 4096, 32_000
 """What an answer may have where the window has room for it: a file that is written, say."""
+_TOOL_RESULT = 16_000
+"""Room for a tool's result where the window is large (tokens). OpenCode compacts after a call whose
+context is too large, and a result that comes before that call must still fit.
+"""
+_OPENCODE_RESERVED = 20_000
+"""What OpenCode itself keeps free of ``input`` at most, and not more than an answer (tokens)."""
 _LEAST_COMPACT = 100_000
 """The smallest window that Claude Code takes for compaction; it goes by the model's if smaller."""
 
@@ -149,7 +155,8 @@ def codex(model: ServedModel, arguments: Sequence[str]) -> Setup:
 
 def opencode(model: ServedModel, arguments: Sequence[str]) -> Setup:
     """OpenCode by chat completions. No file of its own is changed."""
-    limit = {"context": model.window, "output": model.output}
+    room = min(model.window // 4, _TOOL_RESULT) + max(0, model.output - _OPENCODE_RESERVED)
+    limit = {"context": model.window, "input": model.window - room, "output": model.output}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "agentrt",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ CLIENTS = ROOT / ".clients"
 NODE_CLIENTS = CLIENTS / "node_modules"
 WAIT_S = 240.0
 """A client that hangs fails its test."""
+_LONGEST_LINE = 2**24
 _WORDS = count(1)
 
 
@@ -52,25 +54,40 @@ class Ended:
     err: str
 
 
-async def run(*command: str, folder: Path, environ: Mapping[str, str]) -> Ended:
-    """Run a client to its end."""
+@asynccontextmanager
+async def started(
+    *command: str, folder: Path, environ: Mapping[str, str], stdin: int = subprocess.DEVNULL
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a client until the block ends, with its output in pipes."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
         env=dict(environ),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         start_new_session=True,  # some are launchers of another process
+        limit=_LONGEST_LINE,
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
+        yield process
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+
+
+async def ended(process: asyncio.subprocess.Process) -> Ended:
+    """Wait for the end of a client that was started."""
+    out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
     assert process.returncode is not None
     return Ended(process.returncode, out.decode(), err.decode())
+
+
+async def run(*command: str, folder: Path, environ: Mapping[str, str]) -> Ended:
+    """Run a client to its end."""
+    async with started(*command, folder=folder, environ=environ) as process:
+        return await ended(process)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ model says is scripted, as raw text with its markup, or as token ids.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from agentrt.executors.vllm.processes import apart
 from agentrt.executors.vllm.scored import Likely
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals
+from tests.doubles.prefix_cache import PrefixCache
 from tests.doubles.token_replay import TokenReplay, model_config_of
 
 RawScript = Callable[[Call], str | Sequence[int]]
@@ -37,6 +39,7 @@ class ScriptedEngine(Executor):
     `vllm serve`. ``calls`` are all calls so far, ``aborted_calls`` the ids of those that were
     broken off, and ``ended`` the programs that are over. ``replay`` makes vLLM's outputs of what
     it says, once it has started. A ``front`` is used for each runtime, which would open its own.
+    With a ``cache`` its calls say how many of their prompts' tokens were cached.
     """
 
     script: RawScript
@@ -51,6 +54,7 @@ class ScriptedEngine(Executor):
     _renderer: Any = None
     replay: TokenReplay | None = None
     front: Frontend | None = None
+    cache: PrefixCache | None = None
 
     def own_frontend(self, names: Sequence[str]) -> Frontend | None:
         return self.front
@@ -77,25 +81,42 @@ class ScriptedEngine(Executor):
         self.calls.append(call)
         room = self._config.model_config.max_model_len
         prompt, params, options = engine_input(call, room, stream=stream)
-        steps, over = 0, False
-        try:
-            tokens, ids = self.tokens(self.script(call)), list[int]()
-            likely = None if call.spec.sampling is None else Likely(call.spec)
-            for output in self.replay.outputs(call.call_id, prompt, params, options, tokens):
-                await asyncio.sleep(0)
-                steps += 1
-                over, last = output.finished, output.outputs[0]
-                ids += last.token_ids
-                if likely is not None:
-                    likely.add(output)
-                reply = self._reply(call, last, ids, likely) if over else None
-                yield Chunk(last.text, reply, output, tuple(last.token_ids))
-        except CallRejectedError:
-            over = True
-            raise
-        finally:
-            if not over:
-                self.aborted_calls.append(call.call_id)
+        over, ids = False, list[int]()
+        with self._cached(call, ids) as cached:
+            try:
+                tokens = self.tokens(self.script(call))
+                likely = None if call.spec.sampling is None else Likely(call.spec)
+                for output in self.replay.outputs(
+                    call.call_id, prompt, params, options, tokens, cached
+                ):
+                    await asyncio.sleep(0)
+                    over, last = output.finished, output.outputs[0]
+                    ids += last.token_ids
+                    if likely is not None:
+                        likely.add(output)
+                    reply = self._reply(call, last, ids, likely, cached or 0) if over else None
+                    yield Chunk(last.text, reply, output, tuple(last.token_ids))
+            except CallRejectedError:
+                over = True
+                raise
+            finally:
+                if not over:
+                    self.aborted_calls.append(call.call_id)
+
+    @contextlib.contextmanager
+    def _cached(self, call: Call, ids: Sequence[int]) -> Iterator[int | None]:
+        """Hold a call in the cache, with the ``ids`` of its output as it ends. Give the number of
+        the prompt's tokens that were cached; None without a cache.
+        """
+        prompt = call.spec.prompt_token_ids
+        if self.cache is None or not prompt:
+            yield None
+            return
+        with self.cache.holding(call.call_id, prompt, call.spec.cache_salt) as held:
+            try:
+                yield held.count
+            finally:
+                held.add(ids)
 
     def tokens(self, said: str | Sequence[int]) -> list[int]:
         if not isinstance(said, str):
@@ -103,13 +124,16 @@ class ScriptedEngine(Executor):
         tokenizer = self._renderer.get_tokenizer()
         return [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
 
-    def _reply(self, call: Call, last: Any, ids: Sequence[int], likely: Likely | None) -> Reply:
+    def _reply(
+        self, call: Call, last: Any, ids: Sequence[int], likely: Likely | None, cached: int
+    ) -> Reply:
         steps = len(ids)
         report = CallReport(
             service_s=steps * self.step_s,
             steps=steps,
             prompt_tokens=len(call.spec.prompt_token_ids or ()),
             output_tokens=steps,
+            cached_tokens=cached,
         )
         reason = last.finish_reason or "stop"
         reply = Reply(last.text, reason, token_ids=tuple(ids), report=report)

@@ -24,13 +24,16 @@ class TokenReplay:
         params: Any,
         options: Mapping[str, Any],
         tokens: Sequence[int],
+        cached: int | None = None,
     ) -> Iterator[Any]:
-        """A ``RequestOutput`` for each token that has one, until a stop.
+        """A ``RequestOutput`` for each token that has one, until a stop. They tell how many tokens
+        of the prompt were ``cached``, unless it is None.
 
         Raises `CallRejectedError` for a call that an engine would not take.
         """
         from vllm.exceptions import VLLMError
         from vllm.v1.engine.output_processor import OutputProcessor
+        from vllm.v1.metrics.stats import PrefillStats
 
         adapter = options.get("lora_request")
         try:
@@ -48,7 +51,11 @@ class TokenReplay:
         for index, token in enumerate(kept):
             ended = token in stops and not request.sampling_params.ignore_eos
             reason = self._reason(index + 1, kept, len(tokens), ended=ended)
-            made = outputs.process_outputs([_core_output(request, token, reason, index == 0)])
+            output = _core_output(request, token, reason, index == 0)
+            if index == 0 and cached is not None:
+                output.prefill_stats = PrefillStats()
+                output.prefill_stats.set(len(request.prompt_token_ids), cached, 0)
+            made = outputs.process_outputs([output])
             yield from made.request_outputs
             if reason is not None or made.reqs_to_abort:
                 return

@@ -43,6 +43,10 @@ _SUMMARY = "This is a summary of the conversation before this point:"
 COMPACTIONS = ("compaction", "context_compaction", "compaction_summary")
 TRIGGER = "compaction_trigger"
 REFERENCE = "item_reference"
+AGENT_MESSAGE = "agent_message"
+"""What one of Codex's agents says to another: the task of a sub-agent, or its answer."""
+_CIPHERTEXT = "gAAAA"
+"""The beginning of what OpenAI's servers encrypt."""
 _LOADED = "These tools can be called from now on:"
 _ONLY_HERE = ("defer_loading", "strict", "type")
 _RESULTS = {
@@ -95,6 +99,8 @@ class ItemReader:
         kind = item_type(item)
         if kind == "message":
             yield from self._read_message(item)
+        elif kind == AGENT_MESSAGE and isinstance(item.get("content"), list):
+            yield from self._read_message({"role": "user", "content": _joined(item["content"])})
         elif kind == "reasoning":
             yield from self._read_reasoning(item)
         elif kind in COMPACTIONS:
@@ -290,6 +296,28 @@ class ItemReader:
     def _new_id(self, prefix: str) -> str:
         self._count += 1
         return f"{prefix}_{self._count}"
+
+
+def _joined(parts: Sequence[Any]) -> list[Any]:
+    """The parts of a message between agents. Texts that follow one another become one.
+
+    This server's model writes a task in the clear, into an argument that Codex declares to be
+    encrypted: such a part is a text, unless OpenAI's servers have encrypted it.
+    """
+    joined: list[Any] = []
+    for part in parts:
+        text = text_of(part)
+        if _kind(part) == "encrypted_content":
+            content = part.get("encrypted_content")
+            if isinstance(content, str) and not content.startswith(_CIPHERTEXT):
+                text = content
+        if text is None:
+            joined.append(part)
+        elif joined and _kind(joined[-1]) == "input_text":
+            joined[-1] = _text(joined[-1]["text"] + text)
+        else:
+            joined.append(_text(text))
+    return joined
 
 
 # -- summaries -----------------------------------------------------------------------------

@@ -74,6 +74,14 @@ ITEMS: dict[str, dict[str, Any]] = {
     "program_output": {"call_id": "call-1", "id": "item-2", "result": "y", "status": "completed"},
     "ghost_snapshot": {"ghost_commit": {"id": "abc"}},
     "context_compaction": {"encrypted_content": "gAAAA"},
+    "agent_message": {
+        "author": "/root",
+        "recipient": "/root/look",
+        "content": [
+            {"type": "input_text", "text": "Payload:\n"},
+            {"type": "encrypted_content", "encrypted_content": "Look around."},
+        ],
+    },
     "from_the_future": {"anything": [1, {"deep": None}]},
 }
 ODD: dict[str, dict[str, Any]] = {

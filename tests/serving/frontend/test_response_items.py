@@ -241,6 +241,18 @@ async def test_reasoning_that_only_its_server_can_read_is_left_out(either: Local
     assert LEFT_OUT not in answer.headers
 
 
+async def test_agents_read_what_other_agents_say_to_them(either: LocalServer) -> None:
+    """Codex declares a sub-agent's task to be encrypted, and sends what the model wrote."""
+    message = {"type": "agent_message", **ITEMS["agent_message"]}
+    answer = await respond(either, ASK, message)
+    assert LEFT_OUT not in answer.headers
+    assert "Payload:\nLook around." in prompt_of(either)
+    sealed = {"type": "encrypted_content", "encrypted_content": "gAAAAABxyz"}
+    answer = await respond(either, {**message, "content": [*message["content"][:1], sealed]})
+    assert answer.headers[LEFT_OUT] == "encrypted_content"
+    assert "gAAAAABxyz" not in prompt_of(either)
+
+
 async def test_a_reference_is_to_an_item_of_a_stored_response(either: LocalServer) -> None:
     made = await respond(either, {**ASK, "id": "msg-mine", "content": "My own words."})
     [message] = [item for item in made.json()["output"] if item["type"] == "message"]

@@ -1,0 +1,131 @@
+"""``benchmarks agent-session``: the cached tokens of a coding agent's session, turn by turn.
+
+Claude Code, Codex or OpenCode runs as `agentrt client` starts it. Its server has vLLM's front end,
+a scripted model that runs a command in each turn, and vLLM's own KV-cache manager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agentrt.errors import ConfigError, EngineStartError
+from benchmarks.published import ROOT
+
+if TYPE_CHECKING:
+    from tests.clients.sessions import CachedCall
+
+CLIENTS = ("claude", "codex", "opencode")
+
+
+@click.command("agent-session")
+@click.option(
+    "--client", type=click.Choice(CLIENTS), default="claude", show_default=True, help="The agent."
+)
+@click.option(
+    "--turns",
+    type=click.IntRange(min=2),
+    default=20,
+    show_default=True,
+    help="Messages of the user. The agent runs a command in each.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the turns as one JSON line, too.")
+def agent_session(client: str, turns: int, as_json: bool) -> None:
+    """Cached tokens by turn of a coding agent's session, and the share of what could be cached.
+
+    What could be cached of a call's prompt is the prompt and the answer of the session's call
+    before it. Claude Code takes all turns in one process; the others are resumed for each.
+    Needs no GPU; .ci/setup-clients installs the agents.
+    """
+    if not (ROOT / ".clients" / "node_modules" / ".bin" / client).exists():
+        raise ConfigError(f"{client} is missing in .clients; run .ci/setup-clients")
+    measured = asyncio.run(measure(client, turns))
+    click.echo(table(measured))
+    if as_json:
+        click.echo(json.dumps(as_dict(client, measured)))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The sums of a turn's calls (tokens)."""
+
+    calls: int
+    prompt: int
+    cacheable: int
+    cached: int
+
+    @property
+    def share(self) -> float | None:
+        """The share of what could be cached; None where nothing could."""
+        return self.cached / self.cacheable if self.cacheable else None
+
+
+async def measure(client: str, turns: int) -> list[Turn]:
+    """Run a session of so many turns. Raises `EngineStartError` where a turn fails."""
+    from tests.clients.server import watch
+    from tests.clients.sessions import cached_calls, open_sessions, session_turns
+
+    async with open_sessions() as local:
+        seen, ends = watch(local), list[int]()
+        with tempfile.TemporaryDirectory(prefix="agentrt-bench-") as folder:
+            async for answer in session_turns(client, local, Path(folder), turns):
+                if "Done with shell." not in answer:
+                    raise EngineStartError(f"turn {len(ends) + 1} of {client} failed: {answer}")
+                await seen.shapes()
+                ends.append(len(local.engine.calls))
+        [run] = seen.programs
+        calls = cached_calls(run)
+    starts = [0, *ends]
+    return [turn_of(calls[start:end]) for start, end in zip(starts, ends, strict=False)]
+
+
+def turn_of(calls: Sequence[CachedCall]) -> Turn:
+    """The sums of calls."""
+    return Turn(
+        len(calls),
+        sum(call.prompt for call in calls),
+        sum(call.cacheable for call in calls),
+        sum(call.cached for call in calls),
+    )
+
+
+def whole(turns: Sequence[Turn]) -> Turn:
+    """The sums of turns."""
+    return Turn(
+        sum(turn.calls for turn in turns),
+        sum(turn.prompt for turn in turns),
+        sum(turn.cacheable for turn in turns),
+        sum(turn.cached for turn in turns),
+    )
+
+
+def table(turns: Sequence[Turn]) -> str:
+    """A row per turn, and one for all."""
+    rows = [(str(number), turn) for number, turn in enumerate(turns, 1)]
+    rows.append(("all", whole(turns)))
+    lines = [
+        "| turn | calls | prompt tokens | could be cached | cached | share |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {turn.calls} | {turn.prompt} | {turn.cacheable} | {turn.cached} "
+        f"| {'' if turn.share is None else f'{turn.share:.1%}'} |"
+        for name, turn in rows
+    ]
+    return "\n".join(lines)
+
+
+def as_dict(client: str, turns: Sequence[Turn]) -> dict[str, Any]:
+    """All turns, for a program to read."""
+    fields = [
+        {"calls": t.calls, "prompt": t.prompt, "cacheable": t.cacheable, "cached": t.cached}
+        for t in turns
+    ]
+    return {"client": client, "share": whole(turns).share, "turns": fields}
