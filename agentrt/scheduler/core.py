@@ -270,9 +270,9 @@ class SchedulerCore:
         return admitted
 
     def _preemptions(self, running: Sequence[QueuedCall], engine: Engine) -> list[Preempt]:
-        head = self.queue.head() if running else None
         # The one comparison that nearly every step comes down to.
-        if head is None or head.level >= running[-1].level:
+        head = self.queue.head()
+        if head is None or not running or head.level >= running[-1].level:
             return []
         free_slots, free_blocks = engine.free_slots(), engine.free_blocks()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrt.executors.vllm._compat.requests import Request, compiles_grammar
-from agentrt.executors.vllm._compat.scheduling import RequestQueue
+from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, RequestQueue
 from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.records import Key, QueuedCall
 
@@ -78,16 +78,16 @@ class LevelRequestQueue(RequestQueue):
 
 
 class RunningCalls(Sequence[QueuedCall]):
-    """The calls of the ``running`` requests, each looked up when it is asked for."""
+    """The calls of a ``scheduler``'s running requests, each looked up when it is asked for."""
 
-    def __init__(self, running: Sequence[Request], calls: Mapping[str, QueuedCall]) -> None:
-        self._running, self._calls = running, calls
+    def __init__(self, scheduler: AsyncScheduler, calls: Mapping[str, QueuedCall]) -> None:
+        self._scheduler, self._calls = scheduler, calls
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._scheduler.running)
 
     def __getitem__(self, at: Any) -> Any:
-        return self._calls[self._running[at].request_id]
+        return self._calls[self._scheduler.running[at].request_id]
 
 
 def put_in_order(

@@ -139,6 +139,7 @@ class ProgramScheduler(AsyncScheduler):
         self.retention = BlockRetention(self, core.owners, make_retention(config, core.learned))
         self.config, self.core = config, core
         self.notes = CallNotes(self, core)
+        self._running_calls = RunningCalls(self, core.calls)
         core.listeners = [self.retention, self.notes, self]
         self._moved = []
         levelled = core.policy.levelled or core.admission is not None
@@ -177,7 +178,7 @@ class ProgramScheduler(AsyncScheduler):
             self._moved = []
         if paused(self):
             return
-        plan = self.core.plan_step(now, RunningCalls(self.running, calls), self._view)
+        plan = self.core.plan_step(now, self._running_calls, self._view)
         for decision in plan.preempted:
             self._preempt(decision, now)
 
@@ -188,13 +189,18 @@ class ProgramScheduler(AsyncScheduler):
         if dispatched is not None:
             self._step_finished(scheduler_output, dispatched)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self._prefilling:
+            self._end_prefills()
+        if not self.running:
+            self._moved.clear()  # there is nothing to sort, and the last call must not be kept
+        return outputs if self.kv_events is None else self.kv_events.attach(outputs)
+
+    def _end_prefills(self) -> None:
+        """Find the running calls that have put out their first token since they started."""
         for call, before in [*self._prefilling.items()]:
             if call.item.num_output_tokens > before:
                 del self._prefilling[call]
                 self.core.handle(FirstToken(call, self.last_update))
-        if not self.running:
-            self._moved.clear()  # there is nothing to sort, and the last call must not be kept
-        return outputs if self.kv_events is None else self.kv_events.attach(outputs)
 
     def _step_finished(self, output: SchedulerOutput, dispatched: float) -> None:
         """Charge the step's time to the calls in it; with steps in flight, none twice."""
