@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agentrt.errors import ConfigError
+from agentrt.executors.folders import user_folder
 from agentrt.executors.history import NONE, VERSION, read
 from agentrt.executors.info import display_name
-from agentrt.files import expanded, user_folder
+from agentrt.files import expanded
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 

@@ -14,7 +14,6 @@ from agentrt.scheduler.learned import SCANNED, Kind, Silence
 from agentrt.scheduler.programs import ProgramStats
 
 Key = tuple[int, Any, int]
-_EVENTS_KEPT = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -235,9 +234,7 @@ class QueuedCall:
     """What `agentrt.scheduler.account` makes its spans of."""
     cause: list[Any] | None = field(default=None, repr=False)
     """The call as one that others wait for, in these notes."""
-    events: deque[tuple[str, float]] = field(
-        default_factory=lambda: deque(maxlen=_EVENTS_KEPT), repr=False
-    )
+    events: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=16), repr=False)
     """Its last events: their names and times."""
 
     @property

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.base import Progress
-from agentrt.files import read_json, user_folder
+from agentrt.executors.folders import user_folder
+from agentrt.files import read_json
 
 HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 """The default on a machine with a GPU, where the hub or its local cache has it."""

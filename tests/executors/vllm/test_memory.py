@@ -161,7 +161,7 @@ def test_the_file_is_whole_or_the_old_one(
     ours(e).shutdown()
     before = path.read_text()
 
-    def half(self: Path, text: str) -> int:
+    def half(self: Path, text: str, **more: str) -> int:
         with self.open("w") as file:
             file.write(text[: len(text) // 2])
         raise OSError(28, "No space left on device")
