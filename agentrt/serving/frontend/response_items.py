@@ -313,8 +313,8 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
                 text = content
         if text is None:
             joined.append(part)
-        elif joined and _kind(joined[-1]) == "input_text":
-            joined[-1] = _text(joined[-1]["text"] + text)
+        elif joined and (before := text_of(joined[-1])) is not None:
+            joined[-1] = _text(before + text)
         else:
             joined.append(_text(text))
     return joined
