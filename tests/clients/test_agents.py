@@ -15,7 +15,6 @@ from agentrt.serving.frontend.response_socket import ResponseSocket
 from tests.clients.agents import claude_code, codex, made, opencode
 from tests.clients.model import DONE
 from tests.clients.server import FLAGS, loop_of, watch
-from tests.serving.frontend.test_server_tools import HITS, Search, use
 from tests.serving.local import MODEL, LocalServer, open_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -133,27 +132,3 @@ async def test_claude_code_compacts_before_the_window_of_the_model_is_full(
         assert max(sizes) < WINDOW - 4096, sizes
         assert SUMMARY in prompts[-1]
         assert len(local.programs()) == 1
-
-
-async def test_claude_code_searches_where_the_server_runs_it(tmp_path: Path) -> None:
-    """Its WebSearch asks the model beside the conversation, with a tool of Anthropic's servers."""
-    tokenizer = Tokenizer.from_file(f"{embedded_model(lambda message: None)}/tokenizer.json")
-    asked = {"query": "when is high tide"}
-
-    def tool_call(name: str) -> str:
-        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': asked})}\n</tool_call>"
-
-    def script(call: Call) -> str:
-        prompt = tokenizer.decode(list(call.spec.prompt_token_ids or ()))
-        if "Perform a web search" in prompt:
-            return "High at noon." if "It is full." in prompt else tool_call("web_search")
-        return DONE if "High at noon." in prompt else tool_call("WebSearch")
-
-    search = Search(lambda request: {"results": HITS})
-    async with open_server(script, flags=FLAGS) as local:
-        use(local, search)
-        allowed = ("--allowedTools", "WebSearch", "--max-turns", "4")
-        ended = await claude_code(local.url, MODEL, tmp_path, "When?", *allowed)
-        assert ended.code == 0, ended
-        assert json.loads(ended.out)["result"] == DONE
-        assert [request.arguments for request in search.requests] == [asked]
