@@ -17,7 +17,7 @@ LONG = "@program\nasync def p(ctx):\n    return 'x' * 1_000_000\n"
 PRINTS = "@program\nasync def p(ctx):\n    for n in range(100_000): print('line', n)\n"
 HELLO = "@program\nasync def p(ctx):\n    return (await ctx.llm('hello')).text\n"
 RUN = ("tests.cli.echoing", "run")
-SIMULATE = ("agentrt.cli", "simulate", "run", "--workload", "react", "--programs", "9", "--jobs=1")
+SIMULATE = ("benchmarks", "simulate", "run", "--workload", "react", "--programs", "9", "--jobs=1")
 
 
 def command(*args: object) -> list[str]:
