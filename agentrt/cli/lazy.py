@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,24 +18,23 @@ REMOVED_IN = "0.4"
 """The version that does not know the former names any more."""
 
 
-def _parse_args(command: click.Command, ctx: click.Context, args: list[str]) -> list[str]:
-    """Parse a command's arguments, with the current names of its options.
+def _current_args(command: click.Command, args: list[str], ctx: click.Context) -> list[str]:
+    """Return a command's arguments with the current names of its options.
 
     Of an option that is given twice and counts once, click drops the first in silence. Here that is
     said; where a person may have meant both, it is refused with `click.UsageError`.
     """
     border = args.index("--") if "--" in args else len(args)
     named = [_current(command, word) for word in args[:border]]
-    given = Counter(word.partition("=")[0] for word in named if word.startswith("--"))
+    times = Counter(word.partition("=")[0] for word in named if word.startswith("--"))
     for option in command.params:
         if isinstance(option, click.Option) and _counts_once(option):
             name = max(option.opts, key=len)
-            if given[name] > 1 and getattr(option, "once", False):
-                raise click.UsageError(f"{name} is given {given[name]} times; give it once", ctx)
-            if given[name] > 1:
-                click.echo(f"{name} is given {given[name]} times; the last one counts", err=True)
-    rest: list[str] = command.takes(ctx, [*named, *args[border:]])  # type: ignore[attr-defined]
-    return rest
+            if times[name] > 1 and getattr(option, "once", False):
+                raise click.UsageError(f"{name} is given {times[name]} times; give it once", ctx)
+            if times[name] > 1:
+                click.echo(f"{name} is given {times[name]} times; the last one counts", err=True)
+    return [*named, *args[border:]]
 
 
 def _counts_once(option: click.Option) -> bool:
@@ -77,9 +75,6 @@ class LazyGroup(click.Group):
         module, _, attribute = self.lazy[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
-        if not isinstance(command, click.Group) and not hasattr(command, "takes"):
-            command.takes = command.parse_args  # type: ignore[attr-defined]
-            command.parse_args = partial(_parse_args, command)  # type: ignore[method-assign]
         return command
 
     def resolve_command(
@@ -93,11 +88,14 @@ class LazyGroup(click.Group):
                 f"the old name works until version {REMOVED_IN}",
                 err=True,
             )
-            return super().resolve_command(ctx, [*words, *args[1:]])
-        if not name.startswith("-") and name not in self.lazy:
+            args = [*words, *args[1:]]
+        elif not name.startswith("-") and name not in self.lazy:
             there = f"no such command {name!r}; there is: {', '.join(self.lazy)}"
             raise click.UsageError(there + self.hint(name), ctx)
-        return super().resolve_command(ctx, args)
+        resolved, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not isinstance(command, click.Group):
+            rest = _current_args(command, rest, ctx)
+        return resolved, command, rest
 
     def hint(self, name: str) -> str:
         """What ends the error about an unknown name."""
