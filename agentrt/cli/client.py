@@ -26,15 +26,15 @@ _FLAGS = ("--print", "--help", "-h")
 _NO_KEY = "none"
 _KEY = "AGENTRT_API_KEY"
 _LEAST_WINDOW = 32_768
-"""What these agents' own prompts, with their tools, leave some room in (tokens)."""
+"""The smallest window that has room beside these agents' own prompts and tools (tokens)."""
 _LEAST_OUTPUT, _MOST_OUTPUT = 4096, 32_000
-"""What an answer may have where the window has room for it: a file that is written, say."""
+"""Limits of an answer if the window has room for it, for example to write a file (tokens)."""
 _TOOL_RESULT = 16_000
 """Room for a tool's result where the window is large (tokens). OpenCode compacts after a call whose
 context is too large, and a result that comes before that call must still fit.
 """
 _OPENCODE_RESERVED = 20_000
-"""What OpenCode itself keeps free of ``input`` at most, and not more than an answer (tokens)."""
+"""The most that OpenCode itself keeps free of ``input``; never more than an answer (tokens)."""
 _LEAST_COMPACT = 100_000
 """The smallest window that Claude Code takes for compaction; it goes by the model's if smaller."""
 
@@ -59,7 +59,9 @@ class ServedModel:
 
 @dataclass(slots=True)
 class Setup:
-    """What a client is started with. ``variables`` that are None are removed from the environment;
+    """The set-up that a client is started with.
+
+    ``variables`` that are None are removed from the environment;
     ``command`` is the program and its arguments. ``secrets`` are variables with a key, which is not
     shown. ``prepare`` is called before the start.
     """

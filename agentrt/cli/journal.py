@@ -25,7 +25,10 @@ from agentrt.journal.store import Store
 _STATES = ("open", "done", "failed", "cancelled", "lost")
 _COMMANDS = {
     "ls": ("agentrt.cli.journal:ls", "List the programs of a journal, the newest first."),
-    "show": ("agentrt.cli.journal:show", "Show a program node by node: asked, answered, cost."),
+    "show": (
+        "agentrt.cli.journal:show",
+        "Show a program node by node: its questions, answers and costs.",
+    ),
     "diff": ("agentrt.cli.journal:diff", "Show where two programs part, and what each cost."),
     "why": ("agentrt.cli.why:why", "Say where a program's time went, and what it waited for."),
     "trace": ("agentrt.cli.trace:trace", "Make a timeline of a journal, for Perfetto."),
