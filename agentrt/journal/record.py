@@ -243,6 +243,18 @@ class ProgramRecord:
         root = self.past.root
         return root is not None and root.state == DONE and not len(self.past)
 
+    def given_up_at(self, past: PastNode) -> float | None:
+        """When the program had gone on without this node's answer, because it cancelled the node,
+        or because it ended with a result while the node was still open (seconds of the journal's
+        clock). None for every other node.
+        """
+        end, root = past.end, self.past.root
+        if end is None and root is not None and root.state == DONE:
+            end = root.end
+        elif past.state != CANCELLED:
+            return None
+        return None if end is None else end.ended
+
     def result(self) -> Any:
         """The result of a program that is over. Raises `JournalError`."""
         assert self.past.root is not None

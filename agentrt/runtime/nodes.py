@@ -163,11 +163,11 @@ class NodeEmitter(RunEmitter):
         """
         past, record = node.past, node.program
         assert past is not None
-        if past.state == CANCELLED:
-            # Its program had called it off, and will again: nothing is paid for until then.
-            assert past.end is not None
+        if (given_up := record.given_up_at(past)) is not None:
+            # The program went on without this answer, and will again: nothing is paid for until
+            # its code has had the time for that.
             try:
-                await asyncio.sleep(max(0.0, past.end.ended - past.start.started) + _LATER_S)
+                await asyncio.sleep(max(0.0, given_up - past.start.started) + _LATER_S)
             except asyncio.CancelledError:
                 record.order.caused(node.place)
                 raise

@@ -354,6 +354,39 @@ async def test_who_lost_a_race_is_not_asked_again(tmp_path: Path) -> None:
     assert sorted(made) == ["quick", "slow"]
 
 
+async def test_a_tool_that_a_finished_program_left_open_is_not_run_again(tmp_path: Path) -> None:
+    """A killed life had begun the tool. The life that ended did not come to it. A replay that does
+    come to it runs nothing and records nothing.
+    """
+    ran: list[str] = []
+    comes_to_it = asyncio.Event()
+
+    @tool(idempotent=True)
+    async def beat() -> None:
+        ran.append("beat")
+
+    async def code(ctx: Context) -> str:
+        async def background() -> None:
+            await comes_to_it.wait()
+            await ctx.tool(beat)
+
+        task = asyncio.create_task(background())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait([task])
+        return "done"
+
+    path = tmp_path / "j"
+    comes_to_it.set()
+    await killed(path, code, begins("tool"), after=True)
+    comes_to_it.clear()
+    assert (await lived(path, code)).result == "done"
+    before = nodes(path, "node, attempt, state")
+    comes_to_it.set()
+    assert (await lived(path, code)).result == "done"
+    assert (ran, nodes(path, "node, attempt, state")) == ([], before)
+
+
 async def test_what_a_program_calls_off_by_itself_is_no_stop_of_it(tmp_path: Path) -> None:
     """A time limit and a failed group cancel the program's own task for a moment: what it does
     then, and after it, is recorded as ever.
