@@ -104,7 +104,7 @@ def test_whole_numbers_stay_whole(value: float, factor: float, changed: float) -
     assert (found, type(found)) == (changed, type(value))
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "scheduler.md"
 OTHERS = ("agentrt.scheduler.policies.baselines",)
 """Modules that the default does not run."""
 NOT_DECIDING = {"VERSION"}
