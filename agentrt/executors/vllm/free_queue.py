@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
+from typing_extensions import override
+
 from agentrt.errors import InvariantError
 from agentrt.executors.vllm._compat.pool import (
     FreeKVCacheBlockQueue,
@@ -58,7 +60,8 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         """Be vLLM's queue again, with all free blocks in its list."""
         self.release_all()
         # Deleting the state as well would leave nothing to look at when something is wrong.
-        self.__class__ = FreeKVCacheBlockQueue
+        queue: FreeKVCacheBlockQueue = self
+        queue.__class__ = FreeKVCacheBlockQueue
 
     # -- whose blocks ------------------------------------------------------------------
 
@@ -135,11 +138,13 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
 
     # -- vLLM's own operations ---------------------------------------------------------
 
+    @override
     def popleft(self) -> KVCacheBlock:
         if not self.num_free_blocks:
             raise ValueError("No free blocks available")
         return self.popleft_n(1)[0]
 
+    @override
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         assert self.num_free_blocks >= n
         if self.order.retention.expires:
@@ -153,6 +158,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
             owner[block.block_id] = None
         return taken
 
+    @override
     def remove(self, block: KVCacheBlock) -> None:
         owner = self._listed[block.block_id]
         if owner is None:
@@ -163,9 +169,11 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         own.remove(block)
         self._took(owner, own, 1)
 
+    @override
     def append(self, block: KVCacheBlock) -> None:
         self.append_n([block])
 
+    @override
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         self._least = None
         plain: list[KVCacheBlock] = []
@@ -179,12 +187,14 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
                 self._protect(blocks[start:end], owner)
         super().append_n(plain)
 
+    @override
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         blocks: list[KVCacheBlock] = super().get_all_free_blocks()
         for owner in self.order.in_order(self.now):
             blocks += self._lists[owner].get_all_free_blocks()
         return blocks
 
+    @override
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
         """In the order of eviction, over all lists; costs O(n), unlike vLLM's own."""
         blocks = iter(self.get_all_free_blocks())

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from typing_extensions import override
+
 from agentrt.executors.vllm._compat.offloading import (
     CachePolicy,
     ChunkStatus,
@@ -122,9 +124,11 @@ class ProgramCachePolicy(CachePolicy):
 
     # -- vLLM's own operations ---------------------------------------------------------
 
+    @override
     def get(self, key: OffloadKey) -> ChunkStatus | None:
         return self._chunks.get(key)
 
+    @override
     def insert(
         self, key: OffloadKey, chunk: ChunkStatus, req_context: ReqContext | None = None
     ) -> None:  # vLLM 0.33 says whose it is, 0.32 only that its chunks are missed
@@ -133,20 +137,24 @@ class ProgramCachePolicy(CachePolicy):
         if chunk.ref_cnt == 0:
             self._evictable.add(key)
 
+    @override
     def remove(self, key: OffloadKey) -> None:
         self._taken(key)
 
+    @override
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         user = self._calls.get(req_context.req_id)
         for key in reversed(list(keys)):
             if key in self._chunks:
                 self._use(key, user)
 
+    @override
     def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         user = self._calls.get(req_context.req_id)
         if user is not None:
             self._coming |= dict.fromkeys(keys, user)
 
+    @override
     def on_request_finished(
         self,
         key_groups: Sequence[Sequence[OffloadKey]],
@@ -160,6 +168,7 @@ class ProgramCachePolicy(CachePolicy):
             self._coming.pop(key, None)
         self._calls.pop(req_context.req_id, None)
 
+    @override
     def evict(
         self, n: int, protected: set[OffloadKey]
     ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
@@ -186,11 +195,14 @@ class ProgramCachePolicy(CachePolicy):
         self._evictable.discard(key)
         return self._chunks.pop(key)
 
+    @override
     def clear(self) -> None:
         self._forget()
 
+    @override
     def mark_evictable(self, key: OffloadKey) -> None:
         self._evictable.add(key)
 
+    @override
     def mark_non_evictable(self, key: OffloadKey) -> None:
         self._evictable.discard(key)

@@ -6,6 +6,8 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from agentrt.executors.vllm._compat.requests import Request, compiles_grammar
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, RequestQueue
 from agentrt.scheduler.core import SchedulerCore
@@ -27,16 +29,19 @@ class LevelRequestQueue(RequestQueue):
         self._core, self._queue = core, core.queue
         self.now = 0.0
 
+    @override
     def add_request(self, request: Request) -> None:
         call = self._core.calls[request.request_id]
         # vLLM adds a streaming session twice where its turn ends after its preemption.
         if not call.queued:
             self._queue.put(call, deferred=compiles_grammar(request))
 
+    @override
     def pop_request(self) -> Request:
         request: Request = self._queue.take().item
         return request
 
+    @override
     def peek_request(self) -> Request:
         call = self._queue.head()
         if call is None:
@@ -44,12 +49,14 @@ class LevelRequestQueue(RequestQueue):
         request: Request = call.item
         return request
 
+    @override
     def prepend_request(self, request: Request) -> None:
         # A call's priority is its own: coming back, it stands before later ones anyway.
         call = self._core.calls[request.request_id]
         if not call.queued:  # whom the core preempts, it has queued already
             self._queue.put(call)
 
+    @override
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         # vLLM gives back together what it took in this step and could not start.
         for request in list(requests):
@@ -57,9 +64,11 @@ class LevelRequestQueue(RequestQueue):
             if not call.queued:
                 self._core.put_back(call, self.now)
 
+    @override
     def remove_request(self, request: Request) -> None:
         self.remove_requests([request])
 
+    @override
     def remove_requests(self, requests: Iterable[Request]) -> None:
         # vLLM offers every queue every request that ends, whether it is in it or not.
         for request in requests:
@@ -67,12 +76,15 @@ class LevelRequestQueue(RequestQueue):
             if call is not None:
                 self._queue.discard(call)
 
+    @override
     def __bool__(self) -> bool:
         return self._queue.head() is not None
 
+    @override
     def __len__(self) -> int:
         return len(self._queue)
 
+    @override
     def __iter__(self) -> Iterator[Request]:
         return iter([call.item for call in self._core.in_order()])
 
@@ -83,9 +95,11 @@ class RunningCalls(Sequence[QueuedCall]):
     def __init__(self, scheduler: AsyncScheduler, calls: Mapping[str, QueuedCall]) -> None:
         self._scheduler, self._calls = scheduler, calls
 
+    @override
     def __len__(self) -> int:
         return len(self._scheduler.running)
 
+    @override
     def __getitem__(self, at: Any) -> Any:
         return self._calls[self._scheduler.running[at].request_id]
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from typing_extensions import override
+
 from agentrt.executors.history import HistoryFile
 from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.batches import read_together
@@ -156,6 +158,7 @@ class ProgramScheduler(AsyncScheduler):
 
     # -- a step ----------------------------------------------------------------------------
 
+    @override
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         now = self.clock()
         self.retention.at(now)
@@ -182,6 +185,7 @@ class ProgramScheduler(AsyncScheduler):
         for decision in plan.preempted:
             self._preempt(decision, now)
 
+    @override
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: Any
     ) -> Any:
@@ -221,6 +225,7 @@ class ProgramScheduler(AsyncScheduler):
 
     # -- calls -----------------------------------------------------------------------------
 
+    @override
     def add_request(self, request: Request) -> None:
         if request.request_id not in self.requests:
             self._call_arrived(request)
@@ -276,6 +281,7 @@ class ProgramScheduler(AsyncScheduler):
         self.core.queue.put(call, deferred=True)
         preempt(self, call.item, now)
 
+    @override
     def _preempt_request(
         self, request: Request, timestamp: float, *args: Any, **kwargs: Any
     ) -> None:
@@ -291,6 +297,7 @@ class ProgramScheduler(AsyncScheduler):
         call.computed_tokens = call.item.num_computed_tokens
         self.core.handle(CallPreempted(call, self.clock(), reason, better))
 
+    @override
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         if kwargs.get("reset_running_requests", bool(args and args[0])):
             for request in reversed(self.running):
@@ -301,6 +308,7 @@ class ProgramScheduler(AsyncScheduler):
             self.notes.emptied(self.clock())
         return bool(done)
 
+    @override
     def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         # vLLM asks this of every request that ends, one way or another.
         delay, params = super()._connector_finished(request)
@@ -348,6 +356,7 @@ class ProgramScheduler(AsyncScheduler):
         if not row.lone:
             self.history.ended()
 
+    @override
     def shutdown(self) -> None:
         self.history.save()
         super().shutdown()

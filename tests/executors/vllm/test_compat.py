@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 from dataclasses import fields
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import vllm
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from agentrt.executors.vllm import _compat
+from agentrt.executors.vllm._compat import offloading, pool, scheduling
 from agentrt.executors.vllm._compat.stats import stat_logger
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import (
@@ -267,6 +270,41 @@ def test_what_is_called_is_there_and_takes_what_it_took(module: str, name: str) 
     }
     here = " ".join(stars.get(p.kind, "") + p.name for p in parameters)
     assert here in CALLED[module][name].split(" | "), changed(module, f"{name} takes ({here})")
+
+
+BASES = Path(_compat.__file__).with_name("bases.pyi")
+"""What a type checker reads in place of vLLM's classes."""
+
+
+def declared_methods() -> list[tuple[str, str, list[str]]]:
+    """Return each declared method: its class, its name, and its parameters with their stars."""
+    methods = []
+    for made in ast.parse(BASES.read_text("utf-8")).body:
+        if not isinstance(made, ast.ClassDef):
+            continue
+        for method in made.body:
+            if isinstance(method, ast.FunctionDef):
+                taken = method.args
+                names = [parameter.arg for parameter in taken.args]
+                names += [f"*{taken.vararg.arg}"] if taken.vararg else []
+                names += [f"**{taken.kwarg.arg}"] if taken.kwarg else []
+                methods.append((made.name, method.name, names))
+    return methods
+
+
+@pytest.mark.parametrize(("owner", "name", "parameters"), declared_methods())
+def test_a_declared_method_is_the_one_of_vllm(owner: str, name: str, parameters: list[str]) -> None:
+    """mypy sees an override of a method that vLLM does not have, if the declaration is true."""
+    real = {
+        "AsyncScheduler": scheduling.AsyncScheduler,
+        "RequestQueue": scheduling.RequestQueue,
+        "FreeKVCacheBlockQueue": pool.FreeKVCacheBlockQueue,
+        "CachePolicy": offloading.CachePolicy,
+    }[owner]
+    assert hasattr(real, name), changed("bases", f"{owner} has no {name}")
+    if "*args" not in parameters:
+        here = list(inspect.signature(getattr(real, name)).parameters)
+        assert here == parameters, changed("bases", f"{owner}.{name} takes {here}")
 
 
 @pytest.fixture(scope="module")

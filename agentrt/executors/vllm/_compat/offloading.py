@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, make_offload_key
-from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
+from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus, order_request_keys
 
 if TYPE_CHECKING:
+    from agentrt.executors.vllm._compat.bases import CachePolicy
     from agentrt.executors.vllm._compat.scheduling import Scheduler
+else:
+    from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
 __all__ = ["CachePolicy", "ChunkStatus", "OffloadKey", "ReqContext"]  # vLLM's own
 

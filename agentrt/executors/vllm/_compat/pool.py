@@ -6,11 +6,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 if TYPE_CHECKING:
+    from agentrt.executors.vllm._compat.bases import FreeKVCacheBlockQueue
     from agentrt.executors.vllm._compat.requests import Request
     from agentrt.executors.vllm._compat.scheduling import Scheduler
+else:
+    from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
 __all__ = ["FreeKVCacheBlockQueue", "KVCacheBlock"]  # vLLM's own
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from agentrt.executors.vllm._compat.bases import AsyncScheduler, RequestQueue
     from agentrt.executors.vllm._compat.requests import Request
+else:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.request_queue import RequestQueue
 
 __all__ = ["AsyncScheduler", "RequestQueue", "Scheduler", "SchedulerOutput"]  # vLLM's own
 
