@@ -84,7 +84,11 @@ class Attempts:
 
 
 def _pause_s(attempt: int) -> float:
-    """The pause after an attempt: twice the last one, with jitter."""
+    """Return the pause after an attempt, in seconds: twice the last pause, with jitter.
+
+    Not tenacity, which webhooks and triggers use: every call of a tool would pay for its retry
+    state, though nearly all calls succeed at the first attempt.
+    """
     pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1))
     return pause + random.uniform(0, _FIRST_PAUSE_S)
 

@@ -63,6 +63,9 @@ class Backoff:
 
     The first delay is ``first_s``, and each next one twice the last, up to ``longest_s``. After
     ``tries`` deaths in a row, each less than ``steady_s`` after the start before it, it is out.
+
+    Not tenacity: it retries one call, while deaths are counted over the life of a replica, and a
+    steady time in between forgives them.
     """
 
     first_s: float = 0.5
