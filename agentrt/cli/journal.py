@@ -75,7 +75,7 @@ def read_journal_at(name: str) -> Iterator[Store]:
     if is_url(name):
         try:
             from agentrt.cli.journals import postgres_journal
-            from agentrt.serving.langgraph.database import Address
+            from agentrt.serving.langgraph.database.connections import Address
         except ImportError as error:
             raise JournalError(f"journal {name}: {error}; install agentrt[postgres]") from error
         store: Store = postgres_journal(Address.parse(name), makes=False)

@@ -21,7 +21,7 @@ __all__ = ["api", "api_with"]
 
 
 def api_with(auth: Auth | None) -> Api:
-    """The API whose requests pass the hooks of ``auth`` (`agentrt.serving.langgraph.auth`).
+    """The API whose requests pass the hooks of ``auth`` (`agentrt.serving.langgraph.auth.hooks`).
 
     It raises `ConfigError` if its database cannot be opened or is in use by another server, and
     `ProgramLoadError` for a graph that cannot be made.

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.errors import ConfigError
-from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.database.connections import Database
 
 # -- names --------------------------------------------------------------------------------
 

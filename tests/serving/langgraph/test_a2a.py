@@ -42,7 +42,7 @@ from a2a.utils.errors import (
 from langgraph_sdk.client import LangGraphClient
 
 from agentrt.serving.langgraph import api_with
-from agentrt.serving.langgraph.auth import load_auth
+from agentrt.serving.langgraph.auth.hooks import load_auth
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_auth import HOOKS

@@ -11,9 +11,9 @@ from a2a.types import CancelTaskRequest, GetTaskRequest, ListTasksRequest, TaskS
 from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError, UnsupportedOperationError
 from langgraph_sdk.client import LangGraphClient
 
-from agentrt.serving.langgraph import a2a_values
-from agentrt.serving.langgraph.a2a_values import KnownTasks
-from agentrt.serving.langgraph.streams import EventLog, FellBehindError, StreamEvent
+from agentrt.serving.langgraph.a2a import messages as a2a_values
+from agentrt.serving.langgraph.a2a.messages import KnownTasks
+from agentrt.serving.langgraph.runs.streams import EventLog, FellBehindError, StreamEvent
 from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_a2a import COMPLETED, WAITS, agent, sent, told
 

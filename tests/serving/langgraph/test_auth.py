@@ -20,7 +20,7 @@ from langgraph_sdk.errors import (
 
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.serving.langgraph import api_with
-from agentrt.serving.langgraph.auth import User, load_auth
+from agentrt.serving.langgraph.auth.hooks import User, load_auth
 from tests.serving.langgraph.factories import with_both
 from tests.serving.langgraph.graphs import all_graphs
 from tests.serving.langgraph.serve import Serving, serving

@@ -10,7 +10,7 @@ import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
 
-from agentrt.serving.langgraph.streams import Action, LiveRun
+from agentrt.serving.langgraph.runs.streams import Action, LiveRun
 from tests.serving.langgraph.graphs import GATES
 from tests.serving.langgraph.serve import Serving
 from tests.serving.langgraph.test_runs import IN, a_thread

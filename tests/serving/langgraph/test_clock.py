@@ -17,8 +17,8 @@ from langgraph.checkpoint.base import id as ids
 from langgraph_sdk.client import LangGraphClient
 
 from agentrt import Context, program
-from agentrt.serving.langgraph.interrupts import Deadlines
-from agentrt.serving.langgraph.storage import open_storage
+from agentrt.serving.langgraph.database.interrupts import Deadlines
+from agentrt.serving.langgraph.database.storage import open_storage
 from tests.doubles.machine import Machine, boots, is_set, passes
 from tests.serving.langgraph.graphs import steps_graph
 from tests.serving.langgraph.serve import serving

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from agentrt.serving.langgraph.crons import next_time
+from agentrt.serving.langgraph.crons.routes import next_time
 
 CHANGES = {
     "Europe/Berlin": ("2026-03-29", "2026-10-25"),

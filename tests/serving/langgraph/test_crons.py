@@ -19,12 +19,12 @@ from langgraph_sdk.client import LangGraphClient
 from sqlalchemy import Row
 
 from agentrt import Runtime
-from agentrt.serving.langgraph.auth import Caller, User
-from agentrt.serving.langgraph.cron_clock import CronClock
-from agentrt.serving.langgraph.crons import CronBody, Crons, _known_by, cron_json, next_time
-from agentrt.serving.langgraph.run_queue import RunQueue
-from agentrt.serving.langgraph.run_starts import StartRoutes
-from agentrt.serving.langgraph.tables import runs
+from agentrt.serving.langgraph.auth.hooks import Caller, User
+from agentrt.serving.langgraph.crons.clock import CronClock
+from agentrt.serving.langgraph.crons.routes import CronBody, Crons, _known_by, cron_json, next_time
+from agentrt.serving.langgraph.database.tables import runs
+from agentrt.serving.langgraph.runs.queue import RunQueue
+from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state
 from agentrt.serving.server import ServedGraph, Server
 from agentrt.serving.tenants import Limits, Tenants

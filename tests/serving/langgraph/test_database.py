@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.serving.langgraph import database, tables
-from agentrt.serving.langgraph.database import Address, open_database
+from agentrt.serving.langgraph.database import connections as database
+from agentrt.serving.langgraph.database import tables
+from agentrt.serving.langgraph.database.connections import Address, open_database
+from agentrt.serving.langgraph.database.tables import is_within
 from agentrt.serving.langgraph.responses import check_json, encode, to_json
-from agentrt.serving.langgraph.tables import is_within
 from tests.serving.langgraph.graphs import bare_graph
 from tests.serving.langgraph.serve import serving
 

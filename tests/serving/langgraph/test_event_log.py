@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agentrt.serving.langgraph import streams
-from agentrt.serving.langgraph.database import Address, Database, open_database
-from agentrt.serving.langgraph.streams import EventLog, FellBehindError, replay
+from agentrt.serving.langgraph.database.connections import Address, Database, open_database
+from agentrt.serving.langgraph.runs import streams
+from agentrt.serving.langgraph.runs.streams import EventLog, FellBehindError, replay
 
 
 @pytest_asyncio.fixture

@@ -14,16 +14,16 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.serving.langgraph.database import Address, Database, open_database
-from agentrt.serving.langgraph.filters import (
+from agentrt.serving.langgraph.database.connections import Address, Database, open_database
+from agentrt.serving.langgraph.database.filters import (
     FilterError,
     parse_filter,
     same_json,
     stamped,
     visible,
 )
-from agentrt.serving.langgraph.tables import threads
-from agentrt.serving.langgraph.threads import add_thread
+from agentrt.serving.langgraph.database.tables import threads
+from agentrt.serving.langgraph.database.threads import add_thread
 
 ITEMS: dict[str, dict[str, Any]] = {
     "ann": {"owner": "ann"},

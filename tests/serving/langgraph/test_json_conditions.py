@@ -13,11 +13,11 @@ import pytest
 import sqlalchemy as sa
 from langgraph_sdk.client import LangGraphClient
 
-from agentrt.serving.langgraph import database as databases
-from agentrt.serving.langgraph.database import Address, Database, open_database
-from agentrt.serving.langgraph.filters import parse_filter, visible
-from agentrt.serving.langgraph.tables import has, is_within, json_contains, threads
-from agentrt.serving.langgraph.threads import add_thread
+from agentrt.serving.langgraph.database import connections as databases
+from agentrt.serving.langgraph.database.connections import Address, Database, open_database
+from agentrt.serving.langgraph.database.filters import parse_filter, visible
+from agentrt.serving.langgraph.database.tables import has, is_within, json_contains, threads
+from agentrt.serving.langgraph.database.threads import add_thread
 from tests.serving.langgraph.test_runs import IN
 
 SCALARS: list[Any] = [

@@ -11,7 +11,7 @@ import pytest
 
 from agentrt.serving import langgraph
 from agentrt.serving.frontend import responses
-from agentrt.serving.langgraph import kept_responses
+from agentrt.serving.langgraph.database import kept_responses
 from agentrt.serving.programs.api import api as programs
 from agentrt.steady import MachineClocks
 from tests.serving.frontend.test_response_items import LEFT_OUT, PATH, prompt_of

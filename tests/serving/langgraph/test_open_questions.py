@@ -15,9 +15,9 @@ import pytest
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
-from agentrt.serving.langgraph.database import Address, open_database
-from agentrt.serving.langgraph.runs import Runs
-from agentrt.serving.langgraph.streams import EventLog
+from agentrt.serving.langgraph.database.connections import Address, open_database
+from agentrt.serving.langgraph.database.runs import Runs
+from agentrt.serving.langgraph.runs.streams import EventLog
 from agentrt.serving.langgraph.tenant_state import REPLAY_S
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.serve import serving

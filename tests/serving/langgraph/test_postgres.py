@@ -21,10 +21,11 @@ from langgraph_sdk.errors import NotFoundError
 
 from agentrt import Runtime
 from agentrt.errors import ConfigError
-from agentrt.serving.langgraph import database, tenant_state
-from agentrt.serving.langgraph.database import Address
+from agentrt.serving.langgraph import tenant_state
+from agentrt.serving.langgraph.database import connections as database
+from agentrt.serving.langgraph.database.connections import Address
+from agentrt.serving.langgraph.database.threads import sweep
 from agentrt.serving.langgraph.outages import READER
-from agentrt.serving.langgraph.threads import sweep
 from agentrt.serving.lifetimes import Ttl
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor

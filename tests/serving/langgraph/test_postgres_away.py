@@ -18,8 +18,11 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import APIStatusError, InternalServerError
 
 from agentrt.errors import ConfigError
-from agentrt.serving.langgraph import database, execution, outages, storage, tenant_state
-from agentrt.serving.langgraph.database import Address, open_database
+from agentrt.serving.langgraph import outages, tenant_state
+from agentrt.serving.langgraph.database import connections as database
+from agentrt.serving.langgraph.database import storage
+from agentrt.serving.langgraph.database.connections import Address, open_database
+from agentrt.serving.langgraph.runs import execution
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.postgres import Proxy, new_database
 from tests.serving.langgraph.serve import Serving, serving

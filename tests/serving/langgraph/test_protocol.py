@@ -15,8 +15,9 @@ import httpx
 import pytest
 from langgraph_sdk.client import LangGraphClient
 
-from agentrt.serving.langgraph import protocol_routes, streams
-from agentrt.serving.langgraph.runs import Runs
+from agentrt.serving.langgraph.database.runs import Runs
+from agentrt.serving.langgraph.protocol import routes as protocol_routes
+from agentrt.serving.langgraph.runs import streams
 from agentrt.serving.langgraph.tenant_state import REPLAY_S
 from tests.serving.langgraph.graphs import GATES, TURN_S
 from tests.serving.langgraph.serve import Serving

@@ -19,9 +19,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from agentrt.serving.langgraph import api_with
-from agentrt.serving.langgraph.auth import load_auth
-from agentrt.serving.langgraph.protocol_routes import ProtocolRoutes
-from agentrt.serving.langgraph.protocol_socket import ProtocolSocket
+from agentrt.serving.langgraph.auth.hooks import load_auth
+from agentrt.serving.langgraph.protocol.routes import ProtocolRoutes
+from agentrt.serving.langgraph.protocol.socket import ProtocolSocket
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_auth import HOOKS

@@ -21,10 +21,10 @@ from pydantic import BaseModel
 from agentrt import Context, program
 from agentrt.errors import QuestionClosedError
 from agentrt.serving.langgraph import api_with
-from agentrt.serving.langgraph.auth import load_auth
-from agentrt.serving.langgraph.interrupts import is_open
-from agentrt.serving.langgraph.questions import ThreadQuestions
+from agentrt.serving.langgraph.auth.hooks import load_auth
+from agentrt.serving.langgraph.database.interrupts import is_open
 from agentrt.serving.langgraph.tenant_state import _SWEEP_S
+from agentrt.serving.langgraph.threads.questions import ThreadQuestions
 from tests.serving.langgraph.graphs import (
     Settings,
     Steps,

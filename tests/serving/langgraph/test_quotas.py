@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from agentrt.serving.langgraph import quotas
+from agentrt.serving.langgraph.database import quotas
 from agentrt.serving.tenants import Limits, Tenants
 from tests.serving.langgraph.graphs import steps_graph
 from tests.serving.langgraph.serve import serving

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from agentrt import Runtime
-from agentrt.serving.langgraph import run_queue
+from agentrt.serving.langgraph.database.runs import record_of
 from agentrt.serving.langgraph.outages import READER
-from agentrt.serving.langgraph.run_queue import RunQueue
-from agentrt.serving.langgraph.runs import record_of
-from agentrt.serving.langgraph.streams import LiveRun
+from agentrt.serving.langgraph.runs import queue as run_queue
+from agentrt.serving.langgraph.runs.queue import RunQueue
+from agentrt.serving.langgraph.runs.streams import LiveRun
 from agentrt.serving.langgraph.tenant_state import open_tenant_state
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor

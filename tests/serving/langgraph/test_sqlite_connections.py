@@ -15,10 +15,10 @@ import aiosqlite
 import pytest
 import sqlalchemy as sa
 
-from agentrt.serving.langgraph._compat_sqlite import SqliteConnection
-from agentrt.serving.langgraph.database import Address, open_database
-from agentrt.serving.langgraph.tables import threads
-from agentrt.serving.langgraph.threads import add_thread
+from agentrt.serving.langgraph.database._compat_sqlite import SqliteConnection
+from agentrt.serving.langgraph.database.connections import Address, open_database
+from agentrt.serving.langgraph.database.tables import threads
+from agentrt.serving.langgraph.database.threads import add_thread
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, StateGraph
 from langgraph_sdk import get_client
 
-from agentrt.serving.langgraph.storage import RevokedRuns, Storage, open_storage
+from agentrt.serving.langgraph.database.storage import RevokedRuns, Storage, open_storage
 from tests.serving.langgraph.graphs import TURN_S
 from tests.serving.langgraph.nested import Told
 from tests.serving.langgraph.serve import serving

@@ -12,8 +12,8 @@ from langgraph.store.base import GetOp, SearchOp
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import UnprocessableEntityError
 
-from agentrt.serving.langgraph.storage import open_storage
-from agentrt.serving.langgraph.store import TenantStore
+from agentrt.serving.langgraph.database.storage import open_storage
+from agentrt.serving.langgraph.store.items import TenantStore
 
 ITEMS: dict[str, Any] = {
     "1": {"user": {"name": "ann", "age": 9}, "n": 1, "tags": ["a", "b"], "s": "x"},

@@ -11,8 +11,8 @@ from langgraph.store.memory import InMemoryStore
 
 from agentrt.errors import ConfigError
 from agentrt.serving.langgraph import _compat
-from agentrt.serving.langgraph.storage import open_storage
-from agentrt.serving.langgraph.store import TenantStore
+from agentrt.serving.langgraph.database.storage import open_storage
+from agentrt.serving.langgraph.store.items import TenantStore
 
 TENANTS = ("acme", "acme-corp", "ACME", "acme.eu", "acm%", "a", "tenant:acme")
 
