@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agentrt.cli.plan import Start
 from agentrt.errors import JournalError, UsageError
 from agentrt.journal import Journal, JournalOptions
-from agentrt.journal.reading import listed
+from agentrt.journal.analysis.reading import listed
 from agentrt.journal.schema import DONE
 from agentrt.journal.store import SQLiteStore, Store
 from agentrt.runtime import Runtime

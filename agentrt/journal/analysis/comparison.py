@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from agentrt.journal.difference import difference
+from agentrt.journal.analysis.reading import REPLY, History
+from agentrt.journal.analysis.rendering import program_json, question_of, short
 from agentrt.journal.past import PastNode
-from agentrt.journal.reading import REPLY, History
-from agentrt.journal.rendering import program_json, question_of, short
+from agentrt.journal.sketch import difference
 
 _OF_A_RUN = ("report", "node", "program_id")
 """What a reply has of how it came about."""

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from agentrt.errors import JournalError, UsageError
 from agentrt.journal.past import PastNode, nodes_of
 from agentrt.journal.schema import OPEN, ROOT, EndRow, RecordedProgram, StartRow
-from agentrt.journal.store import SQLiteStore, Store
-from agentrt.journal.times import shift_of
+from agentrt.journal.store import SQLiteStore, Store, raw_rows, shift_of
 
 _STATE = f"COALESCE(e.state, '{OPEN}')"
 _LISTED = f"""SELECT p.id, p.type, p.tenant, p.content, p.options, p.started, {_STATE}, e.ended
@@ -153,16 +152,6 @@ def read_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRo
         [row._replace(started=row.started + shift) for row in starts],
         [row._replace(ended=row.ended + shift) for row in ends],
     )
-
-
-def raw_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
-    """The same with the times of the journal's clock, as they are in the tables."""
-    # All columns: older journals do not have the last of them.
-    starts, ends = (
-        store.query(f"SELECT * FROM {table} WHERE program = ?", (program_id,))
-        for table in ("agentrt_starts", "agentrt_ends")
-    )
-    return [StartRow(*row) for row in starts], [EndRow(*row) for row in ends]
 
 
 def find(old: History, name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from agentrt.journal.wall import ALL_REASONS, Piece
+from agentrt.journal.analysis.wall import ALL_REASONS, Piece
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrt.journal.analysis.wall import Recorded, Stay
 from agentrt.journal.codec import UnkeptError, loads
-from agentrt.journal.wall import Recorded, Stay
 from agentrt.request import CallReport, Reply
 from agentrt.request.spans import RECOMPUTE, Cause, read_spans
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrt.errors import UsageError
+from agentrt.journal.analysis.reading import REPLY, History, history
 from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.order import group_of, place_of
 from agentrt.journal.past import PastNode
-from agentrt.journal.reading import REPLY, History, history
 from agentrt.journal.schema import DONE, FORKED, LOST, Change, EndRow, RecordedProgram
-from agentrt.journal.store import Store
-from agentrt.journal.times import clock_of, shift_of
+from agentrt.journal.store import Store, clock_of, shift_of
 
 _FORK = re.compile(r"-fork-\d+$")
 _SETTABLE = ("call", "tool", "human", "event", "value")

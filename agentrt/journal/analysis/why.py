@@ -6,9 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from agentrt.journal.misses import CHANGED, EVICTED, SALTED, Miss
-from agentrt.journal.shares import Blame, shares_of
-from agentrt.journal.wall import ENGINE, EVENT, HUMAN, OWN, STOPPED, TOOL, TURN, Piece, Recorded
+from agentrt.journal.analysis.misses import CHANGED, EVICTED, SALTED, Miss
+from agentrt.journal.analysis.shares import Blame, shares_of
+from agentrt.journal.analysis.wall import (
+    ENGINE,
+    EVENT,
+    HUMAN,
+    OWN,
+    STOPPED,
+    TOOL,
+    TURN,
+    Piece,
+    Recorded,
+)
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agentrt.errors import JournalError
+from agentrt.journal.analysis.reading import read_row, read_rows
 from agentrt.journal.codec import UnkeptError, loads
 from agentrt.journal.past import nodes_of, without_gone
 from agentrt.journal.questions import QuestionRows
-from agentrt.journal.reading import read_row, read_rows
 from agentrt.journal.schema import (
     CANCELLED,
     DONE,

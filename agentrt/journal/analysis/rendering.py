@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 from agentrt.graph import ExecutionDAG
+from agentrt.journal.analysis.misses import texts_of
+from agentrt.journal.analysis.reading import REPLY, History
 from agentrt.journal.codec import loads
-from agentrt.journal.misses import texts_of
 from agentrt.journal.past import PastNode
-from agentrt.journal.reading import REPLY, History
 from agentrt.journal.schema import FAILED, KINDS
 
 _SHORT = 40
