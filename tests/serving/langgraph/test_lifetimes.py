@@ -22,10 +22,10 @@ from langgraph_sdk.client import LangGraphClient
 
 from agentrt import Runtime
 from agentrt.errors import AgentrtError
-from agentrt.serving.langgraph._compat import keep_latest
 from agentrt.serving.langgraph.bodies import ThreadCreate
 from agentrt.serving.langgraph.database import threads as keeping
 from agentrt.serving.langgraph.database import threads as sweeping
+from agentrt.serving.langgraph.database._compat import keep_latest
 from agentrt.serving.langgraph.database.tables import webhooks
 from agentrt.serving.langgraph.database.threads import sweep
 from agentrt.serving.langgraph.store.items import TenantStore

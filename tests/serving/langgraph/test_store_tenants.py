@@ -10,7 +10,7 @@ from langgraph.store.base import Item, ListNamespacesOp, Op, Result, SearchItem,
 from langgraph.store.memory import InMemoryStore
 
 from agentrt.errors import ConfigError
-from agentrt.serving.langgraph import _compat
+from agentrt.serving.langgraph.database import _compat
 from agentrt.serving.langgraph.database.storage import open_storage
 from agentrt.serving.langgraph.store.items import TenantStore
 

@@ -21,12 +21,11 @@ from langgraph_sdk.schema import CronSortBy, MultitaskStrategy, OnCompletionBeha
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
-from agentrt.serving.langgraph.bodies import Body, Label, Object, SortedPage
+from agentrt.serving.langgraph.bodies import Body, Label, Object, RunBody, RunTerms, SortedPage
 from agentrt.serving.langgraph.database.filters import Filter, visible
 from agentrt.serving.langgraph.database.tables import crons, dumps, matching, threads
 from agentrt.serving.langgraph.responses import JSON, encode, invalid, not_found, row_json, summary
 from agentrt.serving.langgraph.routes import PathThread, Routes, route
-from agentrt.serving.langgraph.run_bodies import RunBody, RunTerms
 from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from fastapi import HTTPException
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from agentrt.serving.langgraph._compat import store
+from agentrt.serving.langgraph.database._compat import store
 from agentrt.serving.langgraph.database.connections import Database
 from agentrt.serving.langgraph.database.tables import assistants, crons, threads
 from agentrt.serving.lifetimes import Ttl

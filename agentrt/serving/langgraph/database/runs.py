@@ -15,7 +15,8 @@ from fastapi import HTTPException
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from agentrt.serving.langgraph._compat import Origin
+from agentrt.serving.langgraph.bodies import RunBody
+from agentrt.serving.langgraph.database._compat import Origin
 from agentrt.serving.langgraph.database.connections import Database
 from agentrt.serving.langgraph.database.filters import Filter, stamped, visible
 from agentrt.serving.langgraph.database.interrupts import is_open
@@ -31,7 +32,6 @@ from agentrt.serving.langgraph.database.tables import (
 )
 from agentrt.serving.langgraph.database.threads import change_thread, find_thread, new_thread
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, row_json
-from agentrt.serving.langgraph.run_bodies import RunBody
 
 _UNSEEN = (
     "the filter of the authorization hook for threads.create_run does not let its user see the "

@@ -22,7 +22,7 @@ from langgraph.store.base import BaseStore, TTLConfig
 from agentrt.errors import ConfigError
 from agentrt.integrations._compat.langgraph import CHECKPOINT_TABLE, number_checkpoints_after
 from agentrt.integrations.langgraph.threads import thread_config
-from agentrt.serving.langgraph._compat import (
+from agentrt.serving.langgraph.database._compat import (
     EXACT_STORE_TIMES,
     POSTGRES,
     SQLITE,

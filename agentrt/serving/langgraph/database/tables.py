@@ -18,8 +18,13 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
-from agentrt.serving.langgraph.database.filters import Filter, visible
-from agentrt.serving.langgraph.database.json_conditions import json_text, off_sqlite, same_in_sqlite
+from agentrt.serving.langgraph.database.filters import (
+    Filter,
+    json_text,
+    off_sqlite,
+    same_in_sqlite,
+    visible,
+)
 
 VERSION = 1
 """The version of these tables. A database with another version is refused."""

@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.langgraph import bodies
-from agentrt.serving.langgraph._compat import keep_latest, tables_of_threads
+from agentrt.serving.langgraph.database._compat import keep_latest, tables_of_threads
 from agentrt.serving.langgraph.database.connections import Database
 from agentrt.serving.langgraph.database.filters import Filter
 from agentrt.serving.langgraph.database.interrupts import Deadlines, deadline_of, interrupts_in

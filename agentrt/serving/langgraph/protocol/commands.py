@@ -12,11 +12,20 @@ from pydantic import Field, ValidationError
 from sqlalchemy import Row
 
 from agentrt.serving.langgraph.auth.hooks import Caller
-from agentrt.serving.langgraph.bodies import Body, Checkpoint, Config, History, Object
+from agentrt.serving.langgraph.bodies import (
+    Body,
+    Checkpoint,
+    Command,
+    Config,
+    Goto,
+    History,
+    Object,
+    ProtocolRunBody,
+    in_snake_case,
+)
 from agentrt.serving.langgraph.database.interrupts import INTERRUPT_ID, interrupts_in
 from agentrt.serving.langgraph.database.tables import PROTOCOL
 from agentrt.serving.langgraph.responses import JSON, summary
-from agentrt.serving.langgraph.run_bodies import Command, Goto, ProtocolRunBody, in_snake_case
 from agentrt.serving.langgraph.runs.protocol_events import Tree, seq_of
 from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.langgraph.runs.streams import replay

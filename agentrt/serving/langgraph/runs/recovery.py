@@ -24,10 +24,8 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command, Send
 
-from agentrt.serving.langgraph._compat import (
-    INTERRUPT,
-    NULL_TASK,
-    RESUME,
+from agentrt.serving.langgraph._compat import INTERRUPT, NULL_TASK, RESUME
+from agentrt.serving.langgraph.database._compat import (
     Origin,
     Task,
     Write,

@@ -16,11 +16,11 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.bodies import RunCancel, StreamMode
 from agentrt.serving.langgraph.database.runs import run_json
 from agentrt.serving.langgraph.database.tables import ACTIVE, PROTOCOL
 from agentrt.serving.langgraph.responses import JSON, encode, invalid, later
 from agentrt.serving.langgraph.routes import Routes, route
-from agentrt.serving.langgraph.run_bodies import RunCancel, StreamMode
 from agentrt.serving.langgraph.runs.queue import RunQueue
 from agentrt.serving.langgraph.runs.stream_responses import (
     as_sse,

@@ -16,11 +16,11 @@ from sse_starlette import EventSourceResponse
 
 from agentrt.serving.langgraph.assistants.configs import caller_access, merged
 from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep, hook_fault
+from agentrt.serving.langgraph.bodies import BatchRunBody, RunBody
 from agentrt.serving.langgraph.database.filters import Filter
 from agentrt.serving.langgraph.database.runs import NewRun, record_of, run_json
 from agentrt.serving.langgraph.responses import JSON, invalid, later
 from agentrt.serving.langgraph.routes import PathThread, Routes, route
-from agentrt.serving.langgraph.run_bodies import BatchRunBody, RunBody
 from agentrt.serving.langgraph.runs.queue import RunQueue
 from agentrt.serving.langgraph.runs.stream_responses import (
     event_stream,

@@ -22,9 +22,9 @@ from langgraph.store.base import (
 )
 from pydantic import Field, ValidationError
 
-from agentrt.serving.langgraph._compat import store as items_table
 from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Page
+from agentrt.serving.langgraph.database._compat import store as items_table
 from agentrt.serving.langgraph.database.filters import Filter, required_texts, visible
 from agentrt.serving.langgraph.database.quotas import Quotas, within
 from agentrt.serving.langgraph.database.storage import Storage

@@ -18,6 +18,7 @@ from langgraph_sdk import Auth
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
 from agentrt.serving.langgraph.auth.hooks import Caller, caller_of
+from agentrt.serving.langgraph.bodies import Command, RunBody
 from agentrt.serving.langgraph.database.filters import visible
 from agentrt.serving.langgraph.database.interrupts import (
     EXPIRED,
@@ -27,7 +28,6 @@ from agentrt.serving.langgraph.database.interrupts import (
 )
 from agentrt.serving.langgraph.database.tables import ACTIVE, runs, threads
 from agentrt.serving.langgraph.responses import check_json
-from agentrt.serving.langgraph.run_bodies import Command, RunBody
 from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.questions.asked import Asked, Viewer, Wanted

@@ -11,9 +11,9 @@ from fastapi import Header, HTTPException, Response
 from orjson import Fragment
 
 from agentrt.serving.langgraph import bodies
-from agentrt.serving.langgraph._compat import keep_latest
 from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
 from agentrt.serving.langgraph.bodies import extracted
+from agentrt.serving.langgraph.database._compat import keep_latest
 from agentrt.serving.langgraph.database.filters import Filter
 from agentrt.serving.langgraph.database.tables import matching, selected, threads
 from agentrt.serving.langgraph.database.threads import lifetime_json, thread_json
