@@ -33,7 +33,7 @@ from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_stat
 from agentrt.serving.lifetimes import Lifetimes, Ttl, read_lifetimes
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
-from tests.serving.langgraph.test_sweep import a_run, end
+from tests.serving.langgraph.runs.test_sweep import a_run, end
 
 MINUTE = 60.0
 Opened = Callable[[Lifetimes], AbstractAsyncContextManager[TenantState]]

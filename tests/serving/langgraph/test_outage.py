@@ -26,8 +26,8 @@ from agentrt.serving.langgraph.outages import DiskRoom, is_outage
 from agentrt.serving.langgraph.runs import execution
 from agentrt.serving.langgraph.runs.execution import Execution
 from tests.serving.langgraph.graphs import GATES, all_graphs
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 FULL = sqlite3.OperationalError("database or disk is full")
 

@@ -33,8 +33,8 @@ from agentrt.serving.server import Server
 from agentrt.serving.webhook_rules import WebhookRules
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import TURN_S, all_graphs
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 LOCAL = WebhookRules(("127.0.0.1",), headers={"x-own": "yes"})
 

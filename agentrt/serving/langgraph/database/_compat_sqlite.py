@@ -1,6 +1,7 @@
 """Where we reach into aiosqlite, for connections that use their threads only where it pays.
 
-``tests/serving/langgraph/test_sqlite_connections.py`` fails when what is overridden is gone.
+``tests/serving/langgraph/database/test_sqlite_connections.py`` fails when what is overridden is
+gone.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from langgraph_sdk import get_client
 from agentrt.serving.langgraph.database.storage import RevokedRuns, Storage, open_storage
 from tests.serving.langgraph.graphs import TURN_S
 from tests.serving.langgraph.nested import Told
+from tests.serving.langgraph.runs.test_runs import a_thread, given
 from tests.serving.langgraph.serve import serving
-from tests.serving.langgraph.test_runs import a_thread, given
 
 LATE: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "run_id": "late"}}
 OTHER: Any = {"configurable": {**LATE["configurable"], "run_id": "other"}}

@@ -10,7 +10,7 @@ import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError
 
-from tests.serving.langgraph.test_runs import DONE, IN
+from tests.serving.langgraph.runs.test_runs import DONE, IN
 
 
 async def test_threads_are_found_by_parts_of_their_metadata_and_values(

@@ -18,7 +18,7 @@ from agentrt.serving.langgraph.database.connections import Address, Database, op
 from agentrt.serving.langgraph.database.filters import parse_filter, visible
 from agentrt.serving.langgraph.database.tables import has, is_within, json_contains, threads
 from agentrt.serving.langgraph.database.threads import add_thread
-from tests.serving.langgraph.test_runs import IN
+from tests.serving.langgraph.runs.test_runs import IN
 
 SCALARS: list[Any] = [
     *(None, True, False, 0, 1, -1, 1.0, 1.5, 10**15, 10**16, 2**60, -(2**60)),

@@ -20,8 +20,8 @@ from agentrt.serving.langgraph.protocol import routes as protocol_routes
 from agentrt.serving.langgraph.runs import streams
 from agentrt.serving.langgraph.tenant_state import REPLAY_S
 from tests.serving.langgraph.graphs import GATES, TURN_S
+from tests.serving.langgraph.runs.test_runs import DONE, IN
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_runs import DONE, IN
 
 ALL = ["values", "updates", "messages", "tools", "lifecycle", "input", "tasks", "custom"]
 VALUES = ["values", "lifecycle"]

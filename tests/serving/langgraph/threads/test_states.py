@@ -9,7 +9,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError, UnprocessableEntityError
 
 from tests.serving.langgraph.graphs import GATES
-from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 
 
 async def a_done_thread(client: LangGraphClient) -> str:

@@ -18,7 +18,7 @@ from tests.serving.langgraph import interrupted as after
 from tests.serving.langgraph.interrupted import SOME, WALKED, Gate, Scenario
 from tests.serving.langgraph.postgres import new_database
 from tests.serving.langgraph.processes import Process
-from tests.serving.langgraph.test_runs import a_thread
+from tests.serving.langgraph.runs.test_runs import a_thread
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Request failed, attempting reconnect"),

@@ -14,8 +14,8 @@ from langgraph_sdk.errors import UnprocessableEntityError
 from langgraph_sdk.schema import StreamPart
 
 from tests.serving.langgraph.graphs import GATES, TURN_S
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 HI: Any = {"messages": [{"role": "user", "content": "hi"}]}
 

@@ -26,8 +26,8 @@ from tests.serving.langgraph.nested import (
     wrapped,
 )
 from tests.serving.langgraph.postgres import new_database
+from tests.serving.langgraph.runs.test_runs import a_thread, given
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import a_thread, given
 
 STARTS: dict[str, Counter[str]] = defaultdict(Counter)
 """How often each node was started, by thread."""

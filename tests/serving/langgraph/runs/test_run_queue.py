@@ -19,7 +19,7 @@ from agentrt.serving.langgraph.runs.streams import LiveRun
 from agentrt.serving.langgraph.tenant_state import open_tenant_state
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
-from tests.serving.langgraph.test_sweep import a_run
+from tests.serving.langgraph.runs.test_sweep import a_run
 
 ASKED_BY: ContextVar[str] = ContextVar("asked_by")
 """As a trace has it, of which the spans of a request are."""

@@ -23,10 +23,10 @@ from agentrt.serving.langgraph.auth.hooks import load_auth
 from agentrt.serving.langgraph.protocol.routes import ProtocolRoutes
 from agentrt.serving.langgraph.protocol.socket import ProtocolSocket
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
+from tests.serving.langgraph.protocol.test_protocol import VALUES, start, told, until
+from tests.serving.langgraph.runs.test_runs import DONE, IN
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_auth import HOOKS
-from tests.serving.langgraph.test_protocol import VALUES, start, told, until
-from tests.serving.langgraph.test_runs import DONE, IN
 from tests.serving.tenants.plain_keys import PlainKeys
 
 SUBSCRIBE = '{"id": 1, "method": "subscription.subscribe", "params": {"channels": ["values"]}}'

@@ -25,8 +25,8 @@ from agentrt.serving.langgraph.database.connections import Address, open_databas
 from agentrt.serving.langgraph.runs import execution
 from tests.serving.langgraph.graphs import GATES, all_graphs
 from tests.serving.langgraph.postgres import Proxy, new_database
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 WAIT_S = 60.0
 READ_ONLY = "default_transaction_read_only"

@@ -30,9 +30,9 @@ from agentrt.serving.lifetimes import Ttl
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import all_graphs
+from tests.serving.langgraph.runs.test_runs import DONE, IN, a_thread
+from tests.serving.langgraph.runs.test_sweep import a_run, end
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread
-from tests.serving.langgraph.test_sweep import a_run, end
 
 
 @pytest.fixture(scope="module")

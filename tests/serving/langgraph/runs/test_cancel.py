@@ -12,8 +12,8 @@ from langgraph_sdk.errors import NotFoundError
 
 from agentrt.serving.langgraph.runs.streams import Action, LiveRun
 from tests.serving.langgraph.graphs import GATES
+from tests.serving.langgraph.runs.test_runs import IN, a_thread
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_runs import IN, a_thread
 
 
 async def at_a_gate(client: LangGraphClient) -> tuple[str, str]:

@@ -30,7 +30,7 @@ from agentrt.serving.server import ServedGraph, Server
 from agentrt.serving.tenants import Limits, Tenants
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import steps_graph
-from tests.serving.langgraph.test_runs import IN, a_thread
+from tests.serving.langgraph.runs.test_runs import IN, a_thread
 
 CALLER = Caller("default", None, None)
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC).timestamp()

@@ -33,9 +33,9 @@ from tests.serving.langgraph.graphs import (
     gate_graph,
     twice_graph,
 )
+from tests.serving.langgraph.runs.test_runs import IN, a_thread
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.langgraph.test_auth import a_project
-from tests.serving.langgraph.test_runs import IN, a_thread
 from tests.serving.tenants.plain_keys import PlainKeys
 
 ID, OTHER = "0" * 32, "1" * 32

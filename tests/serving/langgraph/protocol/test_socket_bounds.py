@@ -22,9 +22,9 @@ from agentrt.serving.origins import Origins
 from agentrt.serving.server import Bounds, Server
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
+from tests.serving.langgraph.protocol.test_protocol import VALUES
+from tests.serving.langgraph.protocol.test_protocol_socket import opened, status
 from tests.serving.langgraph.serve import Serving, served
-from tests.serving.langgraph.test_protocol import VALUES
-from tests.serving.langgraph.test_protocol_socket import opened, status
 from tests.serving.watchdog import opened_app
 
 

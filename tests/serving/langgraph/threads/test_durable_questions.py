@@ -14,9 +14,9 @@ from langgraph.prebuilt import ToolNode
 
 from tests.integrations.mcp.servers import MODULE
 from tests.serving.langgraph.graphs import ask_graph
+from tests.serving.langgraph.runs.test_runs import IN, a_thread
 from tests.serving.langgraph.serve import serving
-from tests.serving.langgraph.test_questions import answered, clients, joined, listed, waiter
-from tests.serving.langgraph.test_runs import IN, a_thread
+from tests.serving.langgraph.threads.test_questions import answered, clients, joined, listed, waiter
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says that it is in beta

@@ -20,9 +20,9 @@ from agentrt.serving.langgraph.database.runs import Runs
 from agentrt.serving.langgraph.runs.streams import EventLog
 from agentrt.serving.langgraph.tenant_state import REPLAY_S
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
+from tests.serving.langgraph.protocol.test_protocol import command, heard, start, told, until
+from tests.serving.langgraph.runs.test_runs import IN
 from tests.serving.langgraph.serve import serving
-from tests.serving.langgraph.test_protocol import command, heard, start, told, until
-from tests.serving.langgraph.test_runs import IN
 
 CHANNELS = ["values", "input", "lifecycle"]
 

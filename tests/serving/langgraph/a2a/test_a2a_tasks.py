@@ -14,8 +14,8 @@ from langgraph_sdk.client import LangGraphClient
 from agentrt.serving.langgraph.a2a import messages as a2a_values
 from agentrt.serving.langgraph.a2a.messages import KnownTasks
 from agentrt.serving.langgraph.runs.streams import EventLog, FellBehindError, StreamEvent
+from tests.serving.langgraph.a2a.test_a2a import COMPLETED, WAITS, agent, sent, told
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_a2a import COMPLETED, WAITS, agent, sent, told
 
 
 async def test_a_task_asks_and_goes_on_with_the_answer(it: Serving) -> None:
