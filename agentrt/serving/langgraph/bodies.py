@@ -167,7 +167,6 @@ class Latest(Body):
 ROOTS = ("config", "interrupts", "metadata", "values")
 MAX_PATHS = 10
 PATH = re.compile(rf"({'|'.join(ROOTS)})(\.[^.\[\]]+|\[-?\d{{1,9}}\])*")
-_ROOT = re.compile("[a-z]+")
 _STEP = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
 
 
@@ -182,11 +181,6 @@ def check_paths(paths: Mapping[str, str]) -> Mapping[str, str]:
                 "values.messages[-1].content"
             )
     return paths
-
-
-def roots_of(paths: Mapping[str, str]) -> set[str]:
-    """The parts of a thread that these paths lead into."""
-    return {match[0] for path in paths.values() if (match := _ROOT.match(path))}
 
 
 def extracted(thread: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:

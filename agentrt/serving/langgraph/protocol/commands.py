@@ -26,7 +26,7 @@ from agentrt.serving.langgraph.bodies import (
 from agentrt.serving.langgraph.database.interrupts import INTERRUPT_ID, interrupts_in
 from agentrt.serving.langgraph.database.tables import PROTOCOL
 from agentrt.serving.langgraph.responses import JSON, summary
-from agentrt.serving.langgraph.runs.protocol_events import Tree, seq_of
+from agentrt.serving.langgraph.runs.graph_events import Tree, seq_of
 from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.langgraph.runs.streams import replay
 from agentrt.serving.langgraph.tenant_state import TenantState

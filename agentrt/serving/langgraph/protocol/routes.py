@@ -23,7 +23,7 @@ from agentrt.serving.langgraph.protocol.commands import ProtocolCommands
 from agentrt.serving.langgraph.protocol.socket import REPLAYED, ProtocolSocket
 from agentrt.serving.langgraph.responses import JSON
 from agentrt.serving.langgraph.routes import Routes, route
-from agentrt.serving.langgraph.runs.protocol_events import (
+from agentrt.serving.langgraph.runs.graph_events import (
     EventsBody,
     place_of,
     question_in,

@@ -28,8 +28,7 @@ from agentrt.serving.langgraph.database.runs import RunRecord
 from agentrt.serving.langgraph.outages import is_outage
 from agentrt.serving.langgraph.responses import encode, error_json
 from agentrt.serving.langgraph.runs import recovery
-from agentrt.serving.langgraph.runs.protocol_events import ProtocolAdapter
-from agentrt.serving.langgraph.runs.stream_modes import StreamAdapter
+from agentrt.serving.langgraph.runs.graph_events import ProtocolAdapter, StreamAdapter
 from agentrt.serving.langgraph.runs.streams import LiveRun
 from agentrt.serving.langgraph.states import thread_state
 from agentrt.serving.langgraph.tenant_state import TenantState
