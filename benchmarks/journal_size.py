@@ -18,10 +18,10 @@ import click
 from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.frontend import RequestFrontend
 from agentrt.journal import Journal
-from agentrt.journal.misses import misses_of
-from agentrt.journal.reading import ReadingStore
+from agentrt.journal.analysis.misses import misses_of
+from agentrt.journal.analysis.reading import ReadingStore
+from agentrt.journal.analysis.wall import read_program
 from agentrt.journal.store import SQLiteStore
-from agentrt.journal.wall import read_program
 from agentrt.lab.commands.options import note
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.workloads.journals import read_recording

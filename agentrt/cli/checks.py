@@ -282,7 +282,7 @@ def _can_write(file: Path) -> bool:
 def _database(asked: Asked) -> Finding | None:
     if (url := asked["database"]) is None:
         return None
-    from agentrt.serving.langgraph.database import Address
+    from agentrt.serving.langgraph.database.connections import Address
 
     address = Address.parse(url)
     if (file := address.file) is not None:

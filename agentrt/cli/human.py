@@ -22,7 +22,7 @@ from agentrt.cli.values import read_value
 from agentrt.errors import ToolArgumentsError, UsageError
 from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.questions import Question
-from agentrt.journal.rendering import short
+from agentrt.journal.analysis.rendering import short
 
 if TYPE_CHECKING:
     from langgraph.types import Interrupt

@@ -17,9 +17,9 @@ from agentrt.cli.streams import printable
 from agentrt.cli.values import check_output
 from agentrt.errors import JournalError
 from agentrt.graph import write
-from agentrt.journal.comparison import comparison
-from agentrt.journal.reading import History, ReadingStore, find, histories, history
-from agentrt.journal.rendering import dag_of, program_json
+from agentrt.journal.analysis.comparison import comparison
+from agentrt.journal.analysis.reading import History, ReadingStore, find, histories, history
+from agentrt.journal.analysis.rendering import dag_of, program_json
 from agentrt.journal.store import Store
 
 _STATES = ("open", "done", "failed", "cancelled", "lost")
@@ -75,7 +75,7 @@ def read_journal_at(name: str) -> Iterator[Store]:
     if is_url(name):
         try:
             from agentrt.cli.journals import postgres_journal
-            from agentrt.serving.langgraph.database import Address
+            from agentrt.serving.langgraph.database.connections import Address
         except ImportError as error:
             raise JournalError(f"journal {name}: {error}; install agentrt[postgres]") from error
         store: Store = postgres_journal(Address.parse(name), makes=False)

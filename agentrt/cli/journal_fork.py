@@ -20,9 +20,9 @@ from agentrt.cli.streams import say
 from agentrt.cli.values import read_value
 from agentrt.errors import JournalError, UsageError
 from agentrt.journal import JournalOptions
+from agentrt.journal.analysis.forking import answer_of, base_of, fork_in
+from agentrt.journal.analysis.reading import History, find
 from agentrt.journal.codec import dumps, loads
-from agentrt.journal.forking import answer_of, base_of, fork_in
-from agentrt.journal.reading import History, find
 from agentrt.journal.store import SQLiteStore
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable

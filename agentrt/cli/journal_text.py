@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentrt.journal.comparison import comparison
+from agentrt.journal.analysis.comparison import comparison
+from agentrt.journal.analysis.reading import History
+from agentrt.journal.analysis.rendering import answer_of, parsed, program_json, question_of, short
 from agentrt.journal.past import PastNode
-from agentrt.journal.reading import History
-from agentrt.journal.rendering import answer_of, parsed, program_json, question_of, short
 
 _MOST = 20
 _LISTED = ("id", "type", "state", "started", "wall_s", "calls", "prompt_tokens", "output_tokens")

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from agentrt.cli.plan import Start
 from agentrt.errors import JournalError, UsageError
 from agentrt.journal import Journal, JournalOptions
-from agentrt.journal.reading import listed
+from agentrt.journal.analysis.reading import listed
 from agentrt.journal.schema import DONE
 from agentrt.journal.store import SQLiteStore, Store
 from agentrt.runtime import Runtime
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
-    from agentrt.serving.langgraph.database import Address
+    from agentrt.serving.langgraph.database.connections import Address
     from agentrt.serving.server import Served
 
 
@@ -50,7 +50,7 @@ def server_journal(options: Mapping[str, Any], served: Iterable[Served]) -> Jour
     """The journal of `agentrt serve`: beside its database, unless the option names a file, or none;
     or it serves no programs.
     """
-    from agentrt.serving.langgraph.database import Address
+    from agentrt.serving.langgraph.database.connections import Address
     from agentrt.serving.server import ServedProgram
 
     given: str | None = options["journal"]
@@ -70,7 +70,7 @@ def postgres_journal(address: Address, *, makes: bool = True) -> Store:
     """The journal in a PostgreSQL database; it ``makes`` what is not there, or only reads."""
     try:
         from agentrt.journal.postgres import PostgresStore
-        from agentrt.serving.langgraph.database import TIMEOUTS
+        from agentrt.serving.langgraph.database.connections import TIMEOUTS
     except ImportError as error:
         raise JournalError(f"journal {address}: {error}; install agentrt[postgres]") from error
     return PostgresStore(address.url, str(address), TIMEOUTS, makes=makes)

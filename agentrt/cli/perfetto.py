@@ -18,8 +18,8 @@ import orjson
 from agentrt.cli.timeline import CALL, Slice, Timeline
 from agentrt.cli.values import check_output
 from agentrt.errors import ConfigError
-from agentrt.journal.wall import ENGINE
-from agentrt.journal.why import level_name
+from agentrt.journal.analysis.wall import ENGINE
+from agentrt.journal.analysis.why import level_name
 from agentrt.request.spans import DECODE, PREFILL, RECOMPUTE
 
 Event = dict[str, Any]

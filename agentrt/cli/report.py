@@ -28,7 +28,7 @@ from agentrt.errors import (
     UsageError,
 )
 from agentrt.graph import write
-from agentrt.journal.rendering import short
+from agentrt.journal.analysis.rendering import short
 from agentrt.request.text import ReadsAsText
 from agentrt.runtime.run import Run, RunState
 

@@ -14,7 +14,7 @@ from agentrt.cli.tools import NO_TOOLS, ToolSources, read_server_tools, read_too
 from agentrt.cli.traces import read_traces
 from agentrt.errors import ProgramLoadError
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.serving.langgraph.database import Address
+from agentrt.serving.langgraph.database.connections import Address
 from agentrt.serving.lifetimes import Lifetimes, read_lifetimes
 from agentrt.serving.origins import Origins, read_cors, read_hosts, read_origins
 from agentrt.serving.server import Bounds, Served, ServedGraph, ServedProgram

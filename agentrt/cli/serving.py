@@ -237,7 +237,7 @@ class Serving:
 
 def _place_of(database: str) -> str:
     """Where a database is, for people: a file's whole path, or a URL without its password."""
-    from agentrt.serving.langgraph.database import Address
+    from agentrt.serving.langgraph.database.connections import Address
 
     address = Address.parse(database)
     return str(address) if address.file is None else str(address.file.absolute())

@@ -21,7 +21,7 @@ from agentrt.cli.execute import Outcome
 from agentrt.cli.live import STYLES
 from agentrt.cli.streams import counted
 from agentrt.graph import ExecutionDAG, Node, NodeKind
-from agentrt.journal.rendering import short
+from agentrt.journal.analysis.rendering import short
 from agentrt.runtime.run import Run, RunReport
 
 _EACH = 8

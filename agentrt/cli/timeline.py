@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agentrt.graph import Node
+from agentrt.journal.analysis.wall import Recorded, Stay, engine_spans, read_program
+from agentrt.journal.analysis.why import level_name
 from agentrt.journal.schema import ROOT
 from agentrt.journal.store import Store
-from agentrt.journal.wall import Recorded, Stay, engine_spans, read_program
-from agentrt.journal.why import level_name
 from agentrt.request import CallReport
 from agentrt.runtime.run import Run
 

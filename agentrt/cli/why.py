@@ -11,13 +11,13 @@ from agentrt.cli.journal import read_journal_at
 from agentrt.cli.journal_text import aligned
 from agentrt.cli.streams import printable
 from agentrt.errors import JournalError
-from agentrt.journal.misses import Miss, misses_of
-from agentrt.journal.reading import listed
+from agentrt.journal.analysis.misses import Miss, misses_of
+from agentrt.journal.analysis.reading import listed
+from agentrt.journal.analysis.shares import Share, shares_of
+from agentrt.journal.analysis.wall import Recorded, read_program
+from agentrt.journal.analysis.why import WORDS, blamed, missed, note_of, why_json
 from agentrt.journal.schema import OPEN
-from agentrt.journal.shares import Share, shares_of
 from agentrt.journal.store import Store
-from agentrt.journal.wall import Recorded, read_program
-from agentrt.journal.why import WORDS, blamed, missed, note_of, why_json
 
 _BLAMED = 3
 _MISSES = 5

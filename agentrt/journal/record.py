@@ -19,7 +19,6 @@ from agentrt.errors import (
     UsageError,
 )
 from agentrt.journal.codec import UnkeptError, dumps, loads
-from agentrt.journal.difference import difference
 from agentrt.journal.order import place_of
 from agentrt.journal.past import Past, PastNode
 from agentrt.journal.questions import Question, Questions
@@ -38,7 +37,7 @@ from agentrt.journal.schema import (
     StartRow,
     unparked,
 )
-from agentrt.journal.sketch import digest_of, shown
+from agentrt.journal.sketch import difference, digest_of, shown
 from agentrt.request import Reply
 from agentrt.steady import SteadyClock
 

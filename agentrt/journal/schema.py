@@ -32,7 +32,7 @@ class RecordedProgram(NamedTuple):
     """A program. ``number`` counts those of its type. ``code`` is a fingerprint of its file,
     ``input`` and ``options`` (how it was started) are JSON. ``content`` says how much of it is
     kept. ``started`` is in seconds since 1970 by the journal's own clock, as all times in rows
-    (`agentrt.journal.times`).
+    (`agentrt.journal.store`).
     """
 
     id: str

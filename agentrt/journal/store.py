@@ -1,15 +1,23 @@
-"""Where a journal is: an SQLite file. One process at a time writes it; any may read it.
+"""Where a journal is: an SQLite file, the thread that writes it, and its clock.
 
-All methods but those that open are called in the writer's thread.
+One process at a time writes the file; any may read it. All methods of a store but those that open
+it are called in the thread of its `Writer`, which makes one transaction of what came together.
+
+The rows have the times of a `SteadyClock`, people see times of day. The last reading of the clock
+is in the table ``agentrt_journal``: under ``clock`` for whoever opens the journal next, and under
+``shift`` in seconds for SQL.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 from agentrt.errors import JournalError, JournalWriteError
@@ -22,8 +30,11 @@ from agentrt.journal.schema import (
     VERSION,
     VIEW,
     Change,
+    EndRow,
+    StartRow,
     Statement,
 )
+from agentrt.steady import MachineClocks, Reading, SteadyClock
 
 _BUSY_S = 10.0
 _BUSY = ("locked", "busy")
@@ -201,3 +212,133 @@ def _corrupt(name: str, text: str) -> JournalError:
         f"journal {name}: it is damaged or cut off ({text}); nothing was read of it: bring back a "
         "whole copy, or name another file"
     )
+
+
+def raw_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
+    """All attempts at a program's nodes, itself with them, with the times of the journal's clock,
+    as they are in the tables. Raises `JournalError`.
+    """
+    # All columns: older journals do not have the last of them.
+    starts, ends = (
+        store.query(f"SELECT * FROM {table} WHERE program = ?", (program_id,))
+        for table in ("agentrt_starts", "agentrt_ends")
+    )
+    return [StartRow(*row) for row in starts], [EndRow(*row) for row in ends]
+
+
+# -- the thread that writes ------------------------------------------------------------------------
+
+Waiting = list[asyncio.Future[None]]
+
+
+class Writer:
+    """Writes rows in the order in which they came. All methods belong to one event loop.
+
+    The thread has one batch at a time: all that was put until the loop had done what was ready.
+    Once a write has failed (``error``), so does every later one: a journal has no gaps. All who
+    wait for a ``batch`` go on in one turn of the loop.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._rows: list[Change] = []
+        self._waiting: Waiting = []
+        self._busy = False
+        self.batch = 0
+        self.error: Exception | None = None
+        self._batches: SimpleQueue[tuple[list[Change], Waiting] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="agentrt/journal", daemon=True)
+        self._thread.start()
+
+    def put(self, *rows: Change) -> None:
+        """Write them, in one transaction, with the next that is waited for."""
+        self._rows.extend(rows)
+
+    async def written(self) -> None:
+        """Wait until all that was put is on the disk. Raises `JournalWriteError`."""
+        if self.error is not None:
+            raise self.error
+        done = self._loop.create_future()
+        self._waiting.append(done)
+        if not self._busy:
+            self._busy = True
+            self._loop.call_soon(self.send)
+        await done
+
+    async def close(self) -> None:
+        """Write what is left, end the thread, and close the store. Idempotent."""
+        self.send()
+        self._batches.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._store.close()
+
+    def send(self) -> None:
+        """Write what was put, though nobody waits for it."""
+        rows, self._rows = self._rows, []
+        waiting, self._waiting = self._waiting, []
+        self.batch += 1
+        self._batches.put((rows, waiting))
+
+    def _wrote(self, waiting: Waiting, error: Exception | None) -> None:
+        self.error = error
+        for one in waiting:
+            if one.done():  # who waited was cancelled
+                continue
+            if error is None:
+                one.set_result(None)
+            else:
+                one.set_exception(error)
+        self._busy = bool(self._waiting)
+        if self._busy:
+            self._loop.call_soon(self.send)
+
+    # -- in the thread -----------------------------------------------------------------
+
+    def _work(self) -> None:
+        error: Exception | None = None
+        while (batch := self._batches.get()) is not None:
+            rows, waiting = batch
+            if error is None and rows:
+                error = self._write(rows)
+            if waiting:
+                self._loop.call_soon_threadsafe(self._wrote, waiting, error)
+
+    def _write(self, rows: list[Change]) -> Exception | None:
+        try:
+            self._store.write(rows)
+        except JournalWriteError as error:
+            return error
+        except Exception as error:
+            return JournalWriteError(f"journal {self._store.name}: {error!r}")
+        return None
+
+
+# -- the clock of a journal ------------------------------------------------------------------------
+
+_KEEP = """INSERT INTO agentrt_journal VALUES (?, ?)
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
+
+
+def clock_of(store: Store, machine: MachineClocks | None = None) -> SteadyClock:
+    """The clock of a journal, taken up where its last process left it."""
+    return SteadyClock(machine, _last_reading(store))
+
+
+def shift_of(store: Store) -> float:
+    """How far the time of day is ahead of the times in a journal's rows, in seconds."""
+    last = _last_reading(store)
+    return 0.0 if last is None else last.shift
+
+
+def kept(reading: Reading) -> tuple[Statement, Statement]:
+    """What keeps a reading in a journal."""
+    return (
+        Statement(_KEEP, ("clock", json.dumps(reading))),
+        Statement(_KEEP, ("shift", repr(reading.shift))),
+    )
+
+
+def _last_reading(store: Store) -> Reading | None:
+    rows = store.query("SELECT value FROM agentrt_journal WHERE key = 'clock'")
+    return Reading(*json.loads(rows[0][0])) if rows else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrt.journal.rendering import short
+from agentrt.journal.analysis.rendering import short
 
 _MOST = 80
 """Characters that are kept."""

@@ -44,7 +44,7 @@ def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
 def _auth_of(projects: Sequence[Path]) -> Auth | None:
     if not projects:
         return None
-    from agentrt.serving.langgraph.auth import load_auth
+    from agentrt.serving.langgraph.auth.hooks import load_auth
 
     hooks = {path: auth for path in projects if (auth := load_auth(path)) is not None}
     if len(hooks) > 1:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.journal.reading import ReadingStore
-from agentrt.journal.wall import read_program
+from agentrt.journal.analysis.reading import ReadingStore
+from agentrt.journal.analysis.wall import read_program
 from tests.cli.conftest import Invoke, Refused, Run, Write
 from tests.journal.made import Made
 from tests.journal.test_misses import RULES, chat

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrt.contexts.lineage import Lineage
+from agentrt.contexts.context import Lineage
 
 
 def test_a_fork_gives_up_what_is_its_own() -> None:

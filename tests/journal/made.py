@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrt.journal.analysis.wall import Recorded, read_program
 from agentrt.journal.codec import dumps
 from agentrt.journal.schema import DONE, ROOT, Change, EndRow, RecordedProgram, StartRow
 from agentrt.journal.sketch import digest_of
 from agentrt.journal.store import SQLiteStore
-from agentrt.journal.wall import Recorded, read_program
 from agentrt.request import CallReport, Reply
 
 BEGAN = 1000.0

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from agentrt import Context, Runtime
-from agentrt.journal import Journal, forking
+from agentrt.journal import Journal
+from agentrt.journal.analysis import forking
+from agentrt.journal.analysis.reading import ReadingStore, history, listed
+from agentrt.journal.analysis.rendering import program_json
+from agentrt.journal.analysis.wall import read_program
+from agentrt.journal.analysis.why import why_json
 from agentrt.journal.postgres import PostgresStore
-from agentrt.journal.reading import ReadingStore, history, listed
-from agentrt.journal.rendering import program_json
-from agentrt.journal.store import SQLiteStore, Store
-from agentrt.journal.times import clock_of, shift_of
-from agentrt.journal.wall import read_program
-from agentrt.journal.why import why_json
+from agentrt.journal.store import SQLiteStore, Store, clock_of, shift_of
 from agentrt.runtime.durable import Durable
 from agentrt.steady import MachineClocks, Reading, SteadyClock, name_of_boot, seconds_since_boot
 from tests.doubles.machine import NOON, Machine

@@ -14,9 +14,9 @@ import pytest
 from agentrt import Context, tool
 from agentrt.errors import JournalError, UsageError
 from agentrt.journal import Journal, JournalOptions
+from agentrt.journal.analysis.forking import answer_of, fork_in
+from agentrt.journal.analysis.reading import History, ReadingStore, find, histories, history
 from agentrt.journal.codec import loads
-from agentrt.journal.forking import answer_of, fork_in
-from agentrt.journal.reading import History, ReadingStore, find, histories, history
 from agentrt.journal.schema import RecordedProgram
 from agentrt.request import Reply
 from agentrt.runtime.durable import Durable

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrt.journal.misses import Miss, misses_of
+from agentrt.journal.analysis.misses import Miss, misses_of
 from agentrt.request import CallReport, Reply
 from agentrt.request.spans import Cause
 from tests.journal.made import Made, spent

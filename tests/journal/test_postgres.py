@@ -13,8 +13,8 @@ from agentrt import Context
 from agentrt.cli.checks import CHECKS
 from agentrt.cli.journal import read_journal_at
 from agentrt.errors import JournalError, JournalWriteError
+from agentrt.journal.analysis.reading import histories
 from agentrt.journal.postgres import PostgresStore
-from agentrt.journal.reading import histories
 from agentrt.journal.schema import VERSION, Statement
 from agentrt.program import Program
 from tests.journal.killing import World, ended, ends, live

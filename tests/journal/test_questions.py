@@ -16,9 +16,9 @@ import pytest
 from agentrt import Context
 from agentrt.errors import JournalError
 from agentrt.journal import JournalOptions
+from agentrt.journal.analysis.reading import History, ReadingStore, history
 from agentrt.journal.codec import dumps
 from agentrt.journal.questions import BEFORE, QuestionRows, Questions
-from agentrt.journal.reading import History, ReadingStore, history
 from agentrt.journal.schema import DONE, EndRow, StartRow
 from agentrt.journal.sketch import digest_of, shown
 from agentrt.request import CallSpec, Reply

@@ -20,7 +20,7 @@ from agentrt.errors import (
 )
 from agentrt.executors.base import Chunk
 from agentrt.journal import Journal
-from agentrt.journal.reading import ReadingStore, history
+from agentrt.journal.analysis.reading import ReadingStore, history
 from agentrt.journal.schema import EndRow
 from agentrt.request import Call, ToolCall
 from agentrt.runtime.durable import Durable

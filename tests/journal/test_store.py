@@ -16,7 +16,7 @@ import pytest
 from agentrt import Context
 from agentrt.errors import JournalError, JournalWriteError
 from agentrt.journal import Journal, JournalOptions
-from agentrt.journal.reading import ReadingStore, histories
+from agentrt.journal.analysis.reading import ReadingStore, histories
 from agentrt.journal.schema import VERSION, Statement
 from agentrt.journal.store import SQLiteStore
 from agentrt.program import Program

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from agentrt import Context, Runtime, program, tool
 from agentrt.errors import JournalError
 from agentrt.journal import Journal
-from agentrt.journal.shares import shares_of
+from agentrt.journal.analysis.shares import shares_of
+from agentrt.journal.analysis.wall import ALL_REASONS, read_program
 from agentrt.journal.store import SQLiteStore
-from agentrt.journal.wall import ALL_REASONS, read_program
 from agentrt.request import CallReport
 from agentrt.request.spans import REASONS, Cause
 from agentrt.runtime.durable import Durable

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from agentrt.cli.serve import serve
-from agentrt.executors.vllm import compiling, masks
+from agentrt.executors.vllm import compiling
 from agentrt.executors.vllm.frontend import long_prompts
 from agentrt.serving import bodies
 from agentrt.serving._compat import DROPPED_PER_S
@@ -42,7 +42,7 @@ LIMITS = {
     "a tenant's calls in the engine": [fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
     "schemas that are read at once": [1],
     "compiling one grammar": [compiling.SLOW_S, compiling.LONGEST_S],
-    "what a grammar takes of the engine's steps": [masks.MOST_S, masks.MOST_S],
+    "what a grammar takes of the engine's steps": [compiling.MASKS_S, compiling.MASKS_S],
     "readers of": [MOST_READERS],
     "a message over a WebSocket": [BOUNDS.message_bytes, 1],
     "what waits for a client of a WebSocket": [ASYNCIOS_BUFFER, BOUNDS.reader_s],

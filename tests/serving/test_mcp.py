@@ -28,7 +28,7 @@ from agentrt import Context, Runtime, program
 from agentrt.runtime.run import RunState
 from agentrt.serving import mcp as served_mcp
 from agentrt.serving.listen import Listener
-from agentrt.serving.mcp import sessions as served_mcp_sessions
+from agentrt.serving.mcp import calls as served_mcp_calls
 from agentrt.serving.mcp.app import Endpoint
 from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.questions.api import api as questions
@@ -438,7 +438,7 @@ async def test_a_server_of_the_sdk_that_fails_is_started_again(
     async def fail() -> None:
         raise ValueError("a bug of the SDK")
 
-    monkeypatch.setattr(served_mcp_sessions, "StreamableHTTPSessionManager", Noted)
+    monkeypatch.setattr(served_mcp_calls, "StreamableHTTPSessionManager", Noted)
     async with serving() as local:
         background = local.server.background
         background._rest_s = rest_s

@@ -1,4 +1,7 @@
-"""Checks structured outputs in a thread. vLLM by itself checks them in the event loop."""
+"""Checks structured outputs in a thread of the engine's client, before a call is submitted.
+
+vLLM by itself checks them in the event loop. `compiling` has what becomes of them in the core.
+"""
 
 from __future__ import annotations
 

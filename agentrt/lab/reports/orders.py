@@ -13,9 +13,9 @@ from statistics import fmean, median
 from typing import Any
 
 from agentrt.cli.journal_text import aligned
-from agentrt.journal.shares import shares_of
-from agentrt.journal.wall import EVENT, HUMAN, OWN, TOOL
-from agentrt.journal.why import WORDS
+from agentrt.journal.analysis.shares import shares_of
+from agentrt.journal.analysis.wall import EVENT, HUMAN, OWN, TOOL
+from agentrt.journal.analysis.why import WORDS
 from agentrt.lab.reports.tables import Spread
 from agentrt.lab.runs.comparison import Comparison, Course, Courses, Past, latencies, metrics
 from agentrt.request.spans import ADMISSION, PREEMPTED, QUEUED

@@ -10,7 +10,7 @@ from typing import Any
 from agentrt.errors import ConfigError
 from agentrt.graph import NodeKind
 from agentrt.graph.export import to_json
-from agentrt.journal.wall import HUMAN, OWN, TOOL, Piece, engine_spans
+from agentrt.journal.analysis.wall import HUMAN, OWN, TOOL, Piece, engine_spans
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel, step_time

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.journal.analysis.reading import History, ReadingStore, histories
+from agentrt.journal.analysis.wall import engine_spans
 from agentrt.journal.kinds import unpacked
 from agentrt.journal.past import PastNode
-from agentrt.journal.reading import History, ReadingStore, histories
 from agentrt.journal.schema import DONE
-from agentrt.journal.wall import engine_spans
 from agentrt.lab.outcome import Outcome
 from agentrt.lab.workloads import dagfile
 from agentrt.lab.workloads.fields import Fields, Notes

@@ -2,6 +2,11 @@
 
 `api` is for a server without authentication hooks; `api_with` takes those of a
 ``langgraph.json``. Heavy modules are imported when the API opens.
+
+`database` has connections, tables and the rows of threads and runs; `auth` says what a caller may
+see, `store` and `assistants` what graphs are made with. `runs` queues, executes and streams runs,
+`threads` has the requests about threads, and `a2a`, `crons` and `protocol` are other doors to runs.
+`router` puts it all together over one `tenant_state`.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ __all__ = ["api", "api_with"]
 
 
 def api_with(auth: Auth | None) -> Api:
-    """The API whose requests pass the hooks of ``auth`` (`agentrt.serving.langgraph.auth`).
+    """The API whose requests pass the hooks of ``auth`` (`agentrt.serving.langgraph.auth.hooks`).
 
     It raises `ConfigError` if its database cannot be opened or is in use by another server, and
     `ProgramLoadError` for a graph that cannot be made.

@@ -18,8 +18,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from agentrt.errors import ProgramLoadError
 from agentrt.files import read_json
 from agentrt.integrations.langgraph.graphs import Access
-from agentrt.serving.langgraph.auth import User
-from agentrt.serving.langgraph.graphs import made, varies
+from agentrt.serving.langgraph.assistants.graphs import made, varies
+from agentrt.serving.langgraph.auth.hooks import User
 from agentrt.serving.server import Served, ServedGraph
 
 _SERVED = {

@@ -12,23 +12,23 @@ from fastapi import APIRouter, Depends
 from langgraph_sdk import Auth
 
 from agentrt import __version__
-from agentrt.serving.langgraph import a2a_routes
-from agentrt.serving.langgraph.auth import authenticate
-from agentrt.serving.langgraph.cron_clock import LOOK_S, CronClock
-from agentrt.serving.langgraph.crons import Crons
+from agentrt.serving.langgraph.a2a import routes as a2a_routes
+from agentrt.serving.langgraph.auth.hooks import authenticate
+from agentrt.serving.langgraph.crons.clock import LOOK_S, CronClock
+from agentrt.serving.langgraph.crons.routes import Crons
 from agentrt.serving.langgraph.outages import DiskRoom
-from agentrt.serving.langgraph.protocol_commands import ProtocolCommands
-from agentrt.serving.langgraph.protocol_routes import EVENTS, ProtocolRoutes
-from agentrt.serving.langgraph.questions import ThreadQuestions
+from agentrt.serving.langgraph.protocol.commands import ProtocolCommands
+from agentrt.serving.langgraph.protocol.routes import EVENTS, ProtocolRoutes
 from agentrt.serving.langgraph.responses import JSON
 from agentrt.serving.langgraph.routes import Route, Routes
-from agentrt.serving.langgraph.run_queue import MAX_RUNNING, RunQueue, open_queue
-from agentrt.serving.langgraph.run_routes import RunRoutes
-from agentrt.serving.langgraph.run_starts import StartRoutes
-from agentrt.serving.langgraph.state_routes import StateRoutes
-from agentrt.serving.langgraph.store_routes import StoreRoutes
+from agentrt.serving.langgraph.runs.queue import MAX_RUNNING, RunQueue, open_queue
+from agentrt.serving.langgraph.runs.routes import RunRoutes
+from agentrt.serving.langgraph.runs.starts import StartRoutes
+from agentrt.serving.langgraph.store.routes import StoreRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state, sweeping
-from agentrt.serving.langgraph.thread_routes import ThreadRoutes
+from agentrt.serving.langgraph.threads.questions import ThreadQuestions
+from agentrt.serving.langgraph.threads.routes import ThreadRoutes
+from agentrt.serving.langgraph.threads.state_routes import StateRoutes
 from agentrt.serving.server import Server
 
 

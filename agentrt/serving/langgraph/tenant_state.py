@@ -16,16 +16,21 @@ from agentrt.integrations.langchain.client import RuntimeClient
 from agentrt.integrations.langchain.shared import lend
 from agentrt.integrations.langgraph.graphs import Access, Purpose
 from agentrt.integrations.langgraph.threads import thread_config
-from agentrt.serving.langgraph.assistants import Assistants
-from agentrt.serving.langgraph.auth import Caller
-from agentrt.serving.langgraph.configs import CONFIGS, caller_access, graph_configs, run_access
-from agentrt.serving.langgraph.graphs import Graphs, open_graphs
-from agentrt.serving.langgraph.interrupts import Deadlines
-from agentrt.serving.langgraph.kept_responses import KeptResponses
-from agentrt.serving.langgraph.quotas import Quotas
-from agentrt.serving.langgraph.runs import Runs
-from agentrt.serving.langgraph.storage import Storage, open_storage
-from agentrt.serving.langgraph.threads import Threads, sweep
+from agentrt.serving.langgraph.assistants.configs import (
+    CONFIGS,
+    caller_access,
+    graph_configs,
+    run_access,
+)
+from agentrt.serving.langgraph.assistants.graphs import Graphs, open_graphs
+from agentrt.serving.langgraph.assistants.routes import Assistants
+from agentrt.serving.langgraph.auth.hooks import Caller
+from agentrt.serving.langgraph.database.interrupts import Deadlines
+from agentrt.serving.langgraph.database.kept_responses import KeptResponses
+from agentrt.serving.langgraph.database.quotas import Quotas
+from agentrt.serving.langgraph.database.runs import Runs
+from agentrt.serving.langgraph.database.storage import Storage, open_storage
+from agentrt.serving.langgraph.database.threads import Threads, sweep
 from agentrt.serving.langgraph.webhooks import Webhooks, open_webhooks
 from agentrt.serving.server import Server
 

@@ -25,10 +25,10 @@ from tenacity import (
 )
 
 from agentrt import tracking
-from agentrt.serving.langgraph.database import Database
+from agentrt.serving.langgraph.database.connections import Database
+from agentrt.serving.langgraph.database.runs import RunRecord, run_json
+from agentrt.serving.langgraph.database.tables import runs, webhooks
 from agentrt.serving.langgraph.responses import encode, timestamp
-from agentrt.serving.langgraph.runs import RunRecord, run_json
-from agentrt.serving.langgraph.tables import runs, webhooks
 from agentrt.serving.server import Server
 from agentrt.serving.webhook_rules import WebhookRules, host_of, port_of
 

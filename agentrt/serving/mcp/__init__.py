@@ -1,7 +1,7 @@
 """The served programs and graphs as tools of an MCP server at ``/mcp``, by the official SDK.
 
-`offers` has what is offered, `calls` carries one call through as a run and its questions to the
-client, `sessions` is the SDK's server, `app` the path. The first request imports the SDK.
+`offers` has what is offered, `calls` has the SDK's server, and carries each call through as a run
+and its questions to the client; `app` is the path. The first request imports the SDK.
 """
 
 from __future__ import annotations

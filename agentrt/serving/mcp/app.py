@@ -23,7 +23,7 @@ from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import Server
 
 if TYPE_CHECKING:
-    from agentrt.serving.mcp.sessions import Sessions
+    from agentrt.serving.mcp.calls import Sessions
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ class Endpoint:
             self._tried.set()
 
     def _load(self) -> Sessions:
-        from agentrt.serving.mcp.sessions import Sessions
+        from agentrt.serving.mcp.calls import Sessions
 
         return Sessions(*self._made_of)
 

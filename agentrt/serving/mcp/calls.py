@@ -1,4 +1,6 @@
-"""One call of a tool is one run. It reports its progress, and takes its questions to the client.
+"""The SDK's own MCP server, with the offers as its tools, and the calls that its clients make.
+
+One call of a tool is one run. It reports its progress, and takes its questions to the client.
 
 A client of the protocol of 2026-07-28 cannot be asked in the middle of a call: the call ends with
 the question, and goes on with the request that has the answer. Its run waits meanwhile.
@@ -9,13 +11,18 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import mcp.server
 from mcp import MCPError
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
 from mcp.server.context import ServerRequestContext
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.types import (
     INVALID_PARAMS,
     CallToolRequestParams,
@@ -26,9 +33,15 @@ from mcp.types import (
     ElicitResult,
     InputRequests,
     InputRequiredResult,
+    ListToolsResult,
+    PaginatedRequestParams,
     TextContent,
+    Tool,
 )
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentrt import __version__
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.graph import Node
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
@@ -318,3 +331,59 @@ def _is_field(schema: Mapping[str, Any]) -> bool:
     texts = schema.get("enum", [""])
     is_choice = "enum" in schema and all(isinstance(one, str) for one in texts)
     return is_choice or ("enum" not in schema and schema.get("type") in _SIMPLE)
+
+
+# -- the SDK's own server, with the offers as its tools ----------------------------------------
+
+
+class Sessions:
+    """What is known of the clients. Calls that wait for an answer outlast a fault of the SDK's."""
+
+    def __init__(self, server: Server, offers: Mapping[str, Offer], runs: ProgramRuns) -> None:
+        self._calls = Calls(server, offers, runs)
+        self._sdk = _sdk_server(offers, self._calls)
+        self._body_bytes = server.bounds.body_bytes
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[ASGIApp]:
+        """The application that answers requests; all sessions end with the block."""
+        manager = StreamableHTTPSessionManager(self._sdk, max_request_body_size=self._body_bytes)
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            # In the SDK's own terms, so that a session serves nobody but who began it.
+            token = AccessToken(token="", client_id=tenant_of(HttpRequest(scope)), scopes=[])
+            scope["user"] = AuthenticatedUser(token)
+            await manager.handle_request(scope, receive, send)
+
+        async with manager.run():
+            yield answer
+
+    def close(self) -> None:
+        """Wait for no client any more."""
+        self._calls.close()
+
+
+def _sdk_server(offers: Mapping[str, Offer], made: Calls) -> mcp.server.Server:
+    tools = [
+        Tool(name=one.name, description=one.description, input_schema=dict(one.schema))
+        for one in offers.values()
+    ]
+
+    async def list_tools(
+        request: Request, params: PaginatedRequestParams | None
+    ) -> ListToolsResult:
+        return ListToolsResult(tools=tools)
+
+    async def call_tool(
+        request: Request, params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult:
+        return await made.call(request, params)
+
+    return mcp.server.Server(
+        "agentrt",
+        version=__version__,
+        instructions="Each tool runs an agent program on this server.",
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        get_tool_input_schema=lambda name: offers[name].schema if name in offers else None,
+    )

@@ -22,7 +22,7 @@ from agentrt.interrupts.questions import Question
 from agentrt.interrupts.schema import mistake_in
 from agentrt.program import Context, Program
 from agentrt.runtime import Runtime
-from agentrt.serving.langgraph.graphs import made, opened_graph, schemas_of, varies
+from agentrt.serving.langgraph.assistants.graphs import made, opened_graph, schemas_of, varies
 from agentrt.serving.langgraph.responses import to_json
 from agentrt.serving.server import ServedGraph, ServedProgram, Server
 

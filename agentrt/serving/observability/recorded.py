@@ -15,16 +15,16 @@ from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import JSONResponse
 
 from agentrt.errors import JournalError, JournalWriteError
-from agentrt.journal.comparison import comparison
-from agentrt.journal.misses import misses_of
+from agentrt.journal.analysis.comparison import comparison
+from agentrt.journal.analysis.misses import misses_of
+from agentrt.journal.analysis.reading import History, Listed, history, listed, numbers
+from agentrt.journal.analysis.rendering import parsed
+from agentrt.journal.analysis.shares import drawn
+from agentrt.journal.analysis.wall import Piece, read_program
+from agentrt.journal.analysis.why import piece_json, why_json
 from agentrt.journal.past import PastNode
-from agentrt.journal.reading import History, Listed, history, listed, numbers
-from agentrt.journal.rendering import parsed
 from agentrt.journal.schema import KINDS, ROOT
-from agentrt.journal.shares import drawn
 from agentrt.journal.store import Store
-from agentrt.journal.wall import Piece, read_program
-from agentrt.journal.why import piece_json, why_json
 from agentrt.request.spans import Cause
 from agentrt.serving.middleware import VisibleTenant
 from agentrt.serving.observability.program_log import ProgramLog

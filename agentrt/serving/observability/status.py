@@ -9,7 +9,7 @@ from functools import partial
 from operator import attrgetter
 
 from agentrt.graph import Node, NodeKind
-from agentrt.journal.rendering import short
+from agentrt.journal.analysis.rendering import short
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState, state_of

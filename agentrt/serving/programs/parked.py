@@ -16,8 +16,8 @@ from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.questions import Question
 from agentrt.journal import Journal
 from agentrt.journal.codec import UnkeptError
+from agentrt.journal.journal import ParkedQuestion, Waits
 from agentrt.journal.schema import RecordedProgram
-from agentrt.journal.waits import ParkedQuestion, Waits
 from agentrt.runtime.run import Run
 from agentrt.scheduler.table import ProgramState, last_heard
 from agentrt.serving.programs.left import LeftRun, left_run

@@ -16,7 +16,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 from agentrt.errors import CallRejectedError
 from agentrt.executors.vllm.calls import check_compiled
-from agentrt.executors.vllm.masks import MOST_S, TRIED, SlowGrammarError, try_masks, watch
+from agentrt.executors.vllm.compiling import MASKS_S, TRIED, SlowGrammarError, try_masks, watch
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.request.sampling import Sampling
 
@@ -96,7 +96,7 @@ def test_one_that_ends_is_tried_to_its_end(clock: Clock) -> None:
 
 
 def test_masks_that_take_too_long_together_are_refused_at_once(clock: Clock) -> None:
-    clock.mask_s = MOST_S / 3
+    clock.mask_s = MASKS_S / 3
     with pytest.raises(SlowGrammarError, match="masks take more than"):
         try_masks(grammar := Grammar(clock), two_words(), clock)
     assert grammar.masks == 4
@@ -104,10 +104,10 @@ def test_masks_that_take_too_long_together_are_refused_at_once(clock: Clock) -> 
 
 def test_a_grammar_accepts_nothing_after_a_mask_that_took_too_long(clock: Clock) -> None:
     grammar = watch(Grammar(clock), clock)
-    clock.mask_s = MOST_S
+    clock.mask_s = MASKS_S
     grammar.fill_bitmask(two_words(), 0)
     assert grammar.accept_tokens("r", [3])
-    clock.mask_s = 2 * MOST_S
+    clock.mask_s = 2 * MASKS_S
     grammar.fill_bitmask(two_words(), 0)
     clock.mask_s = 0.0
     grammar.fill_bitmask(two_words(), 0)

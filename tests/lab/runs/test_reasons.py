@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from agentrt.journal.analysis.wall import TOOL, Recorded, read_program
 from agentrt.journal.store import SQLiteStore
-from agentrt.journal.wall import TOOL, Recorded, read_program
 from agentrt.request.spans import (
     ADMISSION,
     PREEMPTED,

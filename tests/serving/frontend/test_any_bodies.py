@@ -23,7 +23,7 @@ from agentrt.serving.frontend.conversations import (
     conversation,
 )
 from agentrt.serving.programs.conversation import chain
-from agentrt.serving.submit.checks import check_size, constraint
+from agentrt.serving.submit.host import check_size, constraint
 
 EXAMPLES = int(os.environ.get("AGENTRT_EXAMPLES", "40"))
 NAMES = (

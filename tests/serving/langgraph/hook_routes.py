@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.serving.langgraph.test_runs import IN
+from tests.serving.langgraph.runs.test_runs import IN
 
 OWN = {"owner": "ann"}
 RUN = {"assistant_id": "steps", "input": IN}

@@ -26,7 +26,7 @@ from tests.serving.langgraph.nested import (
     until_left,
     wrapped,
 )
-from tests.serving.langgraph.test_runs import a_thread
+from tests.serving.langgraph.runs.test_runs import a_thread
 
 WALKED = [f"n{n}" for n in range(WALK)]
 PAIRS = [f"pair-{kind}" for kind in KINDS]

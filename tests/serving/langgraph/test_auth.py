@@ -20,12 +20,12 @@ from langgraph_sdk.errors import (
 
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.serving.langgraph import api_with
-from agentrt.serving.langgraph.auth import User, load_auth
+from agentrt.serving.langgraph.auth.hooks import User, load_auth
 from tests.serving.langgraph.factories import with_both
 from tests.serving.langgraph.graphs import all_graphs
+from tests.serving.langgraph.protocol.test_protocol import command, until
+from tests.serving.langgraph.runs.test_runs import DONE, IN
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_protocol import command, until
-from tests.serving.langgraph.test_runs import DONE, IN
 
 HOOKS = """
 from langgraph_sdk import Auth

@@ -17,13 +17,13 @@ from langgraph.checkpoint.base import id as ids
 from langgraph_sdk.client import LangGraphClient
 
 from agentrt import Context, program
-from agentrt.serving.langgraph.interrupts import Deadlines
-from agentrt.serving.langgraph.storage import open_storage
+from agentrt.serving.langgraph.database.interrupts import Deadlines
+from agentrt.serving.langgraph.database.storage import open_storage
 from tests.doubles.machine import Machine, boots, is_set, passes
 from tests.serving.langgraph.graphs import steps_graph
+from tests.serving.langgraph.runs.test_runs import IN, a_thread
 from tests.serving.langgraph.serve import serving
-from tests.serving.langgraph.test_questions import clients
-from tests.serving.langgraph.test_runs import IN, a_thread
+from tests.serving.langgraph.threads.test_questions import clients
 
 HOUR_S = 3600.0
 LIMIT_S = 600.0

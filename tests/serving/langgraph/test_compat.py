@@ -13,6 +13,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from packaging.specifiers import SpecifierSet
 
 from agentrt.serving.langgraph import _compat
+from agentrt.serving.langgraph.database import _compat as tables_compat
 
 TESTED = {
     "langgraph": ">=1.2,<1.3",
@@ -27,7 +28,8 @@ TESTED = {
 def test_the_version_is_one_that_was_tested(package: str) -> None:
     found, tested = version(package), SpecifierSet(TESTED[package])
     assert found in tested, (
-        f"{package} {found} is not within {tested}: read serving/langgraph/_compat.py beside it"
+        f"{package} {found} is not within {tested}: read "
+        "the _compat modules of serving/langgraph beside it"
     )
 
 
@@ -59,7 +61,7 @@ def test_what_tasks_may_write_again_has_negative_numbers() -> None:
 async def test_sqlites_tables_have_the_columns_that_we_use(tmp_path: Path) -> None:
     async with aiosqlite.connect(tmp_path / "a.db") as connection:
         await AsyncSqliteSaver(connection).setup()
-        for table in (_compat.checkpoints, _compat.SQLITE_WRITES):
+        for table in (tables_compat.checkpoints, tables_compat.SQLITE_WRITES):
             rows = await connection.execute_fetchall(f"PRAGMA table_info({table.name})")
             missing = {column.name for column in table.c} - {row[1] for row in rows}
             assert not missing, f"langgraph-checkpoint-sqlite: {table.name} has no {missing}"

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from tests.serving.langgraph.graphs import Steps
+from tests.serving.langgraph.runs.test_runs import IN
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN
 
 
 @dataclass

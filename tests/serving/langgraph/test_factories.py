@@ -16,8 +16,8 @@ from langgraph_sdk.errors import InternalServerError
 from agentrt.errors import ProgramLoadError
 from agentrt.integrations.langgraph.graphs import Access, open_graph
 from tests.serving.langgraph.factories import FORMS, OPENED, OTHERS
+from tests.serving.langgraph.runs.test_runs import IN, a_thread
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN, a_thread
 
 ANN: Any = {"configurable": {"who": "Ann"}}
 

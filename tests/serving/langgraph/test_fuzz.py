@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import httpx
 
-from tests.serving.langgraph.test_runs import IN
+from tests.serving.langgraph.runs.test_runs import IN
 
 SEED = 20260121
 BODIES = min(520, int(os.environ.get("AGENTRT_EXAMPLES", "80")))

@@ -12,9 +12,9 @@ from langgraph_sdk import get_client
 
 from agentrt.errors import ConfigError
 from tests.serving.langgraph.graphs import Steps
+from tests.serving.langgraph.runs.test_runs import IN
 from tests.serving.langgraph.serve import serving
 from tests.serving.langgraph.test_contexts import tell
-from tests.serving.langgraph.test_runs import IN
 
 CONFIGS = {
     "tell": {"configurable": {"n": 1}, "recursion_limit": 7, "tags": ["t"]},

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from tests.clients.processes import NODE_CLIENTS, Script, environment, installed, script
+from tests.serving.langgraph.runs.test_runs import DONE
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_runs import DONE
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -22,18 +22,18 @@ from langgraph_sdk.client import LangGraphClient
 
 from agentrt import Runtime
 from agentrt.errors import AgentrtError
-from agentrt.serving.langgraph import threads as keeping
-from agentrt.serving.langgraph import threads as sweeping
-from agentrt.serving.langgraph._compat import keep_latest
 from agentrt.serving.langgraph.bodies import ThreadCreate
-from agentrt.serving.langgraph.store import TenantStore
-from agentrt.serving.langgraph.tables import webhooks
+from agentrt.serving.langgraph.database import threads as keeping
+from agentrt.serving.langgraph.database import threads as sweeping
+from agentrt.serving.langgraph.database._compat import keep_latest
+from agentrt.serving.langgraph.database.tables import webhooks
+from agentrt.serving.langgraph.database.threads import sweep
+from agentrt.serving.langgraph.store.items import TenantStore
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state
-from agentrt.serving.langgraph.threads import sweep
 from agentrt.serving.lifetimes import Lifetimes, Ttl, read_lifetimes
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
-from tests.serving.langgraph.test_sweep import a_run, end
+from tests.serving.langgraph.runs.test_sweep import a_run, end
 
 MINUTE = 60.0
 Opened = Callable[[Lifetimes], AbstractAsyncContextManager[TenantState]]

@@ -8,14 +8,14 @@ import httpx
 import pytest
 from langgraph_sdk.client import LangGraphClient
 
-from agentrt.serving.langgraph import run_queue
-from agentrt.serving.langgraph.runs import RunRecord
-from agentrt.serving.langgraph.stream_responses import result_response
-from agentrt.serving.langgraph.streams import EventLog, LiveRun
+from agentrt.serving.langgraph.database.runs import RunRecord
+from agentrt.serving.langgraph.runs import queue as run_queue
+from agentrt.serving.langgraph.runs.stream_responses import result_response
+from agentrt.serving.langgraph.runs.streams import EventLog, LiveRun
 from agentrt.serving.tenants import Limits, Tenants
 from tests.serving.langgraph.graphs import GATES
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 START = {"assistant_id": "steps", "input": IN}
 

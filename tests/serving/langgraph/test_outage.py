@@ -21,13 +21,13 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import APIStatusError, NotFoundError
 
-from agentrt.serving.langgraph import execution
-from agentrt.serving.langgraph.database import Database
-from agentrt.serving.langgraph.execution import Execution
+from agentrt.serving.langgraph.database.connections import Database
 from agentrt.serving.langgraph.outages import DiskRoom, is_outage
+from agentrt.serving.langgraph.runs import execution
+from agentrt.serving.langgraph.runs.execution import Execution
 from tests.serving.langgraph.graphs import GATES, all_graphs
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 FULL = sqlite3.OperationalError("database or disk is full")
 

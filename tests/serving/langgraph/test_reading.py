@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from fastapi import HTTPException
 from sqlalchemy import exc
 
-from agentrt.serving.langgraph import database as databases
 from agentrt.serving.langgraph import outages
-from agentrt.serving.langgraph.database import Address, Database, open_database
+from agentrt.serving.langgraph.database import connections as databases
+from agentrt.serving.langgraph.database.connections import Address, Database, open_database
+from agentrt.serving.langgraph.database.tables import has, threads
+from agentrt.serving.langgraph.database.threads import add_thread
 from agentrt.serving.langgraph.outages import READER, refusal
-from agentrt.serving.langgraph.tables import has, threads
-from agentrt.serving.langgraph.threads import add_thread
 from tests.serving.langgraph.serve import Serving
 
 ENDLESS = sa.text(

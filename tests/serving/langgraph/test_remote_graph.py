@@ -18,8 +18,8 @@ from langgraph.types import Command
 from langgraph_sdk import get_client, get_sync_client
 
 from tests.serving.langgraph.graphs import TURN_S, Steps
+from tests.serving.langgraph.runs.test_runs import DONE, IN
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_runs import DONE, IN
 
 
 @pytest_asyncio.fixture

@@ -14,9 +14,9 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
 from tests.serving.langgraph.graphs import GATES
+from tests.serving.langgraph.protocol.test_protocol import command, until
+from tests.serving.langgraph.runs.test_runs import DONE, IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving
-from tests.serving.langgraph.test_protocol import command, until
-from tests.serving.langgraph.test_runs import DONE, IN, a_thread, at_a_gate
 
 
 @pytest_asyncio.fixture

@@ -20,8 +20,8 @@ from langgraph_sdk.client import LangGraphClient
 
 from agentrt import Runtime
 from agentrt.serving.langgraph import webhooks as telling
-from agentrt.serving.langgraph.runs import NewRun, record_of
-from agentrt.serving.langgraph.tables import webhooks
+from agentrt.serving.langgraph.database.runs import NewRun, record_of
+from agentrt.serving.langgraph.database.tables import webhooks
 from agentrt.serving.langgraph.tenant_state import open_tenant_state
 from agentrt.serving.langgraph.webhooks import (
     TRIES,
@@ -33,8 +33,8 @@ from agentrt.serving.server import Server
 from agentrt.serving.webhook_rules import WebhookRules
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import TURN_S, all_graphs
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving, serving
-from tests.serving.langgraph.test_runs import IN, a_thread, at_a_gate
 
 LOCAL = WebhookRules(("127.0.0.1",), headers={"x-own": "yes"})
 
@@ -163,8 +163,8 @@ async def home(
 
 async def ended(hooks: Webhooks, url: str, tenant: str = "t") -> str:
     """A run that has ended, of which somebody is still to be told."""
-    from agentrt.serving.langgraph.quotas import Quotas
-    from agentrt.serving.langgraph.runs import Runs
+    from agentrt.serving.langgraph.database.quotas import Quotas
+    from agentrt.serving.langgraph.database.runs import Runs
 
     runs = Runs(hooks._database, Quotas(hooks._server))
     texts = {"tenant": tenant, "assistant_id": str(uuid4()), "graph_id": "g"}

@@ -15,7 +15,7 @@ from agentrt.journal import Journal
 from agentrt.journal.postgres import PostgresStore
 from agentrt.journal.store import SQLiteStore, Store
 from agentrt.request import Call
-from agentrt.serving.langgraph.database import TIMEOUTS, Address
+from agentrt.serving.langgraph.database.connections import TIMEOUTS, Address
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import ServedProgram, Server

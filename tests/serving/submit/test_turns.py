@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.serving.submit.workers import TenantTurns
+from agentrt.serving.submit.sandbox import TenantTurns
 from agentrt.serving.tenants.limits import Bucket
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-from agentrt.executors.vllm.compiling import GrammarThreads
-from agentrt.executors.vllm.masks import try_masks, watch
+from agentrt.executors.vllm.compiling import GrammarThreads, try_masks, watch
 from agentrt.executors.vllm.processes import leave_processor
 
 _VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"

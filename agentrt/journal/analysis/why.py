@@ -1,0 +1,138 @@
+"""Where a recorded program's time went, and why its cache missed: in words, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from agentrt.journal.analysis.misses import CHANGED, EVICTED, SALTED, Miss
+from agentrt.journal.analysis.shares import Blame, shares_of
+from agentrt.journal.analysis.wall import (
+    ENGINE,
+    EVENT,
+    HUMAN,
+    OWN,
+    STOPPED,
+    TOOL,
+    TURN,
+    Piece,
+    Recorded,
+)
+from agentrt.request.spans import (
+    ADMISSION,
+    DECODE,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    RECOMPUTE,
+    STARTING,
+)
+
+WORDS = {
+    STARTING: "on its way to the engine",
+    QUEUED: "waiting for a slot, behind",
+    ADMISSION: "not admitted: the cache was taken by",
+    PREEMPTED: "preempted for",
+    RECOMPUTE: "computed again, pushed out by",
+    PREFILL: "prefill",
+    DECODE: "decode",
+    ENGINE: "in an engine that says no more",
+    TURN: "waiting for a tool's turn",
+    TOOL: "tools",
+    HUMAN: "humans",
+    EVENT: "events and sleeps",
+    OWN: "its own code",
+    STOPPED: "its process was gone",
+}
+"""Each reason, for people."""
+_FAR = 1 << 32
+
+
+def why_json(recorded: Recorded, pieces: Sequence[Piece], misses: Sequence[Miss]) -> dict[str, Any]:
+    """All of it, in numbers and in words. Times of day are seconds since 1970."""
+    reasons = []
+    for share in shares_of(pieces):
+        by = [{**asdict(blame), "words": blamed(blame, recorded.program.id)} for blame in share.by]
+        reasons.append({**asdict(share), "words": WORDS[share.reason], "by": by})
+    return {
+        "program": recorded.program.id,
+        "type": recorded.program.type,
+        "state": recorded.state,
+        "started": recorded.since,
+        "wall_s": recorded.until - recorded.since,
+        "content": recorded.program.content,
+        "reasons": reasons,
+        "pieces": [piece_json(piece) for piece in pieces],
+        "misses": [{**asdict(miss), **_by(miss), "words": [*missed(miss)]} for miss in misses],
+        "note": note_of(recorded),
+    }
+
+
+def piece_json(piece: Piece) -> dict[str, Any]:
+    """A piece of the wall time."""
+    return {**piece._asdict(), **_by(piece)}
+
+
+def _by(one: Piece | Miss) -> dict[str, Any]:
+    return {"by": [cause._asdict() for cause in one.by]}
+
+
+def blamed(blame: Blame, waiting: str) -> str:
+    """Say which program the program ``waiting`` waited for, how long, and what put that first."""
+    if blame.program.startswith("("):
+        return f"{blame.program} {blame.seconds:.2f} s"
+    if blame.program == waiting:
+        return f"its own other calls {blame.seconds:.2f} s"
+    served = f"{blame.attained_s:.2f} s served, this program {blame.own_attained_s:.2f} s"
+    return f"{blame.program} {blame.seconds:.2f} s ({_ranked(blame)}; {served})"
+
+
+def _ranked(blame: Blame) -> str:
+    """Why a program went first. A smaller level runs first."""
+    if blame.level <= -_FAR:
+        return "promoted, as the oldest"
+    if blame.level < blame.own_level:
+        return "ranked before this program"
+    if blame.level == blame.own_level:
+        return "ranked equal, and earlier"
+    return "ranked after this program, but running already"
+
+
+def level_name(level: int, before: str = "level ") -> str:
+    """A queue's level in words; promoted calls are before all levels."""
+    return f"{before}{level}" if level > -_FAR else "promoted"
+
+
+def note_of(recorded: Recorded) -> str:
+    """What cannot be known of it; "" for nothing."""
+    content = recorded.program.content
+    if content == "full":
+        return ""
+    return (
+        f"recorded with --journal-content {content}: there are no texts, so changes of prompts are "
+        "not found"
+    )
+
+
+def missed(miss: Miss) -> Iterator[str]:
+    """Lines that say what a call computed, and why."""
+    yield (
+        f"node {miss.node}: {miss.computed_tokens} of {miss.prompt_tokens} prompt tokens "
+        f"computed, {_reason_of(miss)}"
+    )
+    if miss.verdict != SALTED and miss.earlier:
+        yield (
+            f"  leaves the prompt of node {miss.earlier} after {miss.at} {miss.unit}; "
+            f"{miss.again} more {miss.unit} are the same again"
+        )
+        yield f"  {miss.before!r} then {miss.was!r}, now {miss.now!r}"
+
+
+def _reason_of(miss: Miss) -> str:
+    if miss.verdict == EVICTED:
+        who = ", ".join(cause.program for cause in miss.by) or "others, long before"
+        return f"{miss.lost_tokens} of them known before: evicted for {who}"
+    if miss.verdict == CHANGED:
+        return "never there: the prompt has changed"
+    return f"never there: cache_salt is {miss.now} and was {miss.was} in node {miss.earlier}"

@@ -1,0 +1,272 @@
+"""The tasks of the Agent2Agent protocol (A2A): a message starts a run in a thread, its context.
+
+A task is a run, and the runs that answer its questions. The SDK reads requests and writes answers,
+in the protocol's versions 0.3 and 1.0.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event
+from a2a.server.request_handlers.request_handler import RequestHandler, validate_request_params
+from a2a.types import (
+    AgentCard,
+    CancelTaskRequest,
+    GetTaskRequest,
+    ListTasksRequest,
+    ListTasksResponse,
+    SendMessageRequest,
+    SubscribeToTaskRequest,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
+from a2a.utils.errors import (
+    A2AError,
+    ExtendedAgentCardNotConfiguredError,
+    InternalError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotCancelableError,
+    UnsupportedOperationError,
+)
+from fastapi import HTTPException
+from pydantic import ValidationError
+
+from agentrt.serving.langgraph.a2a import messages as values
+from agentrt.serving.langgraph.a2a.messages import Found, KnownTasks, caller_of
+from agentrt.serving.langgraph.bodies import Command, RunBody
+from agentrt.serving.langgraph.outages import refusal
+from agentrt.serving.langgraph.responses import summary
+from agentrt.serving.langgraph.runs.execution import CANCEL_REASON
+from agentrt.serving.langgraph.runs.queue import RunQueue
+from agentrt.serving.langgraph.runs.routes import RunRoutes
+from agentrt.serving.langgraph.runs.starts import StartRoutes
+from agentrt.serving.langgraph.runs.streams import FellBehindError, LiveRun
+from agentrt.serving.langgraph.tenant_state import TenantState
+from agentrt.serving.tenants import BusyError
+
+_PAGE = 50
+_log = logging.getLogger(__name__)
+
+
+class Tasks(RequestHandler):
+    """Carries out what clients ask of an assistant, with the rights of their caller."""
+
+    def __init__(
+        self, state: TenantState, queue: RunQueue, starts: StartRoutes, runs: RunRoutes
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._starts = starts
+        self._runs = runs
+        self._known = KnownTasks(state)
+
+    @validate_request_params
+    async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task:
+        with _errors():
+            key, live = await self._start(params, context)
+            if not params.configuration.return_immediately:
+                await live.done.wait()
+            found = await self._known.find(context, key)
+            return found.as_task(_history(params.configuration))
+
+    @validate_request_params
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event]:
+        with _errors():
+            key, live = await self._start(params, context)
+            async for event in self._followed(context, key, live, 0):
+                yield event
+
+    @validate_request_params
+    async def on_subscribe_to_task(
+        self, params: SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event]:
+        with _errors():
+            found = await self._known.find(context, params.id)
+            live = self._queue.get(found.row["run_id"])
+            if live is None:
+                raise UnsupportedOperationError("the task does not run: there is nothing to follow")
+            async for event in self._followed(context, found.key, live, live.log.last):
+                yield event
+
+    @validate_request_params
+    async def on_get_task(self, params: GetTaskRequest, context: ServerCallContext) -> Task:
+        with _errors():
+            return (await self._known.find(context, params.id)).as_task(_history(params))
+
+    @validate_request_params
+    async def on_list_tasks(
+        self, params: ListTasksRequest, context: ServerCallContext
+    ) -> ListTasksResponse:
+        with _errors():
+            if not params.context_id:
+                raise UnsupportedOperationError("tasks are listed by their contextId: give one")
+            thread = _uuid("contextId", params.context_id)
+            every = await self._known.listed(context, thread, params)
+            size = min(max(params.page_size, 0) or _PAGE, _PAGE)
+            start = _start_of(params.page_token)
+            found = [await self._known.find(context, key) for key in every[start : start + size]]
+            tasks = [one.as_task(_history(params)) for one in found]
+            if not params.include_artifacts:
+                for one in tasks:
+                    one.ClearField("artifacts")
+            more = str(start + size) if start + size < len(every) else ""
+            return ListTasksResponse(
+                tasks=tasks, next_page_token=more, page_size=size, total_size=len(every)
+            )
+
+    @validate_request_params
+    async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
+        with _errors():
+            found = await self._known.find(context, params.id)
+            run, thread = UUID(found.row["run_id"]), UUID(found.row["thread_id"])
+            if found.asked:
+                await self._withdraw(context, found)
+            elif found.state not in values.ENDED:
+                try:
+                    await self._runs.cancel(thread, run, caller_of(context), wait=True)
+                except HTTPException as error:
+                    if error.status_code != 404:  # it has ended meanwhile
+                        raise
+            else:
+                raise TaskNotCancelableError("the task has ended: there is nothing to stop")
+            return (await self._known.find(context, params.id)).as_task(0)
+
+    async def on_get_extended_agent_card(self, params: Any, context: Any) -> AgentCard:
+        raise ExtendedAgentCardNotConfiguredError
+
+    async def _no_push_notifications(self, params: Any, context: Any) -> Any:
+        raise PushNotificationNotSupportedError
+
+    on_create_task_push_notification_config = _no_push_notifications
+    on_get_task_push_notification_config = _no_push_notifications
+    on_list_task_push_notification_configs = _no_push_notifications
+    on_delete_task_push_notification_config = _no_push_notifications
+
+    # -- runs --------------------------------------------------------------------------
+
+    async def _start(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> tuple[str, LiveRun]:
+        """The id of the task of a message, and the run that it starts."""
+        message, caller = params.message, caller_of(context)
+        thread = _uuid("contextId", message.context_id) if message.context_id else uuid4()
+        given: dict[str, Any] = {"if_not_exists": "create", "stream_mode": ["messages-tuple"]}
+        answers = None
+        if params.configuration.HasField("task_push_notification_config"):
+            raise PushNotificationNotSupportedError
+        if message.task_id:
+            found = await self._known.find(context, message.task_id)
+            if message.context_id not in ("", found.row["thread_id"]):
+                raise InvalidParamsError("contextId is not that of the task")
+            if found.state in values.ENDED:
+                raise UnsupportedOperationError("the task has ended: leave taskId out")
+            thread = UUID(found.row["thread_id"])
+            given["metadata"] = {"a2a": {"task_id": found.key}}
+            if found.asked:
+                resume = values.answer_in(message)
+                answers = values.question_of(resume, found.asked)
+                given["command"] = Command(resume=resume)
+        if "command" not in given:
+            given["input"] = await self._input(params, context)
+        run = RunBody(assistant_id=context.state["assistant_id"], **given)
+        row, live = await self._starts.start(caller, thread, run, answers)
+        return message.task_id or f"{thread}:{row._mapping['run_id']}", live
+
+    async def _input(self, params: SendMessageRequest, context: ServerCallContext) -> Any:
+        given = values.input_of(params.message)
+        if "messages" not in given:
+            return given
+        name = context.state["assistant_id"]
+        known = await self._state.assistants.inputs(caller_of(context), name)
+        if known and "messages" not in known:
+            wanted = ", ".join(known)
+            raise InvalidParamsError(f"{name} takes no messages: give {wanted} as data")
+        is_text = given.keys() == {"messages"} and isinstance(given["messages"][0]["content"], str)
+        # A program's input is one value, and a text is one.
+        return given["messages"][0]["content"] if is_text and not known else given
+
+    async def _followed(
+        self, context: ServerCallContext, key: str, live: LiveRun, after: int
+    ) -> AsyncIterator[Event]:
+        """The events of a task's stream, until the run's end."""
+        thread, run = live.record.thread_id, live.record.run_id
+        yield (await self._known.find(context, key)).as_task(0)
+        about: dict[str, Any] = {"task_id": key, "context_id": thread}
+        working = TaskStatus(state=TaskState.TASK_STATE_WORKING, timestamp=datetime.now(UTC))
+        yield TaskStatusUpdateEvent(**about, status=working)
+        begun = after > 0
+        with suppress(FellBehindError):  # who is too slow for the pieces gets the whole
+            async for one in live.log.follow(after):
+                if parts := values.piece_of(one.event, one.data):
+                    artifact = values.artifact_of(run, parts)
+                    yield TaskArtifactUpdateEvent(**about, artifact=artifact, append=begun)
+                    begun = True
+        await live.done.wait()
+        task = (await self._known.find(context, key)).as_task(0)
+        for artifact in task.artifacts:  # the whole takes the place of its pieces
+            yield TaskArtifactUpdateEvent(**about, artifact=artifact, last_chunk=True)
+        yield TaskStatusUpdateEvent(**about, status=task.status)
+
+    async def _withdraw(self, context: ServerCallContext, found: Found) -> None:
+        """Cancel a task that waits for an answer: nobody is asked any more."""
+        caller, thread = caller_of(context), UUID(found.row["thread_id"])
+        await self._state.thread(caller, thread, "update")
+        result = str(found.row["result"]).encode()
+        end = self._state.runs.end(found.row["run_id"], "interrupted", result, CANCEL_REASON)
+        await self._state.threads.update_state(
+            str(thread), {"status": "idle", "interrupts": {}}, end
+        )
+
+
+def _history(given: Any) -> int | None:
+    """How many messages are wanted; None for all."""
+    return max(0, given.history_length) if given.HasField("history_length") else None
+
+
+def _start_of(token: str) -> int:
+    """Where the page of a list begins that a token of ours names."""
+    if token and not (token.isdecimal() and len(token) < 10):
+        raise InvalidParamsError(f"pageToken {token[:100]!r} is none of this server's")
+    return int(token or 0)
+
+
+def _uuid(what: str, text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidParamsError(f"{what} {text[:100]!r} is no UUID") from None
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raise what goes wrong as an error of the protocol."""
+    try:
+        yield
+    except A2AError:
+        raise
+    except ValidationError as error:
+        raise InvalidParamsError(summary(error.errors())) from error
+    except BusyError as error:
+        raise InternalError(str(error)) from error
+    except HTTPException as error:
+        kind = InvalidParamsError if error.status_code < 429 else InternalError
+        raise kind(str(error.detail)) from error
+    except Exception as error:
+        refused = refusal(error)
+        if refused is None:
+            _log.exception("an A2A request failed")
+            raise InternalError("the server failed") from error
+        raise InternalError(str(refused.detail)) from error

@@ -1,0 +1,1 @@
+"""Assistants: the graphs of the server, and the configs that they run with."""

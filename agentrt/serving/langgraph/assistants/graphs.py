@@ -1,0 +1,344 @@
+"""The graphs of the server, each with the server's checkpointer and its tenant's store.
+
+What a factory makes depends on the run's config: it is called for each run, and whenever a
+graph's form or a thread's state is asked for. All other graphs are made once.
+
+A native program is a graph of one node. Its calls of the model stream their tokens to clients that
+ask for messages. `Context.human` becomes an interrupt of LangGraph: the run ends with the question,
+and the run that answers it starts the function again from its top, as LangGraph does with a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+from langchain_core.outputs import ChatGenerationChunk, LLMResult
+from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_config
+from langgraph.errors import GraphInterrupt
+from langgraph.func import entrypoint, task
+from langgraph.store.memory import InMemoryStore
+from langgraph.types import Interrupt, interrupt
+from pydantic import create_model
+
+from agentrt.errors import AgentrtError, InterruptExpiredError, ProgramLoadError
+from agentrt.executors.frontend import Answer, Request
+from agentrt.integrations.langchain.replies import ChunkMaker
+from agentrt.integrations.langgraph.graphs import Access, Factory, Graph, is_factory, open_graph
+from agentrt.interrupts.answers import AnswerForm
+from agentrt.program import Context, Program
+from agentrt.request import Reply
+from agentrt.runtime import Runtime
+from agentrt.runtime.journaled import JournaledEmitter
+from agentrt.runtime.run import Run
+from agentrt.runtime.services import Services
+from agentrt.serving.langgraph._compat import message_streams
+from agentrt.serving.langgraph.database.interrupts import EXPIRED, deadline_for
+from agentrt.serving.langgraph.database.storage import Storage
+from agentrt.serving.langgraph.responses import not_found
+from agentrt.serving.langgraph.store.items import TenantStore
+from agentrt.serving.server import Served, ServedGraph, ServedProgram, Server
+from agentrt.steady import SteadyClock
+
+_PROGRAM: ContextVar[Context] = ContextVar("agentrt_native_program")
+_INPUT = "input"
+
+
+def as_graph(program: Program, runtime: Runtime, clock: SteadyClock) -> Graph:
+    """``program`` as a graph of LangGraph's functional API. Its questions expire by ``clock``."""
+
+    async def run(given: dict[str, Any]) -> Any:
+        outer = _PROGRAM.get()
+        program_run = runtime.runs[outer.program_id]
+        services = runtime.emitter(program_run).services
+        emitter = _GraphEmitter(program_run, services, TokenStream(get_config()), clock)
+        context = Context(outer.program_id, outer.program_type, emitter)
+        try:
+            return await program(context, given[_INPUT])
+        except (GraphInterrupt, BaseExceptionGroup) as error:
+            interrupts = _interrupts_in(error)
+            if interrupts is None:
+                raise
+            raised = [each for interrupted in interrupts for each in interrupted.args[0]]
+            questions = {each.id: each for each in (*await emitter.questions(), *raised)}
+            raise GraphInterrupt(tuple(questions.values())) from None
+
+    run.__name__ = run.__qualname__ = program.name
+    return entrypoint()(run)
+
+
+def enter_program(context: Context) -> None:
+    """Make ``context`` the program that the calling task runs."""
+    _PROGRAM.set(context)
+
+
+def native_input(given: Any) -> dict[str, Any]:
+    """A program's input as its graph takes it; None is an input too."""
+    return {_INPUT: given}
+
+
+class _GraphEmitter(JournaledEmitter):
+    """Asks humans through LangGraph's interrupts, and streams the ``tokens`` of calls."""
+
+    def __init__(
+        self, run: Run, services: Services, tokens: TokenStream, clock: SteadyClock
+    ) -> None:
+        super().__init__(run, services)
+        self._tokens, self._clock = tokens, clock
+        self._asking: list[asyncio.Future[Any]] = []
+
+    async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
+        if not self._tokens.wanted or request.get("n", 1) != 1:
+            return await super().call(request, after)
+        replies: list[Reply] = []
+        async with aclosing(self.stream(request, after, replies.append)) as pieces:
+            async for _ in pieces:
+                pass
+        return replies[0]
+
+    def stream(
+        self, request: Request, after: Iterable[Reply], put: Callable[[Reply], None]
+    ) -> AsyncGenerator[Answer, None]:
+        return self._tokens.of(super().stream(request, after, put))
+
+    async def human(
+        self, text: str, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
+    ) -> Any:
+        asked: dict[str, Any] = {"question": text}
+        if form.schema is not None:
+            asked["schema"] = form.schema
+        if timeout is not None:
+            asked |= deadline_for(timeout, self._clock)
+        answer = await self._answer(asked if len(asked) > 1 else text)
+        if answer == EXPIRED:
+            raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {text!r}")
+        # Without a schema, clients of LangGraph may answer with any JSON.
+        return answer if form.schema is None else form.accept(answer)
+
+    async def questions(self) -> list[Interrupt]:
+        """All questions that the program has asked and that are not answered."""
+        results = await asyncio.gather(*self._asking, return_exceptions=True)
+        interrupts = [result for result in results if isinstance(result, GraphInterrupt)]
+        return [each for interrupted in interrupts for each in interrupted.args[0]]
+
+    async def _answer(self, payload: Any) -> Any:
+        """The answer to a question. Each question is a task of LangGraph's, so that several have
+        ids of their own, and can be answered in any order. A program that is cancelled because
+        another question ended it has asked nevertheless.
+        """
+        asking: asyncio.Future[Any] = asyncio.ensure_future(question(payload))
+        asking.add_done_callback(_note_exception)
+        self._asking.append(asking)
+        return await asyncio.shield(asking)
+
+
+def _note_exception(asking: asyncio.Future[Any]) -> None:
+    """Tell asyncio that the exception is known: a program may end without waiting for it."""
+    if not asking.cancelled():
+        asking.exception()
+
+
+def _interrupts_in(error: BaseException) -> list[GraphInterrupt] | None:
+    """The interrupts that a program has ended with, or None where it has failed."""
+    if isinstance(error, GraphInterrupt):
+        return [error]
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    parts = [_interrupts_in(inner) for inner in error.exceptions]
+    if any(part is None for part in parts):
+        return None
+    return [interrupted for part in parts if part is not None for interrupted in part]
+
+
+@task
+async def question(payload: Any) -> Any:
+    """Ask a human, as a task of the program's graph."""
+    return interrupt(payload)
+
+
+# -- tokens ---------------------------------------------------------------------------------
+
+
+class TokenStream:
+    """Gives the tokens of a program's calls to the message streams of its node's ``config``, as
+    LangGraph gives those of a chat model.
+    """
+
+    def __init__(self, config: RunnableConfig) -> None:
+        self._streams = message_streams(config)
+        self._metadata = config.get("metadata") or {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a client asked for messages."""
+        return bool(self._streams)
+
+    async def of(self, pieces: AsyncIterator[Answer]) -> AsyncGenerator[Answer, None]:
+        """The pieces of a call's answer as they come, each of them streamed."""
+        call, maker = uuid4(), ChunkMaker()
+        for stream in self._streams:
+            stream.on_chat_model_start({}, [], run_id=call, metadata=dict(self._metadata))
+        try:
+            async with aclosing(cast("AsyncGenerator[Answer, None]", pieces)) as answer:
+                async for piece in answer:
+                    self._put(call, maker.chunks(piece))
+                    yield piece
+        finally:
+            for stream in self._streams:
+                stream.on_llm_end(LLMResult(generations=[]), run_id=call)
+
+    def _put(self, call: UUID, chunks: Iterable[ChatGenerationChunk]) -> None:
+        for chunk in chunks if self.wanted else ():
+            chunk.message.id = f"run--{call}"
+            for stream in self._streams:
+                stream.on_llm_new_token("", chunk=chunk, run_id=call)
+
+
+# -- the graphs of the server --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """The graphs by their ``graph_id``, the name that clients use.
+
+    ``fixed`` are made; ``factories`` make one whenever it is needed; ``native`` are programs.
+    """
+
+    fixed: Mapping[str, Graph]
+    factories: Mapping[str, ServedGraph]
+    native: frozenset[str]
+    storage: Storage
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.fixed or name in self.factories
+
+    def names(self) -> list[str]:
+        """All names."""
+        return [*self.fixed, *self.factories]
+
+    @asynccontextmanager
+    async def opened(self, name: str, tenant: str, access: Access) -> AsyncIterator[Graph]:
+        """The graph ``name`` with the store of ``tenant``, as long as the block lasts.
+
+        Raises 404 if it is not served, and `ProgramLoadError` if it cannot be made.
+        """
+        if name not in self:
+            raise not_found("graph", name)
+        store = TenantStore(self.storage.store, tenant)
+        async with AsyncExitStack() as stack:
+            if (graph := self.fixed.get(name)) is None:
+                access = replace(access, store=store)
+                graph = await made(name, self.factories[name], stack, access)
+            yield graph.copy(update={"checkpointer": self.storage.saver, "store": store})
+
+    def varies(self, name: str) -> bool:
+        """Whether what the graph is made for changes it."""
+        return name in self.factories
+
+    def is_native(self, name: str) -> bool:
+        """Whether it is a ``@program`` function."""
+        return name in self.native
+
+
+@asynccontextmanager
+async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]:
+    """Every graph and program that ``server`` serves. Raises `ProgramLoadError`."""
+    fixed: dict[str, Graph] = {}
+    factories: dict[str, ServedGraph] = {}
+    async with AsyncExitStack() as stack:
+        for name, served in server.served.items():
+            if isinstance(served, ServedGraph) and varies(name, served):
+                factories[name] = served
+            else:
+                fixed[name] = await opened_graph(
+                    name, served, server.runtime, stack, storage.database.clock
+                )
+        native = frozenset(n for n, one in server.served.items() if isinstance(one, ServedProgram))
+        yield Graphs(fixed, factories, native, storage)
+
+
+async def opened_graph(
+    name: str,
+    served: Served,
+    runtime: Runtime,
+    stack: AsyncExitStack,
+    clock: SteadyClock | None = None,
+) -> Graph:
+    """What is served under ``name``, as a graph for any run; a program's questions expire by the
+    ``clock``, or by the runtime's. A factory makes it as for showing its form.
+
+    Raises `ProgramLoadError`.
+    """
+    if isinstance(served, ServedProgram):
+        return as_graph(served.program, runtime, clock or runtime.steady)
+    return await made(name, served, stack, Access(purpose="assistants.read", store=InMemoryStore()))
+
+
+def varies(name: str, served: ServedGraph) -> bool:
+    """Whether it is a factory that takes what a graph is for. Raises `ProgramLoadError`."""
+    try:
+        return is_factory(served.value) and Factory(served.value).varies
+    except ProgramLoadError as error:
+        raise ProgramLoadError(f"{served.source}: {name!r} is no graph: {error}") from None
+
+
+async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Access) -> Graph:
+    """The graph that is served under ``name``. Raises `ProgramLoadError`."""
+    try:
+        return await open_graph(served.value, stack, access)
+    except ProgramLoadError as error:
+        raise ProgramLoadError(f"{served.source}: {name!r} is no graph: {error}") from None
+    except AgentrtError as error:
+        raise ProgramLoadError(f"{served.source}: {error}") from error
+    except Exception as error:
+        raise ProgramLoadError(
+            f"{served.source}: the function that makes {name!r} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def schemas_of(graph: Any, name: str | None = None) -> dict[str, Any]:
+    """The JSON schemas of a graph; None for what has none. What a config may have as configurable
+    is what a context may have.
+    """
+    context = _schema(lambda: graph.get_context_jsonschema())
+    return {
+        "input_schema": input_schema_of(graph),
+        "output_schema": _schema(lambda: graph.get_output_jsonschema()),
+        "state_schema": _schema(lambda: _state_schema(graph, name)),
+        "config_schema": context or {},
+        "context_schema": context,
+    }
+
+
+def input_schema_of(graph: Any) -> dict[str, Any] | None:
+    """The JSON schema of what a graph takes."""
+    return _schema(lambda: graph.get_input_jsonschema())
+
+
+def _schema(asked: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """A schema, or None if pydantic cannot say it."""
+    try:
+        return asked()
+    except Exception:  # whatever a type of the user's makes pydantic raise
+        return None
+
+
+def _state_schema(graph: Any, name: str | None) -> dict[str, Any]:
+    """All values of a state, which may be more than a graph gives at its end."""
+    values: Any = {key: (graph.channels[key].ValueType, None) for key in graph.stream_channels_list}
+    model = create_model(graph.get_name("state", name=name), **values)
+    schema: dict[str, Any] = model.model_json_schema()
+    return schema
+
+
+def subgraphs_of(graph: Graph, namespace: str | None, recurse: bool) -> dict[str, Any]:
+    """The schemas of the graphs inside a graph, by their namespaces."""
+    found = graph.get_subgraphs(namespace=namespace, recurse=recurse)
+    return {name: schemas_of(inner) for name, inner in found}

@@ -1,0 +1,392 @@
+"""Assistants, which are graphs with a config of their own, in versions.
+
+Each graph has a default assistant, whose id anybody can compute from the graph's name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from typing import Any
+from uuid import UUID, uuid4, uuid5
+
+import sqlalchemy as sa
+from fastapi import HTTPException, Response
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from agentrt.integrations.langgraph.graphs import Graph
+from agentrt.serving.langgraph import bodies
+from agentrt.serving.langgraph.assistants.configs import caller_access, in_both
+from agentrt.serving.langgraph.assistants.graphs import (
+    Graphs,
+    input_schema_of,
+    schemas_of,
+    subgraphs_of,
+)
+from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.database.connections import Database
+from agentrt.serving.langgraph.database.filters import Filter
+from agentrt.serving.langgraph.database.quotas import Quotas
+from agentrt.serving.langgraph.database.tables import (
+    LONGEST_TENANT,
+    assistants,
+    crons,
+    matching,
+    versions,
+)
+from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, row_json
+from agentrt.serving.langgraph.routes import Routes, route
+
+_A = "/assistants/{assistant_id}"
+_NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
+"""The UUID namespace of default assistants in LangGraph's own servers."""
+_MAX_VERSIONS = 1000
+_CONTENT = ("graph_id", "name", "description", "config", "context", "metadata")
+"""The columns that a version has."""
+
+
+class Assistants(Routes):
+    """The assistants of all tenants, and the routes to them and to their graphs.
+
+    ``forget_threads`` deletes those threads of an assistant that a caller may delete. ``configs``
+    are those of default assistants, by their graphs.
+    """
+
+    forget_threads: Callable[[Caller, str], Awaitable[None]]
+
+    def __init__(
+        self,
+        database: Database,
+        quotas: Quotas,
+        graphs: Graphs,
+        configs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._database = database
+        self._quotas = quotas
+        self._graphs = graphs
+        self._configs = configs or {}
+        self._known_tenants: set[str] = set()
+
+    @route("POST", "/assistants")
+    async def create(self, body: bodies.AssistantCreate, caller: CallerDep) -> JSON:
+        """A new assistant."""
+        key = body.assistant_id or uuid4()
+        name = body.name or "Untitled"
+        value = _for_hooks(key, body, name=name, if_exists=body.if_exists)
+        only = await caller.authorize("assistants", "create", value)
+        self._check_graph(body.graph_id)
+        await self._add_defaults(caller.tenant)
+        content = {name: getattr(body, name) for name in _CONTENT}
+        content["name"] = name
+        content["metadata"] = caller.metadata_after("assistants.create", value)
+        content["config"], content["context"] = in_both(body.config.given(), body.context)
+        try:
+            async with self._database.writing() as connection:
+                await add_assistant(connection, caller.tenant, str(key), content)
+                await self._quotas.added(connection, assistants, caller.tenant)
+        except IntegrityError:
+            there = await self._first(caller.tenant, str(key), only)
+            if body.if_exists == "raise" or there is None:
+                raise conflict(f"assistant {key} exists already") from None
+            return JSON(there)
+        return JSON(await self.find(caller.tenant, str(key)))
+
+    @route("POST", "/assistants/search")
+    async def search(self, body: bodies.AssistantSearch, caller: CallerDep) -> JSON:
+        """Assistants that match."""
+        conditions = await self._matching(caller, body, body.limit, body.offset)
+        columns = [assistants.c[name] for name in dict.fromkeys(body.select or assistants.c.keys())]
+        rows, headers = await self._database.page(
+            assistants, conditions, "assistant_id", body, columns
+        )
+        return JSON([as_json(row, body.select) for row in rows], headers=headers)
+
+    @route("POST", "/assistants/count")
+    async def count(self, body: bodies.AssistantCount, caller: CallerDep) -> JSON:
+        """How many match."""
+        conditions = await self._matching(caller, body, 0, 0)
+        return JSON(await self._database.count(assistants, conditions))
+
+    @route("GET", _A)
+    async def get(self, assistant_id: str, caller: CallerDep) -> JSON:
+        """One assistant, by its id or its graph's name."""
+        return JSON(await self._read(caller, assistant_id))
+
+    @route("PATCH", _A)
+    async def patch(
+        self, assistant_id: UUID, body: bodies.AssistantPatch, caller: CallerDep
+    ) -> JSON:
+        """A new version of an assistant."""
+        value = _for_hooks(assistant_id, body, name=body.name)
+        only = await caller.authorize("assistants", "update", value)
+        tenant, key = caller.tenant, str(assistant_id)
+        if body.graph_id is not None:
+            self._check_graph(body.graph_id)
+        old = await self.find(tenant, key, only)
+        content = {name: old[name] for name in _CONTENT}
+        content |= body.model_dump(exclude_unset=True, exclude_none=True)
+        content["config"], content["context"] = changed_settings(old, body)
+        changed = caller.metadata_after("assistants.update", value)
+        content["metadata"] = {**old["metadata"], **changed}
+        async with self._database.writing() as connection:
+            of_it = matching(versions, tenant, {"assistant_id": key})
+            last = sa.select(sa.func.max(versions.c.version)).where(*of_it)
+            number = ((await connection.execute(last)).scalar() or 0) + 1
+            if number > _MAX_VERSIONS:
+                raise conflict(f"assistant {key} has {_MAX_VERSIONS} versions; make a new one")
+            content["version"] = number
+            row = {"tenant": tenant, "assistant_id": key, "created_at": time.time(), **content}
+            await connection.execute(sa.insert(versions).values(row))
+            await connection.execute(set_latest(tenant, key, content))
+        return JSON(await self.find(tenant, key))
+
+    @route("DELETE", _A, 204)
+    async def delete(
+        self, assistant_id: UUID, caller: CallerDep, delete_threads: bool = False
+    ) -> Response:
+        """Forget an assistant with its versions and crons; its threads stay unless asked for."""
+        only = await caller.authorize("assistants", "delete", {"assistant_id": assistant_id})
+        tenant, key = caller.tenant, str(assistant_id)
+        found = await self.find(tenant, key, only)
+        if key in map(default_assistant, self._graphs.names()):
+            raise conflict(f"assistant {key} comes with the graph {found['graph_id']!r}")
+        if delete_threads:
+            await self.forget_threads(caller, key)
+        await self._database.write(
+            *(
+                sa.delete(one).where(*matching(one, tenant, {"assistant_id": key}))
+                for one in (assistants, versions, crons)
+            )
+        )
+        return Response(status_code=204)
+
+    @route("GET", f"{_A}/graph")
+    async def graph(self, assistant_id: str, caller: CallerDep, xray: bool | int = False) -> JSON:
+        """The nodes and edges of an assistant's graph; with ``xray``, of those inside, too."""
+        if not isinstance(xray, bool) and not 0 <= xray <= 32:
+            raise invalid("xray: true, false, or a depth of up to 32")
+        async with self._graph(caller, assistant_id) as (_, graph):
+            drawn = (await graph.aget_graph(xray=xray)).to_json()
+        for node in drawn["nodes"]:
+            if isinstance(node.get("data"), dict):
+                node["data"].pop("id", None)  # where its class is in LangGraph's own modules
+        return JSON(drawn)
+
+    @route("GET", f"{_A}/schemas")
+    async def schemas(self, assistant_id: UUID, caller: CallerDep) -> JSON:
+        """The JSON schemas of an assistant's graph."""
+        async with self._graph(caller, str(assistant_id)) as (name, graph):
+            return JSON({"graph_id": name, **schemas_of(graph, name)})
+
+    async def inputs(self, caller: Caller, name: str) -> list[str]:
+        """The names of what an assistant's graph takes, for a run of the caller."""
+        async with self._graph_of(caller, await self.runnable(caller, name)) as (_, graph):
+            schema = input_schema_of(graph) or {}
+            return list(schema.get("properties") or ())
+
+    @route("GET", f"{_A}/subgraphs")
+    @route("GET", f"{_A}/subgraphs/{{namespace}}")
+    async def subgraphs(
+        self,
+        assistant_id: str,
+        caller: CallerDep,
+        namespace: str | None = None,
+        recurse: bool = False,
+    ) -> JSON:
+        """The schemas of the graphs inside, or of those from one of them on."""
+        async with self._graph(caller, assistant_id) as (_, graph):
+            return JSON(subgraphs_of(graph, namespace, recurse))
+
+    @route("POST", f"{_A}/versions")
+    async def versions(
+        self, assistant_id: UUID, body: bodies.VersionSearch, caller: CallerDep
+    ) -> JSON:
+        """An assistant's versions, the last one first."""
+        only = await caller.authorize("assistants", "read", {"assistant_id": assistant_id})
+        key = str(assistant_id)
+        await self.find(caller.tenant, key, only)
+        contained = [("metadata", body.metadata)]
+        these = matching(versions, caller.tenant, {"assistant_id": key}, contained)
+        query = sa.select(versions).where(*these)
+        query = query.order_by(versions.c.version.desc()).limit(body.limit).offset(body.offset)
+        return JSON([as_json(row) for row in await self._database.rows(query)])
+
+    @route("POST", f"{_A}/latest")
+    async def latest(self, assistant_id: UUID, body: bodies.Latest, caller: CallerDep) -> JSON:
+        """Make a version the one that is used."""
+        value = {"assistant_id": assistant_id, "version": body.version}
+        only = await caller.authorize("assistants", "update", value)
+        tenant, key = caller.tenant, str(assistant_id)
+        await self.find(tenant, key, only)
+        async with self._database.writing() as connection:
+            this = matching(versions, tenant, {"assistant_id": key, "version": body.version})
+            row = (await connection.execute(sa.select(versions).where(*this))).first()
+            if row is None:
+                raise not_found(f"version of assistant {key}", body.version)
+            content = {name: row._mapping[name] for name in (*_CONTENT, "version")}
+            await connection.execute(set_latest(tenant, key, content))
+        return JSON(await self.find(tenant, key))
+
+    # -- inside ------------------------------------------------------------------------
+
+    async def _matching(
+        self, caller: Caller, body: bodies.AssistantCount, limit: int, offset: int
+    ) -> list[sa.ColumnElement[bool]]:
+        value: dict[str, Any] = {"graph_id": body.graph_id, "metadata": dict(body.metadata or {})}
+        value |= {"limit": limit, "offset": offset}
+        only = await caller.authorize("assistants", "search", value)
+        await self._add_defaults(caller.tenant)
+        contained = [("metadata", body.metadata)]
+        of_graph = {"graph_id": body.graph_id}
+        conditions = matching(assistants, caller.tenant, of_graph, contained, only)
+        if body.name is not None:
+            name = sa.func.lower(assistants.c.name)
+            conditions.append(name.contains(body.name.lower(), autoescape=True))
+        return conditions
+
+    async def find(self, tenant: str, name: str, only: Filter | None = None) -> dict[str, Any]:
+        """The assistant of that id, or the default one of the graph of that name. Raises 404."""
+        key = self._id_of(name)
+        await self._add_defaults(tenant)
+        assistant = await self._first(tenant, key, only)
+        if assistant is None:
+            raise not_found("assistant", name)
+        return assistant
+
+    async def runnable(self, caller: Caller, name: str) -> dict[str, Any]:
+        """The assistant of that id or graph, for a run of the caller. Hooks decide who may read it,
+        unless it comes with a graph: then everybody may run it, as on LangGraph's own server.
+        Raises 403 and 404.
+        """
+        if self._id_of(name) in map(default_assistant, self._graphs.names()):
+            return await self.find(caller.tenant, name)
+        return await self._read(caller, name)
+
+    async def _first(self, tenant: str, key: str, only: Filter | None) -> dict[str, Any] | None:
+        this = matching(assistants, tenant, {"assistant_id": key}, only=only)
+        row = await self._database.first(sa.select(assistants).where(*this), quick=True)
+        return None if row is None else as_json(row)
+
+    def _id_of(self, name: str) -> str:
+        """The id that clients mean by ``name``: a graph's name, or an id. Raises 422."""
+        if name in self._graphs:
+            return default_assistant(name)
+        try:
+            return str(UUID(name))
+        except ValueError:
+            raise invalid(
+                f"assistant {name!r}: neither an id nor a graph's name; {self._known()}"
+            ) from None
+
+    def _check_graph(self, graph_id: str) -> None:
+        if graph_id not in self._graphs:
+            raise HTTPException(404, f"graph {graph_id!r} not found; {self._known()}")
+
+    def _known(self) -> str:
+        return f"the graphs are {', '.join(self._graphs.names()) or 'none'}"
+
+    async def _read(self, caller: Caller, name: str) -> dict[str, Any]:
+        key = UUID(self._id_of(name))
+        only = await caller.authorize("assistants", "read", {"assistant_id": key})
+        return await self.find(caller.tenant, name, only)
+
+    @asynccontextmanager
+    async def _graph(self, caller: Caller, name: str) -> AsyncIterator[tuple[str, Graph]]:
+        """An assistant's graph, and its name."""
+        async with self._graph_of(caller, await self._read(caller, name)) as opened:
+            yield opened
+
+    @asynccontextmanager
+    async def _graph_of(
+        self, caller: Caller, assistant: Mapping[str, Any]
+    ) -> AsyncIterator[tuple[str, Graph]]:
+        config, _ = in_both(assistant["config"], assistant["context"])
+        access = caller_access(caller, "assistants.read", config)
+        async with self._graphs.opened(assistant["graph_id"], caller.tenant, access) as graph:
+            yield assistant["graph_id"], graph
+
+    async def _add_defaults(self, tenant: str) -> None:
+        """Give a new tenant the default assistants of all graphs."""
+        if tenant in self._known_tenants:
+            return
+        if len(tenant) > LONGEST_TENANT:
+            raise invalid(f"a tenant's name has at most {LONGEST_TENANT} characters")
+        content: dict[str, Any] = {"description": None, "metadata": {"created_by": "system"}}
+        c = assistants.c
+        with suppress(IntegrityError):  # on PostgreSQL, where another request was faster
+            async with self._database.writing() as connection:
+                known = sa.select(c.assistant_id, c.version, c.config).where(c.tenant == tenant)
+                there = {row.assistant_id: row for row in await connection.execute(known)}
+                for name in self._graphs.names():
+                    key = default_assistant(name)
+                    config, context = in_both(self._configs.get(name, {}), {})
+                    own = {"graph_id": name, "name": name, "config": config, "context": context}
+                    if key not in there:
+                        await add_assistant(connection, tenant, key, {**own, **content})
+                    elif there[key].version == 1 and there[key].config != config:
+                        # Nobody has changed it, and the configs of graphs are others now.
+                        for table in (assistants, versions):
+                            mine = (table.c.tenant == tenant, table.c.assistant_id == key)
+                            changed = {"config": config, "context": context}
+                            await connection.execute(
+                                sa.update(table).where(*mine, table.c.version == 1).values(changed)
+                            )
+        self._known_tenants.add(tenant)
+
+
+def _for_hooks(
+    key: UUID, body: bodies.AssistantCreate | bodies.AssistantPatch, **more: Any
+) -> dict[str, Any]:
+    """What hooks get of an assistant that is to be created or changed."""
+    config = {} if body.config is None else body.config.given()
+    about = {"assistant_id": key, "graph_id": body.graph_id, "config": config}
+    return {**about, "context": body.context, "metadata": dict(body.metadata or {}), **more}
+
+
+@cache
+def default_assistant(graph_id: str) -> str:
+    """The id of a graph's default assistant."""
+    return str(uuid5(_NAMESPACE, graph_id))
+
+
+# -- rows ----------------------------------------------------------------------------------
+
+
+def as_json(row: sa.Row[Any], select: Sequence[str] | None = None) -> dict[str, Any]:
+    """An assistant, or a version of one, as clients see it."""
+    one = row_json(row, "tenant")
+    return {key: one[key] for key in select} if select else one
+
+
+async def add_assistant(
+    connection: AsyncConnection, tenant: str, key: str, content: Mapping[str, Any]
+) -> None:
+    """Write a new assistant and its first version."""
+    now = time.time()
+    row = {"tenant": tenant, "assistant_id": key, "version": 1, "created_at": now, **content}
+    await connection.execute(sa.insert(assistants).values(**row, updated_at=now))
+    await connection.execute(sa.insert(versions).values(row))
+
+
+def changed_settings(
+    old: Mapping[str, Any], body: bodies.AssistantPatch
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config and the context: what is given of one is in both, and replaces what was there."""
+    config, context = old["config"], old["context"]
+    if body.config is not None:
+        config = body.config.given()
+        context = config.get("configurable", context)
+    if body.context is not None:
+        context = body.context
+        if body.config is None:
+            config = {**config, "configurable": {}}
+    return in_both(config, context)
+
+
+def set_latest(tenant: str, key: str, content: Mapping[str, Any]) -> sa.Update:
+    """Have an assistant be what a version of it is."""
+    changed = sa.update(assistants).where(*matching(assistants, tenant, {"assistant_id": key}))
+    return changed.values(**content, updated_at=time.time())

@@ -1,0 +1,339 @@
+"""Crons, which are runs by the clock: their bodies, their rows, and the routes that make and change
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import cache
+from typing import Annotated, Any, Literal
+from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo, available_timezones
+
+import sqlalchemy as sa
+from croniter import croniter
+from fastapi import Body as Given
+from fastapi import HTTPException, Response
+from langgraph_sdk.schema import CronSortBy, MultitaskStrategy, OnCompletionBehavior
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.bodies import Body, Label, Object, RunBody, RunTerms, SortedPage
+from agentrt.serving.langgraph.database.filters import Filter, visible
+from agentrt.serving.langgraph.database.tables import crons, dumps, matching, threads
+from agentrt.serving.langgraph.responses import JSON, encode, invalid, not_found, row_json, summary
+from agentrt.serving.langgraph.routes import PathThread, Routes, route
+from agentrt.serving.langgraph.runs.starts import StartRoutes
+from agentrt.serving.langgraph.tenant_state import TenantState
+
+_HOUR = 1
+"""The field of a schedule."""
+
+
+def next_time(
+    schedule: str, timezone: str | None, after: float, end: float | None = None
+) -> float | None:
+    """When ``schedule`` is due next (seconds since 1970), if that is before ``end``.
+
+    A time of day that a change to winter time repeats is due the first time only, and one that a
+    change to summer time skips is due when the clocks have changed. A schedule of every hour
+    (``*``) is due in each hour that passes. Raises `ValueError` for what is no cron expression, and
+    for one that is never due.
+    """
+    zone = ZoneInfo(timezone or "UTC")
+    times = croniter(schedule, datetime.fromtimestamp(after, zone))
+    is_every_hour = times.expanded[_HOUR] == ["*"]
+    while True:
+        due: float = times.get_next(datetime).timestamp()
+        if is_every_hour or not datetime.fromtimestamp(due, zone).fold:
+            return due if end is None or due <= end else None
+
+
+_zones = cache(available_timezones)
+
+
+def _known_zone(name: str | None) -> str | None:
+    # Looked up by name in a set: `ZoneInfo` would look for a file of that name.
+    if name is not None and name not in _zones():
+        raise ValueError(f"there is no time zone {name!r}; one is such as Europe/Berlin")
+    return name
+
+
+def _zoned(time: datetime | None) -> datetime | None:
+    if time is None:
+        return None
+    zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    datetime.fromtimestamp(zoned.timestamp(), UTC)  # raises where that is beyond the year 9999
+    return zoned
+
+
+class CronBody(RunTerms):
+    """Runs by the clock: what they are, and when. A time without a zone is in UTC."""
+
+    schedule: Annotated[str, Field(min_length=1, max_length=256)]
+    timezone: Annotated[str | None, AfterValidator(_known_zone)] = None
+    end_time: Annotated[datetime | None, AfterValidator(_zoned)] = None
+    enabled: bool = True
+    on_run_completed: OnCompletionBehavior | None = None
+    multitask_strategy: MultitaskStrategy = "enqueue"
+
+    @model_validator(mode="after")
+    def _due_some_time(self) -> CronBody:
+        try:
+            next_time(self.schedule, self.timezone, datetime.now(UTC).timestamp())
+        except ValueError as error:
+            raise ValueError(f"schedule {self.schedule!r}: {error}") from error
+        return self
+
+    def end(self) -> float | None:
+        """The time after which no run starts (seconds since 1970)."""
+        return None if self.end_time is None else self.end_time.timestamp()
+
+    def next_time(self, now: float) -> float | None:
+        """When a run is due next."""
+        return next_time(self.schedule, self.timezone, now, self.end())
+
+    def payload(self) -> Object:
+        """What the client gave, as JSON."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def run(self, thread: UUID | None) -> RunBody:
+        """One of its runs, in ``thread`` or in a thread of its own."""
+        names = {*RunTerms.model_fields, "multitask_strategy"}
+        given = self.model_dump(include=names, exclude_unset=True)
+        return RunBody(**given, on_completion=self.on_run_completed if thread is None else None)
+
+
+_CHANGEABLE = set(CronBody.model_fields) - {
+    "assistant_id", "multitask_strategy", "checkpoint_during"
+}  # fmt: skip
+
+
+def changed(payload: Object, given: Object) -> CronBody:
+    """A cron's body with what a client changes; metadata are merged. Raises 422."""
+    if unknown := sorted(given.keys() - _CHANGEABLE):
+        raise invalid(f"{', '.join(unknown)}: not supported here")
+    metadata = {**payload.get("metadata", {}), **(given.get("metadata") or {})}
+    try:
+        return CronBody.model_validate({**payload, **given, "metadata": metadata})
+    except ValidationError as error:
+        faults = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise invalid(summary(faults)) from None
+
+
+class CronCount(Body):
+    """Which crons."""
+
+    assistant_id: Label | None = None
+    thread_id: UUID | None = None
+    enabled: bool | None = None
+    metadata: Object | None = None
+
+
+CronField = Literal[
+    "cron_id", "assistant_id", "thread_id", "on_run_completed", "end_time", "schedule",
+    "timezone", "created_at", "updated_at", "user_id", "payload", "next_run_date", "metadata",
+    "enabled",
+]  # fmt: skip
+
+
+class CronSearch(CronCount, SortedPage):
+    """Which crons, some at a time."""
+
+    sort_by: CronSortBy = "created_at"
+    select: list[CronField] | None = Field(default=None, max_length=64)
+
+
+# -- rows and routes -----------------------------------------------------------------------
+
+
+_CRON = "/runs/crons/{cron_id}"
+
+
+def cron_json(row: sa.Row[Any]) -> dict[str, Any]:
+    """A cron as clients see it."""
+    user = json.loads(row.user).get("langgraph_auth_user_id", "")
+    about = {"user_id": user, "payload": json.loads(row.payload)}
+    return row_json(row, "tenant", "user") | about
+
+
+class Crons(Routes):
+    """The crons of all tenants."""
+
+    def __init__(
+        self, state: TenantState, starts: StartRoutes, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._state = state
+        self._database = state.storage.database
+        self._starts = starts
+        self.clock = clock
+
+    # -- routes ------------------------------------------------------------------------
+
+    @route("POST", "/runs/crons")
+    @route("POST", "/threads/{thread_id}/runs/crons")
+    async def create(self, body: CronBody, caller: CallerDep, thread: PathThread) -> JSON:
+        """Runs by the clock, in one thread or each in a thread of its own."""
+        if thread is not None:
+            await self._state.thread(caller, thread, "read", {"metadata": dict(body.metadata)})
+        assistant = await self._starts.assistant(caller, thread, body.run(thread))
+        key = uuid4()
+        body = _known_by(key, body.model_copy(update={"assistant_id": assistant["assistant_id"]}))
+        self._check_time_is_left(body)
+        value: dict[str, Any] = {
+            "cron_id": key,
+            "thread_id": thread,
+            "user_id": None if caller.user is None else caller.user.identity,
+            "schedule": body.schedule,
+            "end_time": body.end_time,
+            "payload": body.payload(),
+            "metadata": dict(body.metadata),
+        }
+        await caller.authorize("crons", "create", value)
+        metadata = caller.metadata_after("crons.create", value)
+        return JSON(cron_json(await self.add(caller, key, thread, body, metadata)))
+
+    @route("POST", "/runs/crons/search")
+    async def search(self, body: CronSearch, caller: CallerDep) -> JSON:
+        """Crons that match."""
+        conditions = await self._matching(caller, body, body.limit, body.offset)
+        rows, headers = await self._database.page(crons, conditions, "cron_id", body)
+        found = [cron_json(row) for row in rows]
+        if body.select:
+            found = [{key: one[key] for key in body.select} for one in found]
+        return JSON(found, headers=headers)
+
+    @route("POST", "/runs/crons/count")
+    async def count(self, body: CronCount, caller: CallerDep) -> JSON:
+        """How many match."""
+        conditions = await self._matching(caller, body, 0, 0)
+        return JSON(await self._database.count(crons, conditions))
+
+    @route("GET", _CRON)
+    async def read(self, cron_id: UUID, caller: CallerDep) -> JSON:
+        """One cron."""
+        only = await caller.authorize("crons", "read", {"cron_id": cron_id})
+        return JSON(cron_json(await self.get(caller.tenant, cron_id, only)))
+
+    @route("PATCH", _CRON)
+    async def patch(
+        self, cron_id: UUID, given: Annotated[Object, Given()], caller: CallerDep
+    ) -> JSON:
+        """Change a cron; its next run is counted from now."""
+        if not given:
+            raise HTTPException(400, "the body is empty: say what is to be changed")
+        settings_of = ("schedule", "end_time", "enabled", "on_run_completed")
+        value: dict[str, Any] = {"cron_id": cron_id, **{key: given.get(key) for key in settings_of}}
+        metadata = given.get("metadata")
+        value["payload"] = dict(given)
+        value["metadata"] = dict(metadata) if isinstance(metadata, dict) else {}
+        only = await caller.authorize("crons", "update", value)
+        row = cron_json(await self.get(caller.tenant, cron_id, only))
+        body = _known_by(cron_id, changed(row["payload"], given))
+        thread = None if row["thread_id"] is None else UUID(row["thread_id"])
+        await self._starts.assistant(caller, thread, body.run(thread))
+        self._check_time_is_left(body)
+        metadata = {**row["metadata"], **caller.metadata_after("crons.update", value)}
+        settings = self._settings(thread, body, metadata, self.clock())
+        this = _is(caller.tenant, cron_id, only)
+        await self._database.write(sa.update(crons).where(*this).values(settings))
+        return JSON(cron_json(await self.get(caller.tenant, cron_id)))
+
+    @route("DELETE", _CRON, 204)
+    async def delete(self, cron_id: UUID, caller: CallerDep) -> Response:
+        """Delete a cron; the runs that it has started go on."""
+        only = await caller.authorize("crons", "delete", {"cron_id": cron_id})
+        await self.get(caller.tenant, cron_id, only)
+        this = _is(caller.tenant, cron_id, only)
+        await self._database.write(sa.delete(crons).where(*this))
+        return Response(status_code=204)
+
+    # -- rows --------------------------------------------------------------------------
+
+    async def add(
+        self, caller: Caller, key: UUID, thread: UUID | None, body: CronBody, metadata: Any
+    ) -> sa.Row[Any]:
+        """A new cron. Raises 507 where the tenant has as many as it may."""
+        now = self.clock()
+        row = {
+            "cron_id": str(key),
+            "tenant": caller.tenant,
+            "assistant_id": body.assistant_id,
+            "thread_id": None if thread is None else str(thread),
+            "user": encode(caller.config()).decode(),
+            "created_at": now,
+            **self._settings(thread, body, metadata, now),
+        }
+        async with self._database.writing() as connection:
+            await connection.execute(sa.insert(crons).values(row))
+            await self._state.quotas.added(connection, crons, caller.tenant)
+        return await self.get(caller.tenant, key)
+
+    async def get(self, tenant: str, key: UUID, only: Filter | None = None) -> sa.Row[Any]:
+        """The cron, or 404."""
+        row = await self._database.first(sa.select(crons).where(*_is(tenant, key, only)))
+        if row is None:
+            raise not_found("cron", key)
+        return row
+
+    async def _matching(
+        self, caller: Caller, body: CronCount, limit: int, offset: int
+    ) -> list[sa.ColumnElement[bool]]:
+        assistant, thread = body.assistant_id, body.thread_id
+        value: dict[str, Any] = {"assistant_id": assistant, "thread_id": thread}
+        value |= {"limit": limit, "offset": offset, "metadata": dict(body.metadata or {})}
+        only = await caller.authorize("crons", "search", value)
+        # Crons of a thread are seen by those who find the thread.
+        of_thread = await caller.authorize("threads", "search", {"metadata": {}})
+        if assistant is not None:
+            found = await self._state.assistants.find(caller.tenant, assistant)
+            assistant = found["assistant_id"]
+        conditions = matching(
+            crons,
+            caller.tenant,
+            {
+                "assistant_id": assistant,
+                "thread_id": None if thread is None else str(thread),
+                "enabled": body.enabled,
+            },
+            [("metadata", body.metadata)],
+            only,
+        )
+        if of_thread is not None:
+            seen = sa.select(threads.c.thread_id).where(*visible(threads.c.metadata, of_thread))
+            c = crons.c.thread_id
+            conditions.append(sa.or_(c.is_(None), c.in_(seen)))
+        return conditions
+
+    def _settings(
+        self, thread: UUID | None, body: CronBody, metadata: Any, now: float
+    ) -> dict[str, Any]:
+        return {
+            "payload": dumps(body.payload()),
+            "schedule": body.schedule,
+            "timezone": body.timezone,
+            "on_run_completed": (body.on_run_completed or "delete") if thread is None else None,
+            "enabled": body.enabled,
+            "metadata": metadata,
+            "end_time": body.end(),
+            "next_run_date": body.next_time(self.clock()),
+            "updated_at": now,
+        }
+
+    def _check_time_is_left(self, body: CronBody) -> None:
+        if body.next_time(self.clock()) is None:
+            raise invalid("end_time: no run would start before it")
+
+
+def _known_by(key: UUID, body: CronBody) -> CronBody:
+    """The body with the cron's id in the config of its runs."""
+    configurable = {**body.config.configurable, "cron_id": str(key)}
+    config = body.config.model_copy(update={"configurable": configurable})
+    return body.model_copy(update={"config": config})
+
+
+def _is(tenant: str, key: UUID, only: Filter | None) -> list[sa.ColumnElement[bool]]:
+    return matching(crons, tenant, {"cron_id": str(key)}, only=only)

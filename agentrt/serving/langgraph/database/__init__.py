@@ -1,0 +1,1 @@
+"""What the API keeps in its database: connections, tables, and the rows of threads and runs."""

@@ -1,0 +1,193 @@
+"""Responses of the Responses API in the database, so that chats go on from them after a restart.
+
+A row has what its response added to the chat, and the response before it. A row is deleted when it
+is old, or when its tenant has too many, but not as long as a newer response goes on from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from agentrt.serving.error_responses import ApiError
+from agentrt.serving.frontend.responses import KEPT_S, MOST, MOST_BYTES, Finished
+from agentrt.serving.langgraph.database.connections import Database
+from agentrt.serving.langgraph.database.tables import response_items, responses
+from agentrt.serving.langgraph.outages import first_line
+
+_MOST_DELETED = 16
+"""Responses that one save deletes because of too many."""
+_MOST_ITEMS = 1000
+"""Items of one response whose ids are kept."""
+_LONGEST_ID = 255
+_LOG = logging.getLogger(__name__)
+
+Row = sa.Row[Any]
+
+
+class KeptResponses:
+    """The responses of all tenants. ``under_way`` has the saves that have not ended."""
+
+    def __init__(self, database: Database, under_way: set[asyncio.Task[Any]]) -> None:
+        self._database = database
+        self._under_way = under_way
+
+    def save(self, tenant: str, finished: Finished) -> None:
+        """Begin to save a response."""
+        if not _is_id(finished.response_id):
+            return
+        task = asyncio.create_task(self._save(tenant, finished), name="save a response")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _save(self, tenant: str, finished: Finished) -> None:
+        try:
+            now = self._database.clock.now()
+            row = await asyncio.to_thread(_row, tenant, finished, now)
+            async with self._database.writing() as connection:
+                await _delete(connection, tenant, [finished.response_id])
+                await connection.execute(sa.insert(responses).values(row))
+                if items := _item_rows(tenant, finished):
+                    await connection.execute(sa.insert(response_items), items)
+                await _make_room(connection, tenant, finished.response_id, now)
+        except (SQLAlchemyError, OSError) as error:
+            _LOG.error(
+                "response %s is not in the database, and is gone after a restart: %s",
+                finished.response_id,
+                first_line(error),
+            )
+
+    async def load(self, tenant: str, response_id: str) -> tuple[Finished, Sequence[Any]] | None:
+        """A tenant's response and all items of its chat; None if there is none."""
+        if not _is_id(response_id):
+            return None
+        is_new = responses.c.at >= self._database.clock.now() - KEPT_S
+        of_tenant = responses.c.tenant == tenant
+        key = responses.c.response_id
+        own = sa.select(key, responses.c.previous).where(of_tenant, key == response_id, is_new)
+        chat = own.cte("chat", recursive=True)
+        earlier = sa.select(key, responses.c.previous).where(of_tenant, key == chat.c.previous)
+        chat = chat.union(earlier)
+        query = sa.select(responses).where(of_tenant, key.in_(sa.select(chat.c.response_id)))
+        rows = {row.response_id: row for row in await self._rows(query)}
+        chain = _chain(rows, response_id)
+        return None if not chain else await asyncio.to_thread(_loaded, chain)
+
+    async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
+        """The tenant's responses that have these items."""
+        query = sa.select(response_items.c.response_id).where(
+            response_items.c.tenant == tenant,
+            response_items.c.item_id.in_([*filter(_is_id, item_ids)][:_MOST_ITEMS]),
+        )
+        return {str(row.response_id) for row in await self._rows(query)}
+
+    async def _rows(self, query: sa.Select[Any]) -> Sequence[Row]:
+        """The rows of a query. Raises `ApiError` where the database cannot be reached."""
+        try:
+            return await self._database.rows(query)
+        except (SQLAlchemyError, OSError) as error:
+            text = f"the database of responses cannot be read: {first_line(error)}; try again later"
+            raise ApiError(503, text, code="database_unavailable") from error
+
+
+def _is_id(name: object) -> bool:
+    """Whether a database can have it as an id. PostgreSQL takes no NUL."""
+    return isinstance(name, str) and 0 < len(name) <= _LONGEST_ID and "\0" not in name
+
+
+def _chain(rows: Mapping[str, Row], response_id: str) -> list[Row]:
+    """A response and those before it, the first of the chat first; empty if one is missing."""
+    chain: list[Row] = []
+    left = dict(rows)
+    name: str | None = response_id
+    while name is not None:
+        row = left.pop(name, None)
+        if row is None:
+            return []
+        chain.append(row)
+        name = row.previous
+    return chain[::-1]
+
+
+def _loaded(chain: Sequence[Row]) -> tuple[Finished, Sequence[Any]]:
+    added = [json.loads(row.added) for row in chain]
+    last = chain[-1]
+    finished = Finished(
+        last.response_id,
+        last.model,
+        json.loads(last.response),
+        added[-1],
+        last.previous,
+        None if last.chat_end is None else bytes.fromhex(last.chat_end),
+        last.size,
+    )
+    return finished, [item for items in added for item in items]
+
+
+def _row(tenant: str, finished: Finished, now: float) -> dict[str, Any]:
+    response, added = json.dumps(finished.response), json.dumps(list(finished.added))
+    return {
+        "tenant": tenant,
+        "response_id": finished.response_id,
+        "previous": finished.previous,
+        "model": finished.model,
+        "at": now,
+        "size": len(response) + len(added),
+        "chat_end": None if finished.end is None else finished.end.hex(),
+        "response": response,
+        "added": added,
+    }
+
+
+def _item_rows(tenant: str, finished: Finished) -> list[dict[str, Any]]:
+    ids = {
+        item["id"]: None
+        for item in finished.added
+        if isinstance(item, Mapping) and _is_id(item.get("id"))
+    }
+    own = {"tenant": tenant, "response_id": finished.response_id}
+    return [{**own, "item_id": name} for name in list(ids)[:_MOST_ITEMS]]
+
+
+# -- room for what is new ------------------------------------------------------------------
+
+
+async def _make_room(connection: AsyncConnection, tenant: str, new: str, now: float) -> None:
+    """Delete what is old, and the oldest of what is too much."""
+    of_tenant = responses.c.tenant == tenant
+    later = responses.alias("later")
+    goes_on = sa.exists().where(
+        later.c.tenant == responses.c.tenant, later.c.previous == responses.c.response_id
+    )
+    leaves = (
+        sa.select(responses.c.response_id)
+        .where(of_tenant, responses.c.response_id != new, ~goes_on)
+        .order_by(responses.c.at)
+        .limit(_MOST_DELETED)
+    )
+    old = leaves.where(responses.c.at < now - KEPT_S)
+    await _delete(connection, tenant, (await connection.execute(old)).scalars())
+    sums = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(responses.c.size), 0))
+    count, size = (await connection.execute(sums.where(of_tenant))).one()
+    if count <= MOST and size <= MOST_BYTES:
+        return
+    sized = leaves.add_columns(responses.c.size)
+    for row in (await connection.execute(sized)).all():
+        if count <= MOST and size <= MOST_BYTES:
+            return
+        await _delete(connection, tenant, [row.response_id])
+        count, size = count - 1, size - row.size
+
+
+async def _delete(connection: AsyncConnection, tenant: str, names: Iterable[str]) -> None:
+    deleted = list(names)
+    for table in (responses, response_items) if deleted else ():
+        is_deleted = table.c.response_id.in_(deleted)
+        await connection.execute(sa.delete(table).where(table.c.tenant == tenant, is_deleted))

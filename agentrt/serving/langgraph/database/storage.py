@@ -1,0 +1,248 @@
+"""All that outlives the server: our tables, and LangGraph's checkpointer and store beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+)
+from langgraph.store.base import BaseStore, TTLConfig
+
+from agentrt.errors import ConfigError
+from agentrt.integrations._compat.langgraph import CHECKPOINT_TABLE, number_checkpoints_after
+from agentrt.integrations.langgraph.threads import thread_config
+from agentrt.serving.langgraph.database._compat import (
+    EXACT_STORE_TIMES,
+    POSTGRES,
+    SQLITE,
+    STORE_CLOCK,
+    check_store_version,
+    rising_clock,
+)
+from agentrt.serving.langgraph.database._compat_sqlite import SqliteConnection
+from agentrt.serving.langgraph.database.connections import (
+    TIMEOUTS,
+    Address,
+    Database,
+    open_database,
+)
+from agentrt.serving.lifetimes import Lifetimes
+from agentrt.steady import MachineClocks
+
+T = TypeVar("T")
+_BUSY_S = 30.0
+_REMEMBERED = 10_000
+"""How many runs stay revoked; those that are older do not write any more."""
+
+
+class RevokedRuns:
+    """The runs that may write no more checkpoints. For one event loop."""
+
+    def __init__(self) -> None:
+        self._revoked: OrderedDict[str, None] = OrderedDict()
+        self._writing: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+
+    async def revoke(self, run_id: str) -> None:
+        """Refuse the run's writes from now on, and wait for those that have begun."""
+        self._revoked[run_id] = None
+        if len(self._revoked) > _REMEMBERED:
+            self._revoked.popitem(last=False)
+        for done in list(self._writing.get(run_id, ())):
+            await done.wait()
+
+    @contextmanager
+    def writing(self, config: RunnableConfig) -> Iterator[bool]:
+        """Around a write: whether the run of ``config`` may write."""
+        run_id = str(config["configurable"].get("run_id"))
+        done = asyncio.Event()
+        self._writing[run_id].add(done)
+        try:
+            yield run_id not in self._revoked
+        finally:
+            done.set()
+            self._writing[run_id].remove(done)
+            if not self._writing[run_id]:
+                del self._writing[run_id]
+
+
+class RevocableSaver(BaseCheckpointSaver[str]):
+    """A base for checkpointers that ignores what revoked runs write.
+
+    A run that is stopped leaves writes behind: LangGraph passes those of cancelled tasks to the
+    checkpointer without waiting for them, and a node's thread cannot be stopped at all. After a
+    rollback they come too late.
+    """
+
+    revoked: RevokedRuns
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        with self.revoked.writing(config) as may:
+            if may:
+                return await _whole(super().aput(config, checkpoint, metadata, new_versions))
+        return config
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        with self.revoked.writing(config) as may:
+            if may:
+                await _whole(super().aput_writes(config, writes, task_id, task_path))
+
+
+async def _whole(write: Coroutine[Any, Any, T]) -> T:
+    """Carry a write through, even if the task that awaits it is cancelled meanwhile.
+
+    LangGraph's SQLite checkpointer would leave its transaction open, and nobody else could write
+    until it writes again.
+    """
+    writing = asyncio.create_task(write)
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The database, the checkpointer with its ``revoked`` runs, and the store of all tenants."""
+
+    database: Database
+    saver: BaseCheckpointSaver[Any]
+    store: BaseStore
+    revoked: RevokedRuns
+
+    async def forget_items(self) -> None:
+        """Delete the items of the store whose time is over."""
+        store: Any = self.store
+        await store.sweep_ttl()
+
+    async def copy_thread(self, source: str, target: str) -> None:
+        """Copy all checkpoints of a thread, with what tasks have written to them."""
+        found = [one async for one in self.saver.alist(thread_config(source))]
+        for one in reversed(found):
+            namespace = one.config["configurable"].get("checkpoint_ns", "")
+            parent = {"thread_id": target, "checkpoint_ns": namespace}
+            before = (one.parent_config or {}).get("configurable", {}).get("checkpoint_id")
+            if before is not None:
+                parent["checkpoint_id"] = before
+            versions = one.checkpoint["channel_versions"]
+            new = await self.saver.aput(
+                {"configurable": parent}, one.checkpoint, one.metadata, versions
+            )
+            by_task: defaultdict[str, list[tuple[str, Any]]] = defaultdict(list)
+            for task, channel, value in one.pending_writes or ():
+                by_task[task].append((channel, value))
+            for task, writes in by_task.items():
+                await self.saver.aput_writes(new, writes, task)
+
+
+@asynccontextmanager
+async def open_storage(
+    given: str, lifetimes: Lifetimes | None = None, machine: MachineClocks | None = None
+) -> AsyncIterator[Storage]:
+    """Open what ``--database`` names, on a ``machine`` with these clocks. Raises `ConfigError` if
+    that fails.
+    """
+    lifetimes = lifetimes or Lifetimes()
+    # To refresh is to write: only who asks for it.
+    ttl = TTLConfig(refresh_on_read=lifetimes.refresh_items, default_ttl=lifetimes.items)
+    address = Address.parse(given)
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(open_database(address, machine))
+        try:
+            check_store_version(POSTGRES if address.file is None else SQLITE)
+            open_langgraphs = _in_postgres if address.file is None else _in_sqlite
+            saver, store = await open_langgraphs(address, stack, ttl)
+        except ImportError as error:
+            raise ConfigError(
+                f"--database {address}: {error}; install agentrt[postgres]"
+            ) from error
+        query = sa.text(f"SELECT max(checkpoint_id) FROM {CHECKPOINT_TABLE}")
+        async with database.reading() as connection:
+            number_checkpoints_after((await connection.execute(query)).scalar())
+        yield Storage(database, saver, store, saver.revoked)
+
+
+async def _in_sqlite(
+    address: Address, stack: AsyncExitStack, ttl: TTLConfig
+) -> tuple[RevocableSaver, BaseStore]:
+    import aiosqlite
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+    from langgraph.store.sqlite.aio import AsyncSqliteStore
+
+    class Saver(RevocableSaver, AsyncSqliteSaver):
+        revoked = RevokedRuns()
+
+    path = str(address.file)
+    connection = await stack.enter_async_context(
+        SqliteConnection(path, address.lock, timeout=_BUSY_S)
+    )
+    saver = Saver(connection)
+    await saver.setup()
+    connection = await stack.enter_async_context(
+        aiosqlite.connect(path, timeout=_BUSY_S, isolation_level=None)
+    )
+    store = await stack.enter_async_context(AsyncSqliteStore(connection, ttl=ttl))
+    await store.setup()
+    await connection.create_function(STORE_CLOCK, 0, rising_clock())
+    await connection.executescript(EXACT_STORE_TIMES)
+    return saver, store
+
+
+async def _in_postgres(
+    address: Address, stack: AsyncExitStack, ttl: TTLConfig
+) -> tuple[RevocableSaver, BaseStore]:
+    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+    from langgraph.store.postgres.aio import AsyncPostgresStore
+    from psycopg.rows import dict_row
+    from psycopg_pool import AsyncConnectionPool
+
+    class Saver(RevocableSaver, AsyncPostgresSaver):
+        revoked = RevokedRuns()
+
+    pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
+        address.url,
+        min_size=2,
+        max_size=8,
+        open=False,
+        kwargs={
+            "autocommit": True,
+            "prepare_threshold": 0,
+            "row_factory": dict_row,
+            **TIMEOUTS,
+        },
+        configure=_limit_statements,
+    )
+    await stack.enter_async_context(pool)
+    saver = Saver(pool)
+    await saver.setup()
+    store = await stack.enter_async_context(AsyncPostgresStore(pool, ttl=ttl))
+    await store.setup()
+    return saver, store
+
+
+async def _limit_statements(connection: Any) -> None:
+    """As SQLite does, PostgreSQL gives up by itself, such as behind somebody else's lock."""
+    await connection.execute(f"SET statement_timeout = {round(_BUSY_S * 1000)}")

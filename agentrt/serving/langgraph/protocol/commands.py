@@ -1,0 +1,285 @@
+"""The commands of the streaming protocol: they start runs of a thread, and read its state."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+from uuid import UUID
+
+import orjson
+from fastapi import HTTPException
+from pydantic import Field, ValidationError
+from sqlalchemy import Row
+
+from agentrt.serving.langgraph.auth.hooks import Caller
+from agentrt.serving.langgraph.bodies import (
+    Body,
+    Checkpoint,
+    Command,
+    Config,
+    Goto,
+    History,
+    Object,
+    ProtocolRunBody,
+    in_snake_case,
+)
+from agentrt.serving.langgraph.database.interrupts import INTERRUPT_ID, interrupts_in
+from agentrt.serving.langgraph.database.tables import PROTOCOL
+from agentrt.serving.langgraph.responses import JSON, summary
+from agentrt.serving.langgraph.runs.graph_events import Tree, seq_of
+from agentrt.serving.langgraph.runs.starts import StartRoutes
+from agentrt.serving.langgraph.runs.streams import replay
+from agentrt.serving.langgraph.tenant_state import TenantState
+from agentrt.serving.langgraph.threads.state_routes import StateRoutes
+
+_ABSENT = {
+    *("input.inject", "subscription.subscribe", "subscription.unsubscribe"),
+    "subscription.reconnect",
+}
+_MOST_RUNS = 1000
+_Done = tuple[Object, int]
+"""What a command gives, and the number of the thread's last event before it."""
+
+
+class Answer(Body):
+    """An answer to one question."""
+
+    namespace: list[str] = Field(default_factory=list)
+    interrupt_id: str
+    response: Any = None
+
+
+class Respond(Body):
+    """Answers to questions, with what a command may have beside them."""
+
+    namespace: list[str] = Field(default_factory=list)
+    interrupt_id: str | None = None
+    response: Any = None
+    responses: list[Answer] | None = Field(default=None, min_length=1, max_length=256)
+    update: Object | None = None
+    goto: Goto = None
+    config: Config = Field(default_factory=Config)
+    metadata: Object = Field(default_factory=dict)
+
+    def answers(self) -> dict[str, Any]:
+        """The answers by the ids of their questions. Raises `_ProtocolError` if there are none."""
+        if self.responses is not None:
+            return {one.interrupt_id: one.response for one in self.responses}
+        if self.interrupt_id is None:
+            raise _ProtocolError("invalid_argument", "give interrupt_id, or responses")
+        return {self.interrupt_id: self.response}
+
+
+class _ProtocolError(Exception):
+    """A command that cannot be carried out, by a code of the protocol."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class StateGet(Body):
+    """Which values of a thread's state."""
+
+    namespace: list[str] = Field(default_factory=list, max_length=64)
+    keys: list[str] | None = Field(default=None, max_length=256)
+
+
+class ListCheckpoints(Body):
+    """Which checkpoints of a thread, the last ones first."""
+
+    namespace: list[str] = Field(default_factory=list, max_length=64)
+    limit: int = Field(default=10, ge=1, le=1000)
+    before: UUID | None = None
+
+
+class Fork(Body):
+    """A run from a checkpoint."""
+
+    checkpoint_id: UUID
+    input: Any = None
+    config: Config = Field(default_factory=Config)
+
+
+class GetTree(Body):
+    """Of which run."""
+
+    run_id: UUID | None = None
+
+
+class ProtocolCommands:
+    """Carries out commands to a thread, each with its id, its method and its params."""
+
+    def __init__(self, state: TenantState, starts: StartRoutes, states: StateRoutes) -> None:
+        self._state = state
+        self._starts = starts
+        self._states = states
+        self._commands: Mapping[str, Callable[[Caller, UUID, Object], Awaitable[_Done]]] = {
+            "run.start": self._start,
+            "input.respond": self._respond,
+            "agent.getTree": self._tree,
+            "state.get": self._values,
+            "state.listCheckpoints": self._checkpoints,
+            "state.fork": self._fork,
+        }
+
+    async def answer(self, caller: Caller, thread_id: UUID, body: Object) -> JSON:
+        """Carry out a command. One that fails is answered as the protocol says."""
+        key, method = body.get("id"), body.get("method")
+        if type(key) is not int or not isinstance(method, str):
+            message = "a command has an integer id and a text as its method"
+            return _error(key if type(key) is int else None, "invalid_argument", message, 400)
+        try:
+            given = body.get("params") or {}
+            result, through = await self._carry_out(caller, thread_id, method, given)
+        except _ProtocolError as error:
+            return _error(key, error.code, str(error))
+        except ValidationError as error:
+            return _error(key, "invalid_argument", summary(error.errors()))
+        except HTTPException as error:
+            code = "permission_denied" if error.status_code == 403 else "unknown_error"
+            return _error(key, code, str(error.detail))
+        meta = {"applied_through_seq": through}
+        return JSON({"type": "success", "id": key, "result": result, "meta": meta})
+
+    async def _carry_out(self, caller: Caller, thread: UUID, method: str, params: Any) -> _Done:
+        if method in _ABSENT:
+            raise _ProtocolError("not_supported", f"{method}: not supported here")
+        if method not in self._commands:
+            raise _ProtocolError("unknown_command", f"{method}: no such command")
+        if not isinstance(params, dict):
+            raise _ProtocolError("invalid_argument", f"{method}: params is an object")
+        return await self._commands[method](caller, thread, params)
+
+    # -- runs --------------------------------------------------------------------------
+
+    async def _start(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+        """``run.start``: a run in the thread, which is made if it is not there.
+
+        Input to a thread that was interrupted is the answer: `RemoteGraph` sends the value of
+        ``Command(resume=…)`` so, and leaves it to the server to tell an answer from a new run.
+        """
+        body = ProtocolRunBody.model_validate(in_snake_case(params))
+        if await self._is_answer(caller, thread, body):
+            resume = Command(resume=body.input)
+            body = body.model_copy(update={"input": None, "command": resume})
+        row, _ = await self._starts.start(caller, thread, body)
+        return _started(row)
+
+    async def _is_answer(self, caller: Caller, thread: UUID, body: ProtocolRunBody) -> bool:
+        if body.input is None or body.command or body.checkpoint or body.checkpoint_id:
+            return False
+        try:
+            row = await self._state.thread(caller, thread, "read")
+        except HTTPException as error:
+            if error.status_code != 404:
+                raise
+            return False
+        return bool(row._mapping["status"] == "interrupted")
+
+    async def _respond(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+        """``input.respond``: the run that goes on with answers, as the thread's last run was."""
+        given = Respond.model_validate(in_snake_case(params))
+        answers = given.answers()
+        row = await self._state.thread(caller, thread, "read")
+        open_ids = {one["id"] for one in interrupts_in(row._mapping["interrupts"])}
+        last = await self._state.runs.last_of(str(thread))
+        for key in answers:
+            if last is None or key not in open_ids or not INTERRUPT_ID.fullmatch(key):
+                raise _ProtocolError("no_such_interrupt", f"{key} is not open, or was answered")
+        assert last is not None
+        config = {**(last.kwargs.get("config") or {}), **given.config.given()}
+        command = Command(resume=answers, update=given.update, goto=given.goto)
+        body = last.followed_by(
+            ProtocolRunBody, command=command, config=config, metadata=given.metadata
+        )
+        try:
+            started, _ = await self._starts.start(caller, thread, body, next(iter(answers)))
+        except HTTPException as error:
+            if error.status_code != 409:
+                raise
+            raise _ProtocolError("no_such_interrupt", str(error.detail)) from error
+        return _started(started)
+
+    async def _fork(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+        """``state.fork``: a run from a checkpoint, of the last run's assistant."""
+        given = Fork.model_validate(in_snake_case(params))
+        at = Checkpoint(checkpoint_id=given.checkpoint_id)
+        await self._state_at(caller, thread, at)
+        last = await self._state.runs.last_of(str(thread))
+        if last is None:
+            raise _ProtocolError("no_such_run", "this thread has had no run yet: use run.start")
+        body = last.followed_by(
+            ProtocolRunBody, input=given.input, checkpoint=at, config=given.config
+        )
+        row, _ = await self._starts.start(caller, thread, body)
+        result, through = _started(row)
+        return {**result, "thread_id": str(thread)}, through
+
+    async def _tree(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+        """``agent.getTree``: the graphs of a run, the last one's if none is named."""
+        given = GetTree.model_validate(in_snake_case(params))
+        await self._state.thread(caller, thread, "read")
+        runs = await self._state.runs.since(str(thread), 0, _MOST_RUNS)
+        wanted = [one for one in runs if given.run_id in (None, UUID(one.run_id))]
+        if not wanted:
+            raise _ProtocolError("no_such_run", f"{given.run_id or 'this thread'}: no such run")
+        tree = Tree(wanted[-1].graph_id)
+        async for one in replay(self._state.storage.database, wanted[-1].run_id, 0):
+            if one.event == PROTOCOL:
+                tree.add(orjson.loads(one.data))
+        return {"tree": tree.root}, 0
+
+    # -- the state ---------------------------------------------------------------------
+
+    async def _values(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+        """``state.get``: a thread's values now, or some of them."""
+        given = StateGet.model_validate(in_snake_case(params))
+        state = await self._state_at(caller, thread, _place(given.namespace))
+        if given.namespace and state["created_at"] is None:
+            raise _ProtocolError("no_such_namespace", f"{given.namespace}: no graph has run there")
+        values = state["values"] or {}
+        if given.keys is not None and isinstance(values, dict):
+            values = {key: values[key] for key in given.keys if key in values}
+        place = state["checkpoint"] or {}
+        at = {"id": place.get("checkpoint_id"), "ns": place.get("checkpoint_ns", "")}
+        return {"values": values, **({"checkpoint": at} if at["id"] else {})}, 0
+
+    async def _checkpoints(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+        """``state.listCheckpoints``: the last ones first."""
+        given = ListCheckpoints.model_validate(in_snake_case(params))
+        asked = History(limit=given.limit, before=given.before, checkpoint=_place(given.namespace))
+        states = await self._states.states(thread, asked, caller)
+        return {"checkpoints": [_summary(state) for state in states]}, 0
+
+    async def _state_at(self, caller: Caller, thread: UUID, at: Checkpoint) -> Object:
+        try:
+            return await self._states.state(caller, thread, at)
+        except HTTPException as error:
+            if error.status_code != 404 or not (at.checkpoint_ns or at.checkpoint_id):
+                raise
+            code = "no_such_namespace" if at.checkpoint_ns else "no_such_checkpoint"
+            raise _ProtocolError(code, str(error.detail)) from error
+
+
+def _place(namespace: list[str]) -> Checkpoint:
+    return Checkpoint(checkpoint_ns="|".join(namespace))
+
+
+def _summary(state: Object) -> Object:
+    """A checkpoint of a list."""
+    return {
+        "id": state["checkpoint"]["checkpoint_id"],
+        "timestamp": state["created_at"],
+        "step": state["metadata"]["step"],
+        "metadata": state["metadata"],
+    }
+
+
+def _started(run: Row[Any]) -> _Done:
+    """A run that a command started, and the number before its events."""
+    return {"run_id": run._mapping["run_id"]}, seq_of(run._mapping["number"], 0)
+
+
+def _error(key: int | None, code: str, message: str, status: Literal[200, 400] = 200) -> JSON:
+    return JSON({"type": "error", "id": key, "error": code, "message": message}, status)

@@ -1,0 +1,264 @@
+"""Carries out one run: a program of the runtime that streams events into the run's log.
+
+Its end is stored as often as it takes: a full disk or a database that is away costs time, and no
+run its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Any
+
+from langchain_core.runnables.config import merge_configs
+
+from agentrt.errors import ProgramLoadError
+from agentrt.integrations.langgraph.graphs import Graph, Purpose, graph_program, program_terms
+from agentrt.integrations.langgraph.threads import thread_config
+from agentrt.program import Context, Program
+from agentrt.serving.background import Background
+from agentrt.serving.langgraph.assistants.configs import context_for, run_access, run_config
+from agentrt.serving.langgraph.assistants.graphs import enter_program, native_input
+from agentrt.serving.langgraph.database.runs import RunRecord
+from agentrt.serving.langgraph.outages import is_outage
+from agentrt.serving.langgraph.responses import encode, error_json
+from agentrt.serving.langgraph.runs import recovery
+from agentrt.serving.langgraph.runs.graph_events import ProtocolAdapter, StreamAdapter
+from agentrt.serving.langgraph.runs.streams import LiveRun
+from agentrt.serving.langgraph.states import thread_state
+from agentrt.serving.langgraph.tenant_state import TenantState
+
+CANCELLED = {"error": "UserInterrupt", "message": "the run was cancelled"}
+CANCEL_REASON = "the client cancelled it"
+FIRST_REST_S = 0.5
+_LONGEST_REST_S = 10.0
+_WORK = "ends of runs"
+_log = logging.getLogger(__name__)
+
+
+async def store_end(
+    live: LiveRun, background: Background, end: Callable[[], Awaitable[None]]
+) -> None:
+    """Do ``end`` again and again while the database is away, at once when the run is cancelled.
+
+    Gives up when the server stops: the next one resumes the run. Raises what is no outage.
+    """
+    rest_s = FIRST_REST_S
+    while live.action != "shutdown":
+        try:
+            await end()
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            background.failed(_WORK, error)
+            live.cannot_end(error)
+            if live.closing:
+                return
+        else:
+            background.went_well(_WORK)
+            return
+        await _rest(live, rest_s)
+        rest_s = min(_LONGEST_REST_S, 2 * rest_s)
+
+
+async def _rest(live: LiveRun, seconds: float) -> None:
+    """Wait before the next try, until the run is stopped at most."""
+    live.rest = asyncio.Event()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await live.rest.wait()
+    live.rest = None
+
+
+class Execution:
+    """One run, from its start to its end."""
+
+    def __init__(self, live: LiveRun, state: TenantState) -> None:
+        self._live = live
+        self._state = state
+        self._record = live.record
+        self._opened = AsyncExitStack()  # what a factory has opened for the graph
+        self._graph: Graph | None = None
+        self._begun = False
+        self._began = time.time()
+        self._stream = adapter_of(live.record)
+
+    async def run(self) -> None:
+        """From pending to its end. When cancelled, it stops as `LiveRun.action` says."""
+        background = self._state.server.background
+        async with self._opened:
+            error = await self._until_end() if self._live.action is None else None
+            try:
+                await store_end(self._live, background, partial(self._end, error))
+            except Exception as fault:  # a bug, or a result that the database cannot hold
+                _log.exception("run %s: it has no end of its own", self._record.run_id)
+                await store_end(self._live, background, partial(self._fail, fault, {}))
+
+    async def _until_end(self) -> Exception | None:
+        """Run, and return the error that it ended with."""
+        self._live.stoppable = True
+        try:
+            await self._begin()
+            await self._run_program()
+        except asyncio.CancelledError:
+            self._live.action = self._live.action or "interrupt"
+        except Exception as error:
+            return error
+        finally:
+            self._live.stoppable = False
+        return None
+
+    # -- the start ---------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Store where the thread stands, and that the run is running."""
+        record = self._record
+        self._entry = await recovery.entry(self._state.storage, record)
+        origin = await recovery.origin_of(self._state.storage, record)
+        record = dataclasses.replace(record, attempt=record.attempt + 1, origin=origin)
+        self._live.record = self._record = record
+        await self._state.runs.began(record)
+        self._begun = True
+        await self._live.log.open()
+        about = {"run_id": record.run_id, "attempt": record.attempt}
+        await self._live.log.put([("metadata", encode(about))])
+
+    async def _run_program(self) -> None:
+        record = self._record
+        graph = self._graph = await self._open("threads.create_run")
+        terms = {**program_terms(graph), "tenant": record.tenant}
+        program, given = self._program(graph)
+        run = self._state.server.runtime.start(program, given, session=record.thread_id, **terms)
+        try:
+            await run.wait()
+        except asyncio.CancelledError:
+            run.cancel()  # unless it was the program that was cancelled, and is over
+            assert run.task is not None
+            await asyncio.wait([run.task])
+            raise
+
+    def _program(self, graph: Graph) -> tuple[Program, Any]:
+        record, stream, log = self._record, self._stream, self._live.log
+        config, options = run_config(record), self._options(graph)
+        if self._entry.resumes:  # at its thread's end, beyond where it was asked to start
+            config["configurable"].pop("checkpoint_id", None)
+        else:
+            config = merge_configs(config, recovery.at_checkpoint(record.kwargs))
+
+        async def drive(ctx: Context, given: Any) -> Any:
+            if self._state.graphs.is_native(record.graph_id):
+                enter_program(ctx)
+            async for name, data in stream.parts(graph, given, config, options):
+                await log.put([(name, encode(data))])
+            result = stream.result
+            return dict(result) if isinstance(result, dict) else result
+
+        at_end = thread_config(record.thread_id)
+        return graph_program(graph, record.graph_id, at_end, drive=drive), self._input()
+
+    def _input(self) -> Any:
+        kwargs = self._record.kwargs
+        if self._entry.command is not None:
+            return recovery.as_command(self._entry.command)
+        if self._entry.resumes:
+            return None
+        native = self._state.graphs.is_native(self._record.graph_id)
+        # Without input a graph resumes, but a program that needs none begins.
+        at_start = self._record.origin is None or self._record.origin.checkpoint_id is None
+        if native and (kwargs.get("input") is not None or at_start):
+            return native_input(kwargs.get("input"))
+        return kwargs.get("input")
+
+    def _options(self, graph: Graph) -> dict[str, Any]:
+        """The options of `Pregel.astream`."""
+        kwargs = self._record.kwargs
+        names = ("interrupt_before", "interrupt_after", "durability")
+        given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        return {**given, "context": context_for(graph, kwargs.get("context"))}
+
+    # -- the end -----------------------------------------------------------------------
+
+    async def _end(self, error: Exception | None) -> None:
+        if self._live.action == "rollback":
+            await self._roll_back()
+        elif self._live.action != "shutdown":
+            await self._finish(error)
+
+    async def _finish(self, error: Exception | None) -> None:
+        """Store what the run's end is. Who waits for a run that was cancelled gets the thread's
+        values: to stop is no failure.
+        """
+        state = await self._thread_state()
+        if self._live.action is not None:
+            result = encode(state.get("values") or {})
+            if self._begun:
+                state |= {"status": "interrupted", "error": CANCELLED}
+            await self._store("interrupted", result, state, reason=CANCEL_REASON)
+        elif error is not None:
+            await self._fail(error, state)
+        else:
+            await self._store("success", encode(self._stream.result), state)
+
+    async def _fail(self, error: Exception, state: Mapping[str, Any]) -> None:
+        """The run ends with an error, and its thread with what is known of its ``state``."""
+        fault = error_json(error)
+        failed = {**state, "status": "error", "error": fault}
+        await self._store("error", encode({"__error__": fault}), failed, fault)
+
+    async def _store(
+        self,
+        status: str,
+        result: bytes,
+        state: Mapping[str, Any],
+        fault: dict[str, str] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Store the run's end with its thread's state, then publish it."""
+        record, webhooks = self._record, self._state.webhooks
+        values = state.get("values")
+        hook = [] if reason else webhooks.note(record, self._began, values, fault)
+        end = self._state.runs.end(record.run_id, status, result, reason)
+        await self._state.threads.update_state(record.thread_id, state, end, *hook)
+        self._live.result = result
+        if hook:
+            webhooks.begin(record.run_id)
+        parts = self._stream.end(state["status"], fault)
+        await self._live.log.put([(name, encode(data)) for name, data in parts])
+
+    async def _roll_back(self) -> None:
+        """Undo all that the run has done."""
+        record, storage = self._record, self._state.storage
+        if record.origin is not None:
+            await storage.revoked.revoke(record.run_id)
+            await recovery.roll_back(storage.database, record.thread_id, record.origin)
+        await self._state.runs.remove(record.run_id)
+        state = await self._thread_state()
+        await self._state.threads.update_state(record.thread_id, state)
+        self._live.result = encode(state.get("values") or {})
+
+    async def _thread_state(self) -> dict[str, Any]:
+        """The thread's state now; of a graph that cannot be made, what was known before."""
+        try:
+            graph = self._graph or await self._open("threads.read")
+        except ProgramLoadError:
+            return {"status": "idle"}
+        return await thread_state(graph, self._record.thread_id)
+
+    async def _open(self, purpose: Purpose) -> Graph:
+        """The run's graph, until the run's end."""
+        record, graphs = self._record, self._state.graphs
+        opening = graphs.opened(record.graph_id, record.tenant, run_access(record, purpose))
+        return await self._opened.enter_async_context(opening)
+
+
+def adapter_of(record: RunRecord) -> StreamAdapter | ProtocolAdapter:
+    """What makes the run's events, in the form that was asked for."""
+    kwargs = record.kwargs
+    if kwargs.get("protocol"):
+        return ProtocolAdapter(record.graph_id)
+    return StreamAdapter(kwargs["stream_mode"], subgraphs=bool(kwargs.get("stream_subgraphs")))

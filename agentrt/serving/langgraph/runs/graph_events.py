@@ -1,0 +1,426 @@
+"""A graph's stream as events of the API, in either form that clients follow.
+
+`StreamAdapter` gives the modes that a client names:
+
+    values, updates, custom, tasks, checkpoints, debug    as LangGraph has them
+    messages-tuple    LangGraph's "messages": a token's chunk and its metadata
+    messages          whole messages as they grow: messages/metadata, /partial, /complete
+    events            LangChain's events; those of the graph itself are in the other modes
+
+The namespace of a subgraph follows the event's name, after "|".
+
+`ProtocolAdapter` is for runs that a client started by a command of the streaming protocol.
+LangGraph makes their events, as its ``astream_events(version="v3")``. The adapter adds the root
+graph's own beginning and end, and the questions that it asks. A run's number and an event's number
+in its run make the event's number in its thread: it only grows, and means the same after a restart.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Annotated, Any, cast
+
+from langchain_core.messages import (
+    BaseMessage,
+    BaseMessageChunk,
+    ToolMessage,
+    message_chunk_to_message,
+)
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import get_checkpoint_id
+from langgraph.prebuilt import ToolCallTransformer
+from langgraph.stream import CheckpointsTransformer, CustomTransformer, UpdatesTransformer
+from langgraph.types import Command
+from pydantic import AfterValidator, Field
+
+from agentrt.integrations.langgraph.graphs import Graph
+from agentrt.serving.langgraph._compat import INTERRUPT
+from agentrt.serving.langgraph.bodies import Body
+from agentrt.serving.langgraph.database.tables import PROTOCOL
+from agentrt.serving.langgraph.responses import encode
+from agentrt.serving.langgraph.runs.streams import ThreadEvent
+from agentrt.serving.langgraph.states import checkpoint_json
+
+Part = tuple[str, Any]
+"""The name and the data of an event in a run's log."""
+
+# -- in the streaming protocol ------------------------------------------------------------------
+
+_CHANNELS = {
+    *("values", "updates", "messages", "tools", "lifecycle"),
+    *("input", "checkpoints", "tasks", "custom"),
+}
+_PER_RUN = 10_000_000
+"""More events than one run has."""
+_TRANSFORMERS: tuple[Any, ...] = (
+    *(CheckpointsTransformer, CustomTransformer, UpdatesTransformer),
+    ToolCallTransformer,
+)
+
+
+class ProtocolAdapter:
+    """Runs a graph, and gives its events. ``result`` is the last of its values."""
+
+    def __init__(self, graph_id: str) -> None:
+        self.result: Any = None
+        self._graph_id = graph_id
+        self._asked: dict[str, Part] = {}
+
+    async def parts(
+        self, graph: Graph, given: Any, config: RunnableConfig, options: dict[str, Any]
+    ) -> AsyncIterator[Part]:
+        """Run ``graph``, and give its events as they come, but for the root's end."""
+        if answered := _answered(given):
+            yield PROTOCOL, _event("input.answered", {"interrupt_ids": answered})
+        yield self._lifecycle("running")
+        own = graph.stream_transformers or ()
+        more = [one for one in _TRANSFORMERS if one not in own]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is in beta, as the protocol is
+            stream: Any = await graph.astream_events(
+                given, config, version="v3", transformers=more, **options
+            )
+        try:
+            async for event in stream:
+                for part in self._of(event["method"], event["params"]):
+                    yield part
+        finally:
+            await stream.abort()
+
+    def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
+        """What the graph asks, and the root's end, once both are stored: an answer may come at
+        once. ``status`` is that of the thread.
+        """
+        if fault is not None:
+            return [self._lifecycle("failed", error=fault["message"])]
+        end = self._lifecycle("interrupted" if status == "interrupted" else "completed")
+        return [*self._asked.values(), end]
+
+    def _of(self, method: str, params: Mapping[str, Any]) -> Iterator[Part]:
+        data, namespace = params["data"], list(params["namespace"])
+        if method == "values":
+            self._note_values(data, namespace, params.get("interrupts", ()))
+        if method == "messages":
+            data = data[0]  # beside it is the metadata of the node
+            if not (isinstance(data, Mapping) and isinstance(data.get("event"), str)):
+                return  # a whole message, which clients read from the values
+        elif method == "checkpoints":
+            data = _checkpoint(data)
+        elif method == "lifecycle":
+            namespace = list(data.get("namespace", namespace))
+        about = {"namespace": namespace, "timestamp": params["timestamp"], "data": data}
+        yield PROTOCOL, {"method": method, "params": about}
+        if method == "tools":
+            for event in _tool_message(data):
+                place = [*namespace, f"tools:{data['tool_call_id']}"]
+                yield PROTOCOL, _event("messages", event, place)
+
+    def _note_values(
+        self, values: Any, namespace: Sequence[str], interrupts: Sequence[Any]
+    ) -> None:
+        for one in interrupts:
+            event = PROTOCOL, _event("input.requested", _question(one.id, one.value), namespace)
+            self._asked.setdefault(one.id, event)
+        if not namespace:
+            known = values if isinstance(values, dict) else {}
+            self.result = {**known, INTERRUPT: tuple(interrupts)} if interrupts else values
+
+    def _lifecycle(self, event: str, **more: str) -> Part:
+        return PROTOCOL, _event("lifecycle", {"event": event, "graph_name": self._graph_id, **more})
+
+
+def _answered(given: Any) -> list[str]:
+    """The ids of the questions that a run's input answers."""
+    answers = given.resume if isinstance(given, Command) else None
+    return [*answers] if isinstance(answers, dict) else []
+
+
+def _checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint without its values: enough to go back to it."""
+    metadata, parent = stored["metadata"], stored["parent_config"]
+    return {
+        "id": get_checkpoint_id(stored["config"]),
+        **({} if parent is None else {"parent_id": get_checkpoint_id(parent)}),
+        "step": metadata["step"],
+        "source": metadata["source"],
+    }
+
+
+def question_in(event: Mapping[str, Any]) -> str | None:
+    """The id of the question that an event asks, if it asks one."""
+    if event["method"] != "input.requested":
+        return None
+    return str(event["params"]["data"]["interrupt_id"])
+
+
+def questions_of(
+    interrupts: Sequence[Mapping[str, Any]], graph_id: str, run: int, run_id: str, time_s: float
+) -> list[ThreadEvent]:
+    """The events for a thread's open questions that no event has asked, and for the end of the
+    run that they belong to. Their numbers come after all those that the run itself has used.
+    """
+    data = [("input.requested", _question(each["id"], each["value"])) for each in interrupts]
+    data.append(("lifecycle", {"event": "interrupted", "graph_name": graph_id}))
+    first = _PER_RUN - len(data)
+    return [
+        ThreadEvent(run, run_id, first + n, encode(_event(method, about, time_s=time_s)))
+        for n, (method, about) in enumerate(data)
+    ]
+
+
+def _question(interrupt_id: str, value: Any) -> dict[str, Any]:
+    # The protocol says payload; the Python client up to 0.4.14 reads value.
+    return {"interrupt_id": interrupt_id, "payload": value, "value": value}
+
+
+def _tool_message(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The result of a tool as a message of the channel ``messages``, as LangGraph's own server
+    sends it; nothing for other events of a tool, or for a result without text.
+    """
+    call, output = data.get("tool_call_id"), data.get("output")
+    if data.get("event") != "tool-finished" or not isinstance(call, str):
+        return
+    message = _message_in(output, call)
+    text = output if isinstance(output, str) else None if message is None else message.text
+    if text is None:
+        return
+    key = (message and message.id) or f"tool-{call}"
+    block = {"type": "text", "text": text}
+    yield {"event": "message-start", "role": "tool", "id": key, "tool_call_id": call}
+    yield {"event": "content-block-start", "index": 0, "content": {**block, "text": ""}}
+    yield {
+        "event": "content-block-delta",
+        "index": 0,
+        "delta": {"type": "text-delta", "text": text},
+    }
+    yield {"event": "content-block-finish", "index": 0, "content": block}
+    yield {"event": "message-finish", "metadata": {}}
+
+
+def _message_in(output: Any, call: str) -> ToolMessage | None:
+    """The message in what a tool returned: itself, or in the update of a command."""
+    if isinstance(output, ToolMessage):
+        return output
+    if isinstance(output, Command):
+        update = output.update
+        values = update.values() if isinstance(update, Mapping) else [update]
+        for value in values:
+            for part in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(part, ToolMessage) and part.tool_call_id == call:
+                    return part
+    return None
+
+
+def _event(
+    method: str, data: Any, namespace: Sequence[str] = (), time_s: float | None = None
+) -> dict[str, Any]:
+    at = int((time.time() if time_s is None else time_s) * 1000)
+    return {
+        "method": method,
+        "params": {"namespace": list(namespace), "timestamp": at, "data": data},
+    }
+
+
+# -- the graphs of a run ------------------------------------------------------------------
+
+
+class Tree:
+    """The graph of a run with those inside it, from their lifecycles. ``root`` is JSON."""
+
+    def __init__(self, graph_id: str) -> None:
+        self.root = _branch([], "started", graph_id)
+        self._known: dict[tuple[str, ...], Any] = {(): self.root}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take in an event of the run."""
+        if event["method"] != "lifecycle":
+            return
+        place, data = tuple(event["params"]["namespace"]), event["params"]["data"]
+        if place not in self._known:
+            name = data.get("graph_name") or place[-1].partition(":")[0]
+            self._known[place] = _branch(place, "started", name)
+            above = [place[:n] for n in range(len(place)) if place[:n] in self._known]
+            self._known[above[-1]].setdefault("children", []).append(self._known[place])
+        self._known[place]["status"] = data["event"]
+
+
+def _branch(place: Sequence[str], status: str, graph_name: str) -> dict[str, Any]:
+    return {"namespace": list(place), "status": status, "graph_name": graph_name}
+
+
+# -- the events of a thread ---------------------------------------------------------------
+
+
+def seq_of(run: int, event: int) -> int:
+    """The number in its thread of an event, from its run's number and its number in that."""
+    return run * _PER_RUN + event
+
+
+def place_of(seq: int) -> tuple[int, int]:
+    """The number of a run, and of an event in it, from the event's number in its thread."""
+    return divmod(seq, _PER_RUN)
+
+
+def _known(channels: list[str]) -> list[str]:
+    unknown = [one for one in channels if one not in _CHANNELS and not one.startswith("custom:")]
+    if unknown:
+        raise ValueError(
+            f"no channel {', '.join(unknown)}; there is {', '.join(sorted(_CHANNELS))}"
+        )
+    return channels
+
+
+class EventsBody(Body):
+    """Which events of a thread a client asks for: of some channels, below some namespaces, and
+    after one of them.
+    """
+
+    channels: Annotated[list[str], Field(min_length=1, max_length=64), AfterValidator(_known)]
+    namespaces: list[list[str]] | None = Field(default=None, max_length=64)
+    depth: int | None = Field(default=None, ge=0, le=64)
+    since: int = Field(default=0, ge=0, lt=2**53)
+
+    def has(self, event: Mapping[str, Any]) -> bool:
+        """Whether an event is one of these."""
+        namespace = event["params"]["namespace"]
+        below = self.namespaces is None or any(
+            self._is_below(prefix, namespace) for prefix in self.namespaces
+        )
+        return below and self._in_channel(event)
+
+    def _in_channel(self, event: Mapping[str, Any]) -> bool:
+        method = str(event["method"]).partition(".")[0]
+        if method in self.channels:
+            return True
+        data = event["params"]["data"]
+        name = data.get("name") if isinstance(data, dict) else None
+        return method == "custom" and f"custom:{name}" in self.channels
+
+    def _is_below(self, prefix: Sequence[str], namespace: Sequence[str]) -> bool:
+        """A node's name alone stands for each of its tasks."""
+        depth = len(namespace) - len(prefix)
+        if depth < 0 or (self.depth is not None and depth > self.depth):
+            return False
+        pairs = zip(prefix, namespace, strict=False)
+        return all(one in (other, other.partition(":")[0]) for one, other in pairs)
+
+
+# -- in LangGraph's modes -----------------------------------------------------------------------
+
+_MAX_GROWING = 64
+"""How many messages may grow at once; more chunks of the oldest would begin a new message."""
+
+
+class StreamAdapter:
+    """Turns a graph's stream into events of the API. ``result`` is the last of its values."""
+
+    def __init__(self, modes: Sequence[str], *, subgraphs: bool) -> None:
+        self.result: Any = None
+        self._modes = frozenset(modes)
+        self._subgraphs = subgraphs
+        self._growing: dict[str, BaseMessage] = {}
+        self._interrupts: dict[str, Any] = {}
+
+    def _langgraph_modes(self) -> list[str]:
+        """LangGraph's modes for these, always with values."""
+        names = {"messages" if mode == "messages-tuple" else mode for mode in self._modes}
+        return sorted((names | {"values"}) - {"events"})
+
+    def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
+        """The events of the end: an error, or none."""
+        return [] if fault is None else [("error", fault)]
+
+    async def parts(
+        self, graph: Graph, given: Any, config: RunnableConfig, options: dict[str, Any]
+    ) -> AsyncIterator[Part]:
+        """Run ``graph``, and give its events as they come."""
+        options = {**options, "stream_mode": self._langgraph_modes(), "subgraphs": self._subgraphs}
+        if "events" in self._modes:
+            async for event in graph.astream_events(given, config, version="v2", **options):
+                if event["event"] != "on_chain_stream" or event["parent_ids"]:
+                    yield "events", event
+                    continue
+                for part in self._events_of(event["data"].get("chunk")):
+                    yield part
+        else:
+            async for chunk in graph.astream(given, config, **options):
+                for part in self._events_of(chunk):
+                    yield part
+
+    def _events_of(self, chunk: Any) -> Iterator[Part]:
+        """The events of one chunk; with subgraphs, it begins with a namespace."""
+        namespace, mode, data = chunk if self._subgraphs else ((), *chunk)
+        if mode == "values" and not namespace:
+            self._note_values(data)
+        if mode == "messages":
+            yield from self._messages(namespace, *data)
+        elif mode in self._modes:
+            yield _named(mode, namespace), _with_places(mode, data)
+
+    def _note_values(self, values: Any) -> None:
+        """Several interrupts at once come in values of their own: collect them."""
+        if isinstance(values, dict) and INTERRUPT in values:
+            self._interrupts.update({one.id: one for one in values[INTERRUPT]})
+        self.result = values
+        if self._interrupts:
+            known = values if isinstance(values, dict) else {}
+            self.result = {**known, INTERRUPT: tuple(self._interrupts.values())}
+
+    def _messages(self, namespace: Sequence[str], message: Any, about: Any) -> Iterator[Part]:
+        if "messages-tuple" in self._modes:
+            yield _named("messages", namespace), [message, about]
+        if "messages" not in self._modes or not isinstance(message, BaseMessage):
+            return
+        key = str(message.id)
+        if key not in self._growing:
+            yield "messages/metadata", {key: {"metadata": about}}
+        if isinstance(message, BaseMessageChunk):
+            grown = self._growing.get(key)
+            whole = grown + message if isinstance(grown, BaseMessageChunk) else message
+            self._grow(key, whole)
+            yield "messages/partial", [message_chunk_to_message(whole)]
+        else:
+            self._grow(key, message)
+            yield "messages/complete", [message]
+
+    def _grow(self, key: str, message: BaseMessage) -> None:
+        self._growing[key] = message
+        if len(self._growing) > _MAX_GROWING:
+            self._growing.pop(next(iter(self._growing)))
+
+
+def _named(mode: str, namespace: Sequence[str]) -> str:
+    return "|".join((mode, *namespace))
+
+
+# -- checkpoints: where each is, as clients name places in a thread --------------------------
+
+
+def _with_places(mode: str, data: Any) -> Any:
+    """An event of LangGraph of the mode ``checkpoints`` or ``debug``, with what clients expect."""
+    if mode == "checkpoints":
+        return _placed(data)
+    if mode == "debug" and data.get("type") == "checkpoint":
+        return {**data, "payload": _placed(data["payload"])}
+    return data
+
+
+def _placed(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    parent = checkpoint.get("parent_config")
+    return {
+        **checkpoint,
+        "tasks": [_task(one) for one in checkpoint.get("tasks", ())],
+        "checkpoint": checkpoint_json(checkpoint["config"]),
+        "parent_checkpoint": None if parent is None else checkpoint_json(parent),
+    }
+
+
+def _task(task: dict[str, Any]) -> dict[str, Any]:
+    """A task whose subgraph's state is named by a config: its place, to be asked for."""
+    inner = task.get("state")
+    if not isinstance(inner, dict) or "configurable" not in inner:
+        return task
+    rest = {key: value for key, value in task.items() if key != "state"}
+    return {**rest, "checkpoint": checkpoint_json(cast("RunnableConfig", inner))}

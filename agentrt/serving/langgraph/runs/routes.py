@@ -1,0 +1,258 @@
+"""The routes of runs that were started before: read, follow and stop them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import Header, HTTPException, Query, Response
+from langgraph_sdk.schema import CancelAction, RunSelectField, RunStatus
+from pydantic import BeforeValidator
+from sqlalchemy import Row
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from agentrt.serving.keep_alive import NEVER_S
+from agentrt.serving.langgraph import bodies
+from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.bodies import RunCancel, StreamMode
+from agentrt.serving.langgraph.database.runs import run_json
+from agentrt.serving.langgraph.database.tables import ACTIVE, PROTOCOL
+from agentrt.serving.langgraph.responses import JSON, encode, invalid, later
+from agentrt.serving.langgraph.routes import Routes, route
+from agentrt.serving.langgraph.runs.queue import RunQueue
+from agentrt.serving.langgraph.runs.stream_responses import (
+    as_sse,
+    event_stream,
+    headers_of,
+    result_response,
+)
+from agentrt.serving.langgraph.runs.streams import LiveRun, StreamEvent, replay
+from agentrt.serving.langgraph.tenant_state import TenantState
+
+_RUNS = "/threads/{thread_id}/runs"
+_RUN = f"{_RUNS}/{{run_id}}"
+
+
+def _given(modes: Any) -> Any:
+    """The Python client sends an empty text for no mode, JavaScript's a list as JSON."""
+    if not isinstance(modes, list):
+        return modes
+    if len(modes) == 1 and modes[0].startswith("["):
+        try:
+            modes = json.loads(modes[0])
+        except ValueError:
+            return modes
+    return [mode for mode in modes if mode] or None
+
+
+_Modes = Annotated[list[StreamMode] | None, BeforeValidator(_given), Query()]
+_ThreadModes = Annotated[
+    list[Literal["run_modes", "lifecycle"]] | None, BeforeValidator(_given), Query()
+]
+
+
+class RunRoutes(Routes):
+    """Reads, follows and stops runs."""
+
+    def __init__(self, state: TenantState, queue: RunQueue) -> None:
+        self._state = state
+        self._queue = queue
+        self._all = state.runs
+
+    @route("GET", _RUNS)
+    async def of_thread(
+        self,
+        thread_id: UUID,
+        caller: CallerDep,
+        limit: bodies.Limit = 10,
+        offset: bodies.Offset = 0,
+        status: RunStatus | None = None,
+        select: Annotated[list[RunSelectField] | None, Query()] = None,
+    ) -> JSON:
+        """The runs of a thread, the last one first."""
+        row = await self._state.thread(caller, thread_id, "read")
+        about = {"thread_id": thread_id, "metadata": {}}
+        only = await caller.authorize("threads", "search", about)
+        if only is not None and not only.allows(row._mapping["metadata"]):
+            return JSON([])
+        page = (status, limit, offset, select or None)
+        return JSON(await self._all.of_thread(caller.tenant, thread_id, *page))
+
+    @route("GET", _RUN)
+    async def get(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> JSON:
+        """One run."""
+        return JSON(run_json(await self._row(caller, thread_id, run_id, "read")))
+
+    @route("DELETE", _RUN, 204)
+    async def delete(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
+        """Stop a run if it has not ended, and forget it; what it did to its thread stays."""
+        await self._row(caller, thread_id, run_id, "delete", {"run_id": run_id})
+        await self._queue.stop_all([str(run_id)], "interrupt")
+        await self._all.remove(str(run_id))
+        return Response(status_code=204)
+
+    @route("GET", f"{_RUN}/join")
+    async def join(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
+        """What a run gives, when it has ended."""
+        row = await self._row(caller, thread_id, run_id, "read")
+        live = self._queue.get(str(run_id))
+        if live is not None:
+            keep_alive_s = self._state.server.keep_alive_s
+            return result_response(live, headers_of(row, "join"), keep_alive_s=keep_alive_s)
+        row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
+        _check_ended(row)
+        result = row._mapping["result"]
+        return JSON(None if result is None else json.loads(result), headers=headers_of(row, "join"))
+
+    @route("GET", f"{_RUN}/stream")
+    async def join_stream(
+        self,
+        thread_id: UUID,
+        run_id: UUID,
+        caller: CallerDep,
+        stream_mode: _Modes = None,
+        cancel_on_disconnect: bool = False,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> EventSourceResponse:
+        """Follow a run from now on; a resumable one from after the event of an id. Of the
+        modes that it was started with, those that are asked for.
+
+        The id -1 is before the first event.
+        """
+        row = await self._row(caller, thread_id, run_id, "read")
+        live = self._queue.get(str(run_id))
+        if live is None:
+            _check_ended(await self._row(caller, thread_id, run_id, "read"))
+        kwargs = json.loads(row._mapping["kwargs"])
+        resumable = bool(kwargs.get("stream_resumable"))
+        after = _after(last_event_id)
+        if after is not None and not resumable:
+            raise invalid("Last-Event-ID: the run was not started with stream_resumable")
+        return event_stream(
+            self._events(live, str(run_id), after),
+            headers_of(row, "stream"),
+            numbered=resumable,
+            modes=stream_mode,
+            on_leave=self._queue.canceller(live, cancel_on_disconnect),
+        )
+
+    @route("POST", f"{_RUN}/cancel")
+    async def cancel(
+        self,
+        thread_id: UUID,
+        run_id: UUID,
+        caller: CallerDep,
+        wait: bool = False,
+        action: CancelAction = "interrupt",
+    ) -> Response:
+        """Stop a run; with ``rollback``, make it as if it had never been. One that has not
+        begun has ended when this returns.
+        """
+        row = await self._row(caller, thread_id, run_id, "update", _cancelled(action, [run_id]))
+        live = self._queue.get(str(run_id))
+        if live is None:
+            raise HTTPException(404, f"run {run_id} has ended; there is nothing to cancel")
+        if self._queue.cancel(live, action) or wait:
+            await live.ended()
+        if not wait:
+            return Response(status_code=202)
+        return JSON({}, headers=headers_of(row, "join"))
+
+    @route("POST", "/runs/cancel", 204)
+    async def cancel_many(
+        self, body: RunCancel, caller: CallerDep, action: CancelAction = "interrupt"
+    ) -> Response:
+        """Stop some runs of a thread, or all of a status. Those that have ended are left."""
+        if body.thread_id is not None:
+            about = _cancelled(action, body.run_ids)
+            await self._state.thread(caller, body.thread_id, "update", about)
+            wanted = {str(one) for one in body.run_ids or ()}
+            wanted &= set(self._queue.live_in(str(body.thread_id)))
+        else:
+            about = {"thread_id": None, **_cancelled(action, None, body.status)}
+            only = await caller.authorize("threads", "update", about)
+            statuses = ACTIVE if body.status == "all" else (str(body.status),)
+            wanted = set(await self._all.ids(caller.tenant, statuses, only))
+        live = [one for key in wanted if (one := self._queue.get(key)) is not None]
+        for one in [one for one in live if self._queue.cancel(one, action)]:
+            await one.ended()
+        return Response(status_code=204)
+
+    @route("GET", "/threads/{thread_id}/stream")
+    async def thread_stream(
+        self,
+        thread_id: UUID,
+        caller: CallerDep,
+        stream_mode: _ThreadModes = None,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> EventSourceResponse:
+        """Follow a thread: each of its runs that begins from now on."""
+        await self._state.thread(caller, thread_id, "read")
+        if last_event_id:
+            raise invalid("Last-Event-ID: a thread's stream begins now; join a run to go back")
+        whole = "run_modes" in (stream_mode or ["run_modes"])
+        headers = {"Location": f"/threads/{thread_id}/stream"}
+        runs = self._thread_events(str(thread_id), whole)
+        return EventSourceResponse(runs, headers=headers, ping=NEVER_S)
+
+    async def _row(
+        self,
+        caller: Caller,
+        thread_id: UUID,
+        run_id: UUID,
+        action: str,
+        about: dict[str, Any] | None = None,
+    ) -> Row[Any]:
+        await self._state.thread(caller, thread_id, action, about)
+        return await self._all.get(caller.tenant, thread_id, run_id)
+
+    async def _events(
+        self, live: LiveRun | None, run_id: str, after: int | None
+    ) -> AsyncIterator[StreamEvent]:
+        if live is not None:
+            async for one in live.log.follow(live.log.last if after is None else after):
+                yield one
+        elif after is not None:
+            async for one in replay(self._state.storage.database, run_id, after):
+                yield one
+
+    async def _thread_events(self, thread: str, whole: bool) -> AsyncIterator[ServerSentEvent]:
+        with self._queue.listening(thread) as beginning:
+            while (live := await beginning.get()) is not None:
+                yield _lifecycle(live, "run_started")
+                if whole:
+                    async for one in live.log.follow(0):
+                        if one.event != PROTOCOL:
+                            yield as_sse(one, numbered=False)
+                await live.done.wait()
+                yield _lifecycle(live, "run_done")
+
+
+def _cancelled(
+    action: CancelAction, run_ids: Sequence[UUID] | None, status: str | None = None
+) -> dict[str, Any]:
+    """What hooks get of a request that stops runs, beside the thread's id."""
+    run_ids = None if run_ids is None else list(run_ids)
+    return {"action": action, "metadata": {"run_ids": run_ids, "status": status}}
+
+
+def _check_ended(row: Row[Any]) -> None:
+    """A run that has not ended has no result, though it does not run here now."""
+    if row.status in ACTIVE:
+        raise later(503, f"run {row.run_id} has not ended, and does not run now")
+
+
+def _lifecycle(live: LiveRun, status: str) -> ServerSentEvent:
+    about = {"run_id": live.record.run_id, "status": status}
+    return ServerSentEvent(encode(about).decode(), event="metadata")
+
+
+def _after(last_event_id: str | None) -> int | None:
+    """The number after which to go on; None is from now on."""
+    if not last_event_id:
+        return None
+    if last_event_id != "-1" and not (last_event_id.isdecimal() and len(last_event_id) < 16):
+        raise invalid(f"Last-Event-ID {last_event_id!r}: it is the number of an event, or -1")
+    return max(0, int(last_event_id))

@@ -1,0 +1,274 @@
+"""Starts runs: in the background, until their end, or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Annotated, Any
+from uuid import UUID, uuid4
+
+import sqlalchemy as sa
+from fastapi import Body
+from fastapi.responses import StreamingResponse
+from sqlalchemy import Row
+from sse_starlette import EventSourceResponse
+
+from agentrt.serving.langgraph.assistants.configs import caller_access, merged
+from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep, hook_fault
+from agentrt.serving.langgraph.bodies import BatchRunBody, RunBody
+from agentrt.serving.langgraph.database.filters import Filter
+from agentrt.serving.langgraph.database.runs import NewRun, record_of, run_json
+from agentrt.serving.langgraph.responses import JSON, invalid, later
+from agentrt.serving.langgraph.routes import PathThread, Routes, route
+from agentrt.serving.langgraph.runs.queue import RunQueue
+from agentrt.serving.langgraph.runs.stream_responses import (
+    event_stream,
+    headers_of,
+    result_response,
+)
+from agentrt.serving.langgraph.runs.streams import LiveRun
+from agentrt.serving.langgraph.tenant_state import TenantState
+from agentrt.steady import SteadyClock
+
+_RUNS = "/threads/{thread_id}/runs"
+_MAX_BATCH = 100
+_OF_USER = "langgraph_auth"
+"""Begins the configurable keys that say who the user is."""
+_OWN_COLUMNS = {
+    *("assistant_id", "metadata", "multitask_strategy", "if_not_exists", "thread_id"),
+    "checkpoint_during",
+}
+"""The fields of a run's body that are not part of its kwargs."""
+
+
+class StartRoutes(Routes):
+    """Starts runs in a thread, and stateless ones, which get a thread of their own."""
+
+    def __init__(self, state: TenantState, queue: RunQueue) -> None:
+        self._state = state
+        self._clock = state.storage.database.clock
+        self._queue = queue
+
+    @route("POST", "/runs")
+    @route("POST", _RUNS)
+    async def create(self, body: RunBody, caller: CallerDep, thread: PathThread) -> JSON:
+        """Start a run, and leave it to itself."""
+        row, _ = await self.start(caller, thread, body)
+        return JSON(run_json(row), headers=headers_of(row))
+
+    @route("POST", "/runs/wait")
+    @route("POST", f"{_RUNS}/wait")
+    async def wait(self, body: RunBody, caller: CallerDep, thread: PathThread) -> StreamingResponse:
+        """Start a run, and wait for what it gives."""
+        row, live = await self.start(caller, thread, body)
+        on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
+        headers, keep_alive_s = headers_of(row, "join"), self._state.server.keep_alive_s
+        return result_response(live, headers, on_leave, keep_alive_s=keep_alive_s)
+
+    @route("POST", "/runs/stream")
+    @route("POST", f"{_RUNS}/stream")
+    async def stream(
+        self, body: RunBody, caller: CallerDep, thread: PathThread
+    ) -> EventSourceResponse:
+        """Start a run, and follow it."""
+        row, live = await self.start(caller, thread, body)
+        return event_stream(
+            live.log.follow(0),
+            headers_of(row, "stream"),
+            numbered=live.log.resumable,
+            on_leave=self._queue.canceller(live, body.on_disconnect == "cancel"),
+        )
+
+    @route("POST", "/runs/batch")
+    async def batch(
+        self,
+        bodies: Annotated[list[BatchRunBody], Body(min_length=1, max_length=_MAX_BATCH)],
+        caller: CallerDep,
+    ) -> JSON:
+        """Start several runs."""
+        assistants = [await self.assistant(caller, one.thread_id, one) for one in bodies]
+        with self._reserve(caller.tenant, len(bodies)):  # all of them, or none
+            self._state.server.tenants.ask(caller.tenant, len(bodies))
+        started = []
+        for body, assistant in zip(bodies, assistants, strict=True):
+            with self._reserve(caller.tenant):
+                new, only = await _new_run(caller, body.thread_id, body, assistant, self._clock)
+                row, _ = await self._enter(new, only)
+                started.append(run_json(row))
+        return JSON(started)
+
+    # -- into the queue ----------------------------------------------------------------
+
+    async def start(
+        self,
+        caller: Caller,
+        thread: UUID | None,
+        body: RunBody,
+        answers: str | None = None,
+        *,
+        claim: sa.Update | None = None,
+    ) -> tuple[Row[Any], LiveRun]:
+        """Enter a run, in ``thread`` or in a new one of its own. ``answers`` is the id of the
+        interrupt that it answers: if that is not open, this raises 409; ``claim`` as in `NewRun`.
+
+        Raises 404, 409 or 422 for a bad request, 429 if the queue is full, 503 on a server that
+        is stopping, and `BusyError` if the tenant is at a limit.
+        """
+        assistant = await self.assistant(caller, thread, body)
+        with self._reserve(caller.tenant):
+            self._state.server.tenants.ask(caller.tenant)
+            new, only = await _new_run(caller, thread, body, assistant, self._clock)
+            return await self._enter(replace(new, answers=answers, claim=claim), only)
+
+    async def assistant(
+        self, caller: Caller, thread: UUID | None, body: RunBody
+    ) -> Mapping[str, Any]:
+        """The assistant of a run, after checking the run's body."""
+        if self._state.server.draining:
+            raise later(503, "the server ends; it takes no new runs")
+        assistant = await self._state.assistants.runnable(caller, body.assistant_id)
+        _check_thread(body, thread)
+        _check_command(body, thread)
+        try:
+            self._state.webhooks.check(body.webhook)
+        except ValueError as error:
+            raise invalid(f"webhook: {error}") from None
+        await self._check_nodes(caller, body, assistant)
+        return assistant
+
+    async def _check_nodes(
+        self, caller: Caller, body: RunBody, assistant: Mapping[str, Any]
+    ) -> None:
+        """Refuse nodes that the graph does not have: the run would never stop there."""
+        named = {"interrupt_before": body.interrupt_before, "interrupt_after": body.interrupt_after}
+        if not any(isinstance(nodes, list) for nodes in named.values()):
+            return
+        config, _ = merged(body.config.given(), body.context, assistant)
+        access = caller_access(caller, "assistants.read", config)
+        async with self._state.graphs.opened(assistant["graph_id"], caller.tenant, access) as graph:
+            for field, nodes in named.items():
+                unknown = [] if nodes is None or nodes == "*" else set(nodes) - set(graph.nodes)
+                if unknown:
+                    names = ", ".join(map(repr, sorted(unknown)))
+                    raise invalid(f"{field}: no node {names} in the graph")
+
+    def _reserve(self, tenant: str, runs: int = 1) -> AbstractContextManager[None]:
+        most = self._state.server.tenants.limits(tenant).programs
+        return self._queue.reserve(tenant, most, runs)
+
+    async def _enter(self, new: NewRun, only: Filter | None) -> tuple[Row[Any], LiveRun]:
+        row, others = await self._state.runs.enter(new, only)
+        for other in others:
+            strategy: Any = new.columns["multitask_strategy"]
+            if strategy in ("interrupt", "rollback") and (live := self._queue.get(other)):
+                self._queue.cancel(live, strategy)
+        return row, self._queue.enter(record_of(row))
+
+
+async def _new_run(
+    caller: Caller,
+    thread: UUID | None,
+    body: RunBody,
+    assistant: Mapping[str, Any],
+    clock: SteadyClock,
+) -> tuple[NewRun, Filter | None]:
+    """The run as hooks allow it, and the filter on its thread. It starts by the ``clock``."""
+    run_id = uuid4()
+    kwargs = _kwargs(body, assistant)
+    value: dict[str, Any] = {
+        "thread_id": thread,
+        "assistant_id": UUID(assistant["assistant_id"]),
+        "run_id": run_id,
+        "status": "pending",
+        "metadata": dict(body.metadata),
+        "prevent_insert_if_inflight": body.multitask_strategy == "reject",
+        "multitask_strategy": body.multitask_strategy,
+        "if_not_exists": "create" if thread is None else body.if_not_exists,
+        "after_seconds": body.after_seconds,
+        "kwargs": kwargs if caller.auth is None else _for_hooks(caller, kwargs),
+    }
+    only = await caller.authorize("threads", "create_run", value)
+    metadata = caller.metadata_after("threads.create_run", value)
+    if caller.auth is not None:
+        kwargs = _after_hooks(value)
+    if user := caller.config():
+        kwargs["user"] = user
+    columns = {
+        "tenant": caller.tenant,
+        "assistant_id": assistant["assistant_id"],
+        "graph_id": assistant["graph_id"],
+        "multitask_strategy": body.multitask_strategy,
+        "metadata": {**body.config.metadata, **metadata},
+        "start_at": clock.now() + body.after_seconds if body.after_seconds else 0.0,
+    }
+    new = NewRun(
+        thread,
+        columns,
+        kwargs,
+        temporary=body.on_completion != "keep",
+        make_thread=value["if_not_exists"] == "create",
+        inherited=assistant["metadata"],
+        given=body.config.given(),
+        run_id=run_id,
+        user=caller.identity,
+    )
+    return new, only
+
+
+_OPTIONAL = ("input", "command", "interrupt_before", "interrupt_after", "webhook")
+
+
+def _for_hooks(caller: Caller, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's kwargs as hooks get them: with all keys, and with the user in the config."""
+    config = dict(kwargs["config"])
+    config["configurable"] = {**(config.get("configurable") or {}), **caller.config()}
+    whole = {**dict.fromkeys(_OPTIONAL), **kwargs, "config": config}
+    return {**whole, "context": dict(kwargs.get("context") or {})}
+
+
+def _after_hooks(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's kwargs as hooks have left them. The user in the config is the server's to set."""
+    kwargs = value.get("kwargs")
+    if not isinstance(kwargs, dict) or not isinstance(kwargs.get("config"), dict):
+        raise hook_fault("threads.create_run", "left no dict as kwargs and as their config")
+    config = dict(kwargs["config"])
+    configurable = config.pop("configurable", None)
+    if not isinstance(configurable, dict | None):
+        raise hook_fault("threads.create_run", "left a configurable that is not a dict")
+    own = {key: one for key, one in (configurable or {}).items() if not key.startswith(_OF_USER)}
+    kept = {**kwargs, "config": {**config, "configurable": own} if own else config}
+    return {key: one for key, one in kept.items() if one is not None and (key != "context" or one)}
+
+
+def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's kwargs: its body over the config and the context of its assistant."""
+    kwargs = body.model_dump(mode="json", exclude=_OWN_COLUMNS, exclude_none=True)
+    kwargs["config"], context = merged(body.config.given(), body.context, assistant)
+    if context:
+        kwargs["context"] = context
+    if body.command is not None:
+        kwargs["command"] = body.command.model_dump(mode="json", exclude_unset=True)
+    return kwargs
+
+
+def _check_thread(body: RunBody, thread: UUID | None) -> None:
+    """Refuse another thread than the path's, wherever it is named."""
+    named = [body.config.configurable.get("thread_id")]
+    if body.checkpoint is not None:
+        named.append(body.checkpoint.thread_id)
+    if thread is None and (body.checkpoint or body.checkpoint_id):
+        raise invalid("checkpoint: a run without a thread has no past to start from")
+    for one in named:
+        if one is not None and str(one) != str(thread):
+            raise invalid(f"thread_id {str(one)!r} is not that of the path")
+
+
+def _check_command(body: RunBody, thread: UUID | None) -> None:
+    command = body.command
+    if command is None:
+        return
+    if command.resume is None and command.update is None and not command.goto:
+        raise invalid("command: give resume, update or goto")
+    if thread is None:
+        raise invalid("command: a run without a thread has nothing to go on from")

@@ -1,0 +1,355 @@
+"""The routes of the store: items by namespace and key, for those users who may see them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, TypeVar
+from weakref import WeakValueDictionary
+
+import sqlalchemy as sa
+from fastapi import HTTPException, Query, Response
+from langgraph.store.base import (
+    NOT_PROVIDED,
+    InvalidNamespaceError,
+    Item,
+    ListNamespacesOp,
+    MatchCondition,
+    SearchItem,
+    SearchOp,
+)
+from pydantic import Field, ValidationError
+
+from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Page
+from agentrt.serving.langgraph.database._compat import store as items_table
+from agentrt.serving.langgraph.database.filters import Filter, required_texts, visible
+from agentrt.serving.langgraph.database.quotas import Quotas, within
+from agentrt.serving.langgraph.database.storage import Storage
+from agentrt.serving.langgraph.outages import READ_S
+from agentrt.serving.langgraph.responses import JSON, encode, invalid, later, summary
+from agentrt.serving.langgraph.routes import Routes, route
+from agentrt.serving.langgraph.store.items import TenantStore, root_of
+
+MAX_TTL = 100 * 365 * 24 * 60
+"""The longest that an item may be kept, in minutes; without a time it is kept for ever."""
+
+_NamespaceLabel = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]
+Namespace = Annotated[list[_NamespaceLabel], Field(max_length=32)]
+
+
+# -- bodies -------------------------------------------------------------------------------
+
+
+class ItemPut(Body):
+    """An item for the store."""
+
+    namespace: Namespace = Field(min_length=1)
+    key: Label
+    value: Object
+    index: Literal[False] | Annotated[list[str], Field(max_length=64)] | None = None
+    ttl: Annotated[float, Field(gt=0, le=MAX_TTL)] | None = None
+
+
+class ItemDelete(Body):
+    """An item that is to be deleted."""
+
+    namespace: Namespace = Field(default_factory=list)
+    key: Label
+
+
+class ItemSearch(Page):
+    """Which items of the store."""
+
+    namespace_prefix: Namespace = Field(default_factory=list)
+    filter: Object | None = None
+    refresh_ttl: bool | None = None
+
+
+class NamespaceSearch(Page):
+    """Which namespaces of the store."""
+
+    prefix: Namespace | None = None
+    suffix: Namespace | None = None
+    max_depth: int | None = Field(default=None, ge=1, le=32)
+    limit: Limit = 100
+
+
+# -- operations, as authorization hooks get them and may change them ----------------------
+
+Labels = Annotated[tuple[_NamespaceLabel, ...], Field(max_length=64)]
+"""A namespace as a hook leaves it, for example with its user's name before that of a client."""
+
+
+class Put(Body):
+    """An item to be written. Without a value, it is deleted."""
+
+    namespace: Labels = Field(min_length=1)
+    key: Label
+    value: Object | None
+    index: Literal[False] | Annotated[list[str], Field(max_length=64)] | None
+    ttl: Annotated[float, Field(gt=0, le=MAX_TTL)] | None
+
+
+class Get(Body):
+    """An item to be read."""
+
+    namespace: Labels
+    key: Label
+    refresh_ttl: bool | None
+
+
+class Delete(Body):
+    """An item to be deleted."""
+
+    namespace: Labels
+    key: Label
+
+
+class Search(Page):
+    """Items to be found. There is no search by meaning, so ``query`` is None."""
+
+    namespace: Labels
+    filter: Object | None
+    query: None
+    refresh_ttl: bool | None
+
+
+class ListNamespaces(Page):
+    """Namespaces to be found."""
+
+    namespace: Labels | None
+    suffix: Labels | None
+    max_depth: int | None = Field(ge=1, le=64)
+
+
+Operation = TypeVar("Operation", Put, Get, Delete, Search, ListNamespaces)
+
+
+# -- routes -------------------------------------------------------------------------------
+
+
+class StoreRoutes(Routes):
+    """Items by namespace and key.
+
+    A filter that a hook returns is one on the items' values: other items are not found, not
+    replaced and not deleted, and their namespaces are not listed.
+    """
+
+    def __init__(self, storage: Storage, quotas: Quotas) -> None:
+        self._storage = storage
+        self._quotas = quotas
+        self._writing: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
+
+    @route("PUT", "/store/items", 204)
+    async def put(self, body: ItemPut, caller: CallerDep) -> Response:
+        """Write an item, over the one that is there."""
+        requested: Object = {"namespace": tuple(body.namespace), "key": body.key}
+        requested |= {"value": body.value, "index": body.index, "ttl": body.ttl}
+        op, only = await _authorized(caller, "put", requested, Put)
+        if op.value is None:
+            await self._delete(caller, op, only)
+            return Response(status_code=204)
+        async with self._write_lock(caller, op, only):
+            await self._check_put(caller, op, op.value, only)
+            index: Any = op.index
+            ttl = NOT_PROVIDED if op.ttl is None else op.ttl
+            database, root = self._storage.database, root_of(caller.tenant)
+            await self._quotas.new_item(database, caller.tenant, root, len(encode(op.value)))
+            store = self._store(caller)
+            try:
+                await store.aput(op.namespace, op.key, op.value, index=index, ttl=ttl)
+            except InvalidNamespaceError as error:
+                raise invalid(f"namespace: {error}") from error
+        return Response(status_code=204)
+
+    @route("GET", "/store/items")
+    async def get(
+        self,
+        caller: CallerDep,
+        key: Annotated[str, Query(min_length=1, max_length=512)],
+        namespace: Annotated[str, Query(max_length=4096)] = "",
+        refresh_ttl: bool | None = None,
+    ) -> JSON:
+        """An item, or null; the labels of its namespace are joined by full stops."""
+        labels = tuple(namespace.split(".")) if namespace else ()
+        if not all(labels):
+            raise invalid("namespace: an empty label")
+        requested: Object = {"namespace": labels, "key": key, "refresh_ttl": refresh_ttl}
+        op, only = await _authorized(caller, "get", requested, Get)
+        if only is not None and not await self._may_touch(caller, op, only):
+            return JSON(None)
+        item = await self._store(caller).aget(op.namespace, op.key, refresh_ttl=op.refresh_ttl)
+        return JSON(None if item is None else _item_json(item))
+
+    @route("DELETE", "/store/items", 204)
+    async def delete(self, body: ItemDelete, caller: CallerDep) -> Response:
+        """Delete an item, if it is there."""
+        requested: Object = {"namespace": tuple(body.namespace), "key": body.key}
+        op, only = await _authorized(caller, "delete", requested, Delete)
+        await self._delete(caller, op, only)
+        return Response(status_code=204)
+
+    @route("POST", "/store/items/search")
+    async def search(self, body: ItemSearch, caller: CallerDep) -> JSON:
+        """Items under a namespace."""
+        requested: Object = {"namespace": tuple(body.namespace_prefix), "filter": body.filter}
+        requested |= {"limit": body.limit, "offset": body.offset, "query": None}
+        requested["refresh_ttl"] = body.refresh_ttl
+        op, only = await _authorized(caller, "search", requested, Search)
+        store = self._store(caller)
+        try:
+            async with asyncio.timeout(READ_S):
+                items = await _found(store, op, only)
+        except ValueError as error:  # an operator that there is not
+            raise invalid(f"filter: {error}") from error
+        except TimeoutError:
+            raise later(
+                503,
+                f"comparing items with the filter takes more than {READ_S:g} s: search beneath a "
+                "longer namespace",
+            ) from None
+        return JSON({"items": [{**_item_json(item), "score": item.score} for item in items]})
+
+    @route("POST", "/store/namespaces")
+    async def namespaces(self, body: NamespaceSearch, caller: CallerDep) -> JSON:
+        """The namespaces that have items."""
+        requested: Object = {"limit": body.limit, "offset": body.offset}
+        requested["namespace"] = None if body.prefix is None else tuple(body.prefix)
+        requested["suffix"] = None if body.suffix is None else tuple(body.suffix)
+        requested["max_depth"] = body.max_depth
+        op, only = await _authorized(caller, "list_namespaces", requested, ListNamespaces)
+        if only is not None:
+            return JSON({"namespaces": await self._namespaces_of(caller, op, only)})
+        conditions = []
+        if op.namespace:
+            conditions.append(MatchCondition("prefix", op.namespace))
+        if op.suffix:
+            conditions.append(MatchCondition("suffix", op.suffix))
+        listing = ListNamespacesOp(tuple(conditions), op.max_depth, op.limit, op.offset)
+        (namespaces,) = await self._store(caller).abatch([listing])
+        return JSON({"namespaces": namespaces})
+
+    def _store(self, caller: Caller) -> TenantStore:
+        return TenantStore(self._storage.store, caller.tenant)
+
+    # -- filters of hooks ----------------------------------------------------------------
+
+    async def _may_touch(self, caller: Caller, op: Get | Put | Delete, only: Filter) -> bool:
+        """Whether the filter allows the item that is there, or none is there."""
+        item = await self._store(caller).aget(op.namespace, op.key, refresh_ttl=False)
+        return item is None or only.allows(item.value)
+
+    @asynccontextmanager
+    async def _write_lock(
+        self, caller: Caller, op: Put | Delete, only: Filter | None
+    ) -> AsyncIterator[None]:
+        """While the block lasts, clients with a filter do not write this item."""
+        if only is None:
+            yield
+            return
+        name = (caller.tenant, *op.namespace, op.key)
+        async with self._writing.setdefault(name, asyncio.Lock()):
+            yield
+
+    async def _delete(self, caller: Caller, op: Put | Delete, only: Filter | None) -> None:
+        """Delete the item. One that the filter does not allow is not there for this caller."""
+        async with self._write_lock(caller, op, only):
+            if only is None or await self._may_touch(caller, op, only):
+                await self._store(caller).adelete(op.namespace, op.key)
+
+    async def _check_put(self, caller: Caller, op: Put, value: Object, only: Filter | None) -> None:
+        """Raise 403 where the filter does not allow the item, or the one that it would replace."""
+        if only is None:
+            return
+        if not only.allows(value):
+            raise HTTPException(
+                403,
+                "the filter of the authorization hook for store.put does not allow this value, so "
+                "its user could not read it: put what the filter asks for into the value, or have "
+                "the hook change value['namespace'] and return None",
+            )
+        if not await self._may_touch(caller, op, only):
+            raise HTTPException(
+                403,
+                "the filter of the authorization hook for store.put does not allow the item "
+                f"{op.key!r} that would be replaced: choose another key",
+            )
+
+    async def _namespaces_of(
+        self, caller: Caller, op: ListNamespaces, only: Filter
+    ) -> list[tuple[str, ...]]:
+        """A page of the namespaces that have an item that the filter allows."""
+        c = items_table.c
+        query = sa.select(c.prefix).distinct()
+        query = query.where(within(c.prefix, root_of(caller.tenant)), *visible(c["value"], only))
+        rows = await self._storage.database.rows(query)
+        prefix, suffix = op.namespace or (), op.suffix or ()
+        names = {tuple(row[0].split("."))[1:] for row in rows}
+        matching = {
+            name[: op.max_depth]
+            for name in names
+            if _fits(name[: len(prefix)], prefix)
+            and _fits(name[max(0, len(name) - len(suffix)) :], suffix)
+        }
+        return sorted(matching)[op.offset : op.offset + op.limit]
+
+
+async def _authorized(
+    caller: Caller, action: str, value: Object, form: type[Operation]
+) -> tuple[Operation, Filter | None]:
+    """The operation as hooks leave it, and their filter on items. Raises 422 for an operation that
+    is not possible, as where a hook puts a user's name with a full stop before the namespace.
+    """
+    only = await caller.authorize("store", action, value)
+    # A hook for all resources may set metadata, which an operation of the store does not have.
+    known = {key: value.get(key) for key in form.model_fields}
+    try:
+        return form.model_validate(known), only
+    except ValidationError as error:
+        raise invalid(
+            f"the authorization hook for store.{action} made an operation that is not possible: "
+            f"{_faults_in(error)}"
+        ) from None
+
+
+def _faults_in(error: ValidationError) -> str:
+    return summary([{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()])
+
+
+async def _found(store: TenantStore, op: Search, only: Filter | None) -> Sequence[SearchItem]:
+    """A page of the items that the filter of the operation finds, and that ``only`` allows."""
+    page: Any = {"limit": op.limit, "offset": op.offset, "refresh_ttl": op.refresh_ttl}
+    if only is None:
+        return await store.asearch(op.namespace, filter=op.filter, **page)
+    # The store leaves out what it can compare itself; what is left is compared here.
+    narrowed = dict(op.filter or {})
+    for key, text in required_texts(only):
+        narrowed.setdefault(key, text)
+    if op.refresh_ttl is None:
+        page["refresh_ttl"] = bool((store.ttl_config or {}).get("refresh_on_read"))
+    return await store.scan(SearchOp(op.namespace, narrowed or None, **page), only.allows)
+
+
+def _fits(labels: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Whether labels are those of a pattern, in which an asterisk is any label."""
+    return len(labels) == len(pattern) and all(
+        wanted in ("*", label) for label, wanted in zip(labels, pattern, strict=True)
+    )
+
+
+def _item_json(item: Item) -> dict[str, Any]:
+    return {
+        "namespace": list(item.namespace),
+        "key": item.key,
+        "value": item.value,
+        "created_at": _zoned(item.created_at),
+        "updated_at": _zoned(item.updated_at),
+    }
+
+
+def _zoned(time: datetime) -> datetime:
+    """A time with its zone; SQLite's own have none, and are in UTC."""
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

@@ -1,0 +1,1 @@
+"""The requests about threads: rows, states and histories, and their open questions."""

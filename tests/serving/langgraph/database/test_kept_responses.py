@@ -1,0 +1,126 @@
+"""Responses survive a restart where there is a database."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt.serving import langgraph
+from agentrt.serving.frontend import responses
+from agentrt.serving.langgraph.database import kept_responses
+from agentrt.serving.programs.api import api as programs
+from agentrt.steady import MachineClocks
+from tests.serving.frontend.test_response_items import LEFT_OUT, PATH, prompt_of
+from tests.serving.local import MODEL, SAYS, LocalServer, open_server
+
+pytestmark = pytest.mark.engine
+
+CALL = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "Rain\0 \N{UMBRELLA}."}
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path / 'agentrt.db'}"
+    return str(request.getfixturevalue("url"))
+
+
+@contextlib.asynccontextmanager
+async def server_on(database: str, **options: Any) -> AsyncIterator[LocalServer]:
+    """A server, whose saves have ended when it ends."""
+    apis = (programs, langgraph.api_with(None))
+    async with open_server(apis=apis, database=database, **options) as opened:
+        yield opened
+        await opened.until(lambda: not opened.server.under_way)
+
+
+async def ask(local: LocalServer, *items: Any, tenant: str = "a", **more: Any) -> Any:
+    """The JSON of an answer."""
+    chat = [{"role": "user", "content": i} if isinstance(i, str) else i for i in items]
+    return await local.post(
+        PATH, {"model": MODEL, "input": chat, **more}, {"x-agentrt-tenant": tenant}
+    )
+
+
+async def test_a_chat_goes_on_after_a_restart(database: str) -> None:
+    async with server_on(database) as local:
+        first = await ask(local, "I am Ada.", CALL, OUTPUT)
+        second = await ask(local, "And?", previous_response_id=first["id"])
+        unkept = await ask(local, "Forget me.", store=False)
+        await ask(local, "Other?", tenant="b")
+    async with server_on(database) as local:
+        headers = {"x-agentrt-tenant": "a"}
+        for response in (first, second):
+            answer = await local.client.get(f"{PATH}/{response['id']}", headers=headers)
+            assert answer.json() == response
+        third = await ask(local, "Who am I?", previous_response_id=second["id"])
+        assert third["previous_response_id"] == second["id"]
+        prompt = prompt_of(local)
+        assert [prompt.count(text) for text in ("I am Ada.", "And?", SAYS, "Rain")] == [1, 1, 2, 1]
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        body = {"model": MODEL, "input": [reference, {"role": "user", "content": "Go on."}]}
+        answer = await local.client.post(PATH, json=body, headers=headers)
+        assert LEFT_OUT not in answer.headers
+        for name, tenant in ((unkept["id"], "a"), (second["id"], "b"), ("resp%00", "a")):
+            headers = {"x-agentrt-tenant": tenant}
+            answer = await local.client.get(f"{PATH}/{name}", headers=headers)
+            assert answer.status_code == 404
+            named = name.replace("%00", "\0")
+            body = {"model": MODEL, "input": "x", "previous_response_id": named}
+            answer = await local.client.post(PATH, json=body, headers=headers)
+            assert answer.status_code == 404
+    async with server_on(database) as local:
+        await ask(local, "Still?", previous_response_id=third["id"])
+        assert "I am Ada." in prompt_of(local)
+
+
+async def test_a_stream_and_a_background_response_are_kept(database: str) -> None:
+    headers = {"x-agentrt-tenant": "a"}
+    async with server_on(database) as local:
+        body = {"model": MODEL, "input": "I am Ada.", "stream": True}
+        streamed = await local.client.post(PATH, json=body, headers=headers)
+        name = streamed.text.partition('"id":"')[2].partition('"')[0]
+        queued = await ask(local, "I am Bob.", background=True)
+    async with server_on(database) as local:
+        for response_id, words in ((name, "I am Ada."), (queued["id"], "I am Bob.")):
+            whole = (await local.client.get(f"{PATH}/{response_id}", headers=headers)).json()
+            assert whole["status"] == "completed"
+            await ask(local, "Who?", previous_response_id=response_id)
+            assert words in prompt_of(local)
+
+
+async def test_old_responses_are_deleted_but_not_what_a_chat_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    machine = MachineClocks(since_boot=lambda: now[0], time_of_day=lambda: now[0], boot="b")
+    database = f"sqlite:{tmp_path / 'agentrt.db'}"
+
+    async def kept(local: LocalServer, *named: Any) -> list[int]:
+        statuses = []
+        for response in named:
+            at = f"{PATH}/{response['id']}"
+            answer = await local.client.get(at, headers={"x-agentrt-tenant": "a"})
+            statuses.append(answer.status_code)
+        return statuses
+
+    monkeypatch.setattr(kept_responses, "MOST", 3)
+    async with server_on(database, machine=machine) as local:
+        first = await ask(local, "I am Ada.")
+        lone = await ask(local, "Alone.")
+        now[0] = 10.0
+        second = await ask(local, "And?", previous_response_id=first["id"])
+        await local.until(lambda: not local.server.under_way)
+        third = await ask(local, "So?", previous_response_id=second["id"])
+    async with server_on(database, machine=machine) as local:  # the fourth was too many
+        assert await kept(local, first, lone, second, third) == [200, 404, 200, 200]
+    now[0] = responses.KEPT_S + 5.0
+    async with server_on(database, machine=machine) as local:
+        assert await kept(local, first, second, third) == [404, 200, 200]
+        await ask(local, "More?", previous_response_id=third["id"])
+        assert "I am Ada." in prompt_of(local)

@@ -1,0 +1,162 @@
+"""The same API on PostgreSQL, for real: a cluster of the tests' own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import psycopg
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+from fastapi import HTTPException
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import NotFoundError
+
+from agentrt import Runtime
+from agentrt.errors import ConfigError
+from agentrt.serving.langgraph import tenant_state
+from agentrt.serving.langgraph.database import connections as database
+from agentrt.serving.langgraph.database.connections import Address
+from agentrt.serving.langgraph.database.threads import sweep
+from agentrt.serving.langgraph.outages import READER
+from agentrt.serving.lifetimes import Ttl
+from agentrt.serving.server import Server
+from tests.doubles.scripted import ScriptedExecutor
+from tests.serving.langgraph.graphs import all_graphs
+from tests.serving.langgraph.runs.test_runs import DONE, IN, a_thread
+from tests.serving.langgraph.runs.test_sweep import a_run, end
+from tests.serving.langgraph.serve import Serving, serving
+
+
+@pytest.fixture(scope="module")
+def it(url: str) -> Iterator[Serving]:
+    with serving(all_graphs(), url) as it:
+        yield it
+
+
+@pytest_asyncio.fixture
+async def client(it: Serving) -> AsyncIterator[LangGraphClient]:
+    async with get_client(url=it.url) as client:
+        yield client
+
+
+async def test_threads_runs_and_states(client: LangGraphClient, url: str) -> None:
+    thread = await a_thread(client)
+    assert await client.runs.wait(thread, "steps", input=IN) == DONE
+    states: list[Any] = list(await client.threads.get_history(thread))
+    assert len(states) == 5
+    place = states[2]["checkpoint"]
+    again = await client.runs.wait(thread, "steps", input=None, checkpoint=place)
+    assert again == DONE
+    copy: Any = await client.threads.copy(thread)  # type: ignore[func-returns-value]
+    assert (await client.threads.get_state(copy["thread_id"]))["values"] == DONE
+    before = await _values_of(url, thread)
+    await client.threads.prune([thread], strategy="keep_latest")
+    assert len(await client.threads.get_history(thread)) == 1
+    assert (await client.threads.get_state(thread))["values"] == DONE
+    assert 0 < await _values_of(url, thread) < before
+    await client.threads.delete(thread)
+    assert await _values_of(url, thread) == 0
+    with pytest.raises(NotFoundError):
+        await client.threads.get(thread)
+
+
+async def _values_of(url: str, thread: str) -> int:
+    """How many values of checkpoints are stored."""
+    query = "SELECT count(*) FROM checkpoint_blobs WHERE thread_id = %s AND type <> 'empty'"
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        row = await (await connection.execute(query, [thread])).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def test_searches(client: LangGraphClient) -> None:
+    mark = str(uuid4())
+    for n in range(3):
+        await client.threads.create(metadata={"mark": mark, "n": n, "tags": [n, "x"]})
+    found = await client.threads.search(metadata={"mark": mark, "tags": [1]})
+    assert [(one["metadata"] or {})["n"] for one in found] == [1]
+    assert await client.threads.count(metadata={"mark": mark}) == 3
+    assert await client.assistants.count(metadata={"created_by": "system"}) == len(all_graphs())
+
+
+async def test_a_tenants_first_requests_may_come_at_once(it: Serving) -> None:
+    """Each finds that the tenant has no assistants yet."""
+    said = {"x-agentrt-tenant": "new"}
+    async with httpx.AsyncClient(base_url=it.url, headers=said, timeout=60) as http:
+        answers = await asyncio.gather(*(http.get("/assistants/steps") for _ in range(8)))
+    assert {one.status_code for one in answers} == {200}
+
+
+async def test_store_and_resumable_streams(client: LangGraphClient) -> None:
+    root = str(uuid4())
+    await client.store.put_item([root, "a"], "k", {"n": 1})
+    assert (await client.store.get_item([root, "a"], "k"))["value"] == {"n": 1}
+    assert (await client.store.list_namespaces(prefix=[root]))["namespaces"] == [[root, "a"]]
+    thread = await a_thread(client)
+    parts = [
+        part
+        async for part in client.runs.stream(
+            thread, "steps", input=IN, stream_mode="values", stream_resumable=True
+        )
+    ]
+    run = parts[0].data["run_id"]
+    joined = client.runs.join_stream(thread, run, last_event_id="2")
+    assert [part async for part in joined] == parts[2:]
+
+
+async def test_what_a_server_does_by_itself(url: str) -> None:
+    """It sweeps threads, looks for webhooks that wait, and finds the runs of a task."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute("CREATE DATABASE swept")
+    where = url.replace("/postgres", "/swept")
+    server = Server(Runtime(ScriptedExecutor()), (), {}, where)
+    async with tenant_state.open_tenant_state(server) as state:
+        row, _ = await state.runs.enter(a_run(temporary=False), None)
+        thread = str(row.thread_id)
+        assert await state.runs.last_about(thread, {"graph_id": "g"}) == row.run_id
+        assert await state.runs.last_about(thread, {"graph_id": "h"}) is None
+        assert [one.run_id for one in await state.runs.statuses(thread, 5)] == [row.run_id]
+        assert await state.runs.since(thread, 0, 5, time.time() + 9)
+        await end(state, row)
+        assert not await state.runs.since(thread, 0, 5, time.time() + 9)
+        for strategy in ("keep_latest", "delete"):
+            ttl = Ttl(ttl=1, strategy=strategy)
+            await state.threads.patch("t", UUID(thread), {}, ttl, None)
+            assert await sweep(state.storage.database, time.time() + 61) == 1
+        with pytest.raises(HTTPException, match="not found"):
+            await state.threads.get("t", UUID(thread))
+        await state.webhooks.look()
+        await state.clear_away(time.time())
+
+
+def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"--database postgresql://x@127\.0\.0\.1:1/y"),
+        serving(all_graphs(), "postgresql://x:secret@127.0.0.1:1/y"),
+    ):
+        pass
+
+
+async def test_a_clients_statement_is_broken_off_in_time(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE slow")
+    monkeypatch.setattr(database, "READ_S", 0.05)
+    async with database.open_database(Address.parse(url.replace("/postgres", "/slow"))) as slow:
+        token = READER.set("ann")
+        with pytest.raises(HTTPException, match="try again later") as refused:
+            async with slow.reading() as reads:
+                await reads.execute(sa.text("SELECT pg_sleep(60)"))
+        READER.reset(token)
+        assert refused.value.status_code == 503
+        async with slow.reading() as reads:  # the server's own take what they take
+            await reads.execute(sa.text("SELECT pg_sleep(0.1)"))

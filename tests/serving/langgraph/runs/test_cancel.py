@@ -1,0 +1,126 @@
+"""Stopping runs, and forgetting them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import NotFoundError
+
+from agentrt.serving.langgraph.runs.streams import Action, LiveRun
+from tests.serving.langgraph.graphs import GATES
+from tests.serving.langgraph.runs.test_runs import IN, a_thread
+from tests.serving.langgraph.serve import Serving
+
+
+async def at_a_gate(client: LangGraphClient) -> tuple[str, str]:
+    thread, gate = await a_thread(client), str(uuid4())
+    await client.runs.wait(thread, "steps", input=IN)
+    given: Any = {"gate": gate, "steps": ["2"]}
+    run = await client.runs.create(thread, "gate", input=given)
+    await GATES.reached(gate)
+    return thread, run["run_id"]
+
+
+async def test_an_answer_that_is_rolled_back_can_be_given_again(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "ask", input=IN)
+    run = await client.runs.create(thread, "ask", command={"resume": "x"}, after_seconds=3600)
+    await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
+    done = await client.runs.wait(thread, "ask", command={"resume": "y"})
+    assert isinstance(done, dict)
+    assert done["steps"] == ["in", "first", "answered y", "last"]
+
+
+async def test_many_runs_are_stopped_at_once(client: LangGraphClient) -> None:
+    threads = [await at_a_gate(client) for _ in range(3)]
+    thread, run = threads[0]
+    await client.runs.cancel_many(thread_id=thread, run_ids=[run, str(uuid4())])
+    await client.runs.join(thread, run)
+    assert (await client.runs.get(thread, run))["status"] == "interrupted"
+    await client.runs.cancel_many(status="running")
+    for thread, run in threads[1:]:
+        await client.runs.join(thread, run)
+        assert (await client.runs.get(thread, run))["status"] == "interrupted"
+
+
+async def test_a_stopped_run_stops_its_program(client: LangGraphClient, it: Serving) -> None:
+    """Nothing of it is left in the runtime: no row, no task."""
+    thread, run = await at_a_gate(client)
+    assert it.server is not None
+    runtime = it.server.runtime
+    (program,) = [one for one in runtime.runs.values() if one.row.session == thread]
+    await client.runs.cancel(thread, run, wait=True)
+    assert str(program.state) == "cancelled"
+    assert program.task is not None
+    assert program.task.done()
+    assert program.id not in runtime.table
+
+
+@pytest.mark.parametrize("first", ["interrupt", "rollback", "shutdown"])
+async def test_a_second_stop_does_not_break_off_the_first(first: Action) -> None:
+    """As a run waits for its program's end, which may take a while."""
+    begun, stopping, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow_to_stop() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            stopping.set()
+            await over.wait()
+
+    task = asyncio.create_task(slow_to_stop())
+    live = LiveRun(cast("Any", None), cast("Any", None), task=task, stoppable=True)
+    await begun.wait()
+    live.stop(first)
+    await stopping.wait()
+    live.stop("rollback")
+    over.set()
+    await task
+    assert live.action == first
+
+
+STOPPED: Any = {"gate": "", "steps": ["in", "first", "inner", "last", "2", "before"]}
+
+
+@pytest.mark.parametrize("action", ["interrupt", "rollback"])
+async def test_who_waits_for_a_run_that_is_stopped_gets_the_threads_values(
+    client: LangGraphClient, action: Any
+) -> None:
+    """By wait, join and join_stream alike; the stream ends without an error."""
+    thread, gate = await a_thread(client), str(uuid4())
+    await client.runs.wait(thread, "steps", input=IN)
+    given: Any = {"gate": gate, "steps": ["2"]}
+    waiting = asyncio.create_task(client.runs.wait(thread, "gate", input=given))
+    await GATES.reached(gate)
+    run = (await client.runs.list(thread))[0]["run_id"]
+    joining = asyncio.create_task(client.runs.join(thread, run))
+    following = asyncio.create_task(_events(client.runs.join_stream(thread, run)))
+    for _ in range(4):  # those two open connections first: they are there before the run may go
+        await client.threads.get(thread)
+    await client.runs.cancel(thread, run, wait=True, action=action)
+    steps = STOPPED["steps"] if action == "interrupt" else STOPPED["steps"][:4]
+    for result in (await waiting, await joining):
+        assert isinstance(result, dict)
+        assert result["steps"] == steps
+    assert "error" not in await following
+    if action == "interrupt":
+        again: Any = await client.runs.join(thread, run)
+        assert again["steps"] == steps
+
+
+async def _events(stream: Any) -> list[str]:
+    return [part.event async for part in stream]
+
+
+async def test_a_run_that_is_forgotten_is_stopped_first(client: LangGraphClient) -> None:
+    thread, run = await at_a_gate(client)
+    await client.runs.delete(thread, run)
+    with pytest.raises(NotFoundError):
+        await client.runs.get(thread, run)
+    kept: Any = await client.threads.get(thread)
+    assert (kept["status"], kept["values"]["steps"][-1]) == ("interrupted", "before")

@@ -1,0 +1,85 @@
+"""What is held of a run's stream, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agentrt.serving.langgraph.database.connections import Address, Database, open_database
+from agentrt.serving.langgraph.runs import streams
+from agentrt.serving.langgraph.runs.streams import EventLog, FellBehindError, replay
+
+
+@pytest_asyncio.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    async with open_database(Address.parse(f"sqlite:{tmp_path / 'a.db'}")) as database:
+        yield database
+
+
+async def numbers(log: EventLog, after: int = 0) -> list[int]:
+    return [one.number async for one in log.follow(after)]
+
+
+async def test_listeners_hear_all_in_order(database: Database) -> None:
+    """Whenever they come, and while it is written."""
+    log = EventLog("r", database, resumable=False)
+    await log.put([("values", b"1")])
+    early = asyncio.create_task(numbers(log))
+    late = asyncio.create_task(numbers(log, 2))
+    for n in range(2, 6):
+        await log.put([("values", str(n).encode())])
+        await asyncio.sleep(0)
+    log.close()
+    assert await early == [1, 2, 3, 4, 5]
+    assert await late == [3, 4, 5]
+    assert await numbers(log) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("bound", "most"), [("MAX_EVENTS", 3), ("MAX_BYTES", 130)])
+async def test_what_is_held_is_bounded(
+    database: Database, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    monkeypatch.setattr(streams, bound, most)
+    log = EventLog("r", database, resumable=False)
+    for _ in range(10):
+        await log.put([("values", b"x" * 40)])
+    log.close()
+    assert await numbers(log, 7) == [8, 9, 10]
+    with pytest.raises(FellBehindError, match="events 7 to 7"):
+        await numbers(log, 6)
+
+
+async def test_a_resumable_log_reads_on_from_the_database(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_EVENTS", 3)
+    log = EventLog("r", database, resumable=True)
+    await log.put([("values", str(n).encode()) for n in range(1200)])
+    log.close()
+    assert await numbers(log, 0) == list(range(1, 1201))
+    assert [one.number async for one in replay(database, "r", 1190)] == list(range(1191, 1201))
+
+
+async def test_a_second_attempt_counts_on(database: Database) -> None:
+    first = EventLog("r", database, resumable=True)
+    await first.put([("values", b"1"), ("values", b"2")])
+    second = EventLog("r", database, resumable=True)
+    await second.open()
+    await second.put([("values", b"3")])
+    second.close()
+    assert await numbers(second) == [1, 2, 3]
+
+
+async def test_the_oldest_stored_events_go(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_STORED", 600)
+    log = EventLog("r", database, resumable=True)
+    for _ in range(10):
+        await log.put([("values", b"1")] * 100)
+    kept = [one.number async for one in replay(database, "r", 0)]
+    assert kept == list(range(401, 1001))

@@ -1,0 +1,179 @@
+"""Questions of threads that are still open when the stream of their run is no longer kept."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from contextlib import aclosing, closing
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from langgraph_sdk import get_client
+from langgraph_sdk.client import LangGraphClient
+
+from agentrt.serving.langgraph.database.connections import Address, open_database
+from agentrt.serving.langgraph.database.runs import Runs
+from agentrt.serving.langgraph.runs.streams import EventLog
+from agentrt.serving.langgraph.tenant_state import REPLAY_S
+from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
+from tests.serving.langgraph.protocol.test_protocol import command, heard, start, told, until
+from tests.serving.langgraph.runs.test_runs import IN
+from tests.serving.langgraph.serve import serving
+
+CHANNELS = ["values", "input", "lifecycle"]
+
+
+def age(database: Path) -> None:
+    """Let an hour pass since the ends of all runs."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE agentrt_runs SET updated_at = ?", (time.time() - REPLAY_S - 1,))
+
+
+async def sweep(database: Path) -> None:
+    """Delete the streams that are no longer kept."""
+    async with open_database(Address.parse(f"sqlite:{database}")) as opened:
+        nothing: Any = None
+        await Runs(opened, nothing).forget_streams(time.time() - REPLAY_S)
+
+
+def questions(events: list[Any]) -> list[Any]:
+    return [event for event in events if event["method"] == "input.requested"]
+
+
+async def test_a_question_is_asked_again_when_its_stream_is_swept(tmp_path: Path) -> None:
+    """1. An hour passes. 2. The stream is swept: the question has the number that it had. 3. A
+    client that has seen it is not asked again. 4. The answer is accepted, and ends it.
+    """
+    database, thread = tmp_path / "a.db", str(uuid4())
+    with serving(all_graphs(), database) as it:
+        async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
+            await start(http, thread, "twice")
+            first = await until(http, thread, "interrupted", channels=CHANNELS)
+            (question,) = questions(first)
+            answer = {"interrupt_id": told(question)[1]["interrupt_id"], "response": "yes"}
+            await command(http, thread, "input.respond", **answer)
+            whole = await until(http, thread, "interrupted", "interrupted", channels=CHANNELS)
+            age(database)
+            aged = await until(http, thread, "interrupted", channels=CHANNELS)
+    await sweep(database)
+    two = questions(whole)[-1]
+    with serving(all_graphs(), database) as it:
+        async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:
+            swept = await until(http, thread, "interrupted", channels=CHANNELS)
+            for events in (aged, swept):
+                assert questions(events) == [two]
+                assert events[-1] == whole[-1]
+            listening = asyncio.create_task(
+                until(http, thread, "completed", channels=CHANNELS, since=two["seq"])
+            )
+            answer = {"interrupt_id": told(two)[1]["interrupt_id"], "response": "no"}
+            done = await command(http, thread, "input.respond", **answer)
+            assert done["type"] == "success", done
+            assert questions(await listening) == []
+    age(database)
+    await sweep(database)
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT count(*) FROM agentrt_events").fetchone() == (0,)
+
+
+async def test_questions_of_older_clients_runs_are_asked(tmp_path: Path) -> None:
+    """Such a run has no events of the protocol; its questions have numbers to go on from."""
+    with serving(all_graphs(), tmp_path / "a.db") as it:
+        async with (
+            get_client(url=it.url) as client,
+            httpx.AsyncClient(base_url=it.url, timeout=60) as http,
+        ):
+            thread = (await client.threads.create())["thread_id"]
+            await client.runs.wait(thread, "fan", input=IN)
+            events = await until(http, thread, "interrupted", channels=CHANNELS)
+            payloads = {told(event)[1]["payload"] for event in questions(events)}
+            assert payloads == {"a", "b"}
+            seqs = [event["seq"] for event in events]
+            assert seqs == sorted(set(seqs))
+            later = await until(
+                http, thread, "interrupted", channels=CHANNELS, since=events[0]["seq"]
+            )
+            assert later == events[1:]
+
+
+async def test_a_question_is_asked_once_to_who_joins_as_it_is_asked(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The question is in the thread, and not in the run's stream yet. 2. A client joins. 3. It
+    is in the stream, too, and answered.
+    """
+    thread, put = str(uuid4()), EventLog.put
+
+    async def slow(self: EventLog, parts: Any) -> None:
+        if any(b"input.requested" in data for _, data in parts):
+            await GATES.passing(thread)
+        await put(self, parts)
+
+    monkeypatch.setattr(EventLog, "put", slow)
+    await start(http, thread, "ask")
+    await GATES.reached(thread)
+    async with asyncio.timeout(TURN_S), aclosing(heard(http, thread)) as stream:
+        events = [await anext(stream)]
+        GATES.open(thread)
+        for end in ("interrupted", "completed"):
+            while told(events[-1]) != ("lifecycle", end):
+                events.append(await anext(stream))
+            (question,) = questions(events)
+            if end == "interrupted":
+                answer = {"interrupt_id": told(question)[1]["interrupt_id"], "response": "yes"}
+                await command(http, thread, "input.respond", **answer)
+
+
+@pytest.mark.parametrize("how", ["gather", "group"])
+async def test_questions_that_a_program_asks_at_once_are_all_seen(
+    client: LangGraphClient, how: str
+) -> None:
+    """They are answered in any order, and one that is answered is not asked again."""
+    thread = (await client.threads.create())["thread_id"]
+    request: Any = {"names": ["a", "b", "c"], "how": how}
+
+    async def open_ids() -> dict[str, str]:
+        tasks = (await client.threads.get(thread))["interrupts"].values()
+        return {str(each["value"]): str(each["id"]) for task in tasks for each in task}
+
+    async def answered(resume: Any) -> Any:
+        return await client.runs.wait(thread, "approvals", command={"resume": resume})
+
+    result: Any = await client.runs.wait(thread, "approvals", input=request)
+    ids = {each["value"]: each["id"] for each in result["__interrupt__"]}
+    assert ids.keys() == {"approve a?", "approve b?", "approve c?"}
+    assert await open_ids() == ids
+    (task,) = (await client.threads.get_state(thread))["tasks"]
+    assert {str(each["value"]) for each in task["interrupts"]} == ids.keys()
+    await answered({ids["approve c?"]: "C"})
+    left = await open_ids()
+    assert left == {name: key for name, key in ids.items() if name != "approve c?"}
+    await answered({left["approve b?"]: "B", left["approve a?"]: "A"})
+    assert (await open_ids()).keys() == {"all in all?"}
+    assert await answered("yes") == ["A", "B", "C", "yes"]
+    assert await open_ids() == {}
+
+
+async def test_the_client_finds_a_question_an_hour_later(tmp_path: Path) -> None:
+    database = tmp_path / "a.db"
+    with serving(all_graphs(), database) as it:
+        async with (
+            get_client(url=it.url) as client,
+            httpx.AsyncClient(base_url=it.url, timeout=60) as http,
+            asyncio.timeout(TURN_S),
+        ):
+            thread = str(uuid4())
+            await start(http, thread, "ask")
+            await until(http, thread, "interrupted", channels=CHANNELS)
+            age(database)
+            async with client.threads.stream(thread, assistant_id="ask") as stream:
+                while not stream.interrupts:
+                    await asyncio.sleep(0.005)
+                assert [each["value"] for each in stream.interrupts] == [{"question": "which way?"}]
+                await stream.run.respond("left")
+                output: Any = await stream.output
+    assert output["steps"] == ["in", "first", "answered left", "last"]

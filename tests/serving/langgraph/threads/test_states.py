@@ -1,0 +1,93 @@
+"""States, histories, forks: time travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import ConflictError, UnprocessableEntityError
+
+from tests.serving.langgraph.graphs import GATES
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
+
+
+async def a_done_thread(client: LangGraphClient) -> str:
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "steps", input=IN)
+    return thread
+
+
+async def test_a_state_is_changed_as_a_node_would(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "ask", input=IN)
+    await client.threads.update_state(thread, {"steps": ["by hand"]}, as_node="ask")
+    kept: Any = await client.threads.get(thread)
+    assert kept["values"]["steps"] == ["in", "first", "by hand"]
+    assert (kept["status"], kept["interrupts"]) == ("interrupted", {})
+    done = await client.runs.wait(thread, "ask", input=None)
+    assert done == {"steps": ["in", "first", "by hand", "last"]}
+
+
+async def test_a_state_is_not_changed_under_a_run(client: LangGraphClient) -> None:
+    thread, run, gate = await at_a_gate(client)
+    with pytest.raises(ConflictError, match="under way"):
+        await client.threads.update_state(thread, {"steps": ["x"]})
+    with pytest.raises(ConflictError, match="under way"):
+        await client.threads.copy(thread)
+    GATES.open(gate)
+    await client.runs.join(thread, run)
+
+
+@pytest.mark.parametrize("node", ["first", "nobody"])
+async def test_a_history_is_not_given_to_a_thread_that_is_there(
+    client: LangGraphClient, node: str
+) -> None:
+    thread = await a_done_thread(client)
+    before = await client.threads.get(thread)
+    again = await client.threads.create(
+        thread_id=thread,
+        graph_id="steps",
+        if_exists="do_nothing",
+        supersteps=[{"updates": [{"values": {"steps": ["x"]}, "as_node": node}]}],
+    )
+    assert again == before == await client.threads.get(thread)
+    assert len(await client.runs.list(thread)) == 1
+
+
+async def test_another_threads_checkpoint_is_refused(client: LangGraphClient) -> None:
+    mine, other = await a_done_thread(client), await a_done_thread(client)
+    place: Any = {"thread_id": other}
+    with pytest.raises(UnprocessableEntityError, match="thread_id"):
+        await client.threads.get_state(mine, place)
+    with pytest.raises(UnprocessableEntityError, match="thread_id"):
+        await client.threads.update_state(mine, {"steps": ["x"]}, checkpoint=place)
+    with pytest.raises(UnprocessableEntityError, match="thread_id"):
+        await client.runs.create(mine, "steps", input=IN, checkpoint=place)
+    config: Any = {"configurable": {"thread_id": other}}
+    with pytest.raises(UnprocessableEntityError, match="thread_id"):
+        await client.runs.create(mine, "steps", input=IN, config=config)
+
+
+async def test_a_strict_answer_to_nothing_fails_its_run(client: LangGraphClient) -> None:
+    thread = await a_thread(client)
+    command: Any = {"resume": {"0" * 32: "x"}}
+    await client.runs.wait(thread, "ask", input=IN)
+    result: Any = await client.runs.wait(
+        thread, "ask", command=command, strict_resume=True, raise_error=False
+    )
+    assert result["__error__"]["error"] == "UnknownInterruptError"
+
+
+async def test_a_question_of_the_past_is_asked_again(client: LangGraphClient) -> None:
+    """As in LangGraph itself: from its checkpoint, with no input."""
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "ask", input=IN)
+    await client.runs.wait(thread, "ask", command={"resume": "left"})
+    states = await client.threads.get_history(thread)
+    (asking,) = [one for one in states if one["next"] == ["ask"]]
+    again = await client.runs.wait(thread, "ask", input=None, checkpoint=asking["checkpoint"])
+    assert isinstance(again, dict)
+    assert again["__interrupt__"][0]["value"] == {"question": "which way?"}
+    done = await client.runs.wait(thread, "ask", command={"resume": "right"})
+    assert done == {"steps": ["in", "first", "answered right", "last"]}

@@ -1,0 +1,50 @@
+"""What the corpus does not ask of threads, assistants and the store."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from langgraph_sdk.client import LangGraphClient
+from langgraph_sdk.errors import ConflictError
+
+from tests.serving.langgraph.runs.test_runs import DONE, IN
+
+
+async def test_threads_are_found_by_parts_of_their_metadata_and_values(
+    client: LangGraphClient,
+) -> None:
+    mark = str(uuid4())
+    for n in range(2):
+        made = await client.threads.create(metadata={"mark": mark, "tags": [n, "x"]})
+    await client.runs.wait(made["thread_id"], "steps", input=IN)
+    for asked in ({"metadata": {"mark": mark, "tags": [1]}}, {"values": DONE}):
+        about: Any = {"metadata": {"mark": mark}, **asked}
+        found = await client.threads.search(**about)
+        assert [one["thread_id"] for one in found] == [made["thread_id"]]
+        assert await client.threads.count(**about) == 1
+
+
+async def test_a_graphs_own_assistant_stays(client: LangGraphClient) -> None:
+    own = await client.assistants.get("steps")
+    with pytest.raises(ConflictError, match="comes with the graph"):
+        await client.assistants.delete(own["assistant_id"])
+
+
+async def test_items_have_exact_times_in_the_order_of_their_writes(
+    client: LangGraphClient,
+) -> None:
+    """With their zone, which a browser would guess otherwise. A change keeps the creation."""
+    root = str(uuid4())
+    for n in range(20):
+        await client.store.put_item([root], f"k{n % 10}", {"n": n})
+    found: Any = (await client.store.search_items([root], limit=100))["items"]
+    items = sorted(found, key=lambda one: one["value"]["n"])
+    created, updated = ([one[key] for one in items] for key in ("created_at", "updated_at"))
+    assert all(datetime.fromisoformat(time).utcoffset() == timedelta(0) for time in updated)
+    times = [datetime.fromisoformat(time) for time in [*created, *updated]]
+    assert times == sorted(set(times))
+    again = await client.store.get_item([root], "k0")
+    assert (again["created_at"], again["updated_at"]) == (created[0], updated[0])
