@@ -115,6 +115,24 @@ def test_of_an_unknown_type_a_branch_stands_by_its_own_path() -> None:
     assert on_long.level == math.floor(2 * math.log2(64.0))
 
 
+def test_of_an_unknown_type_a_program_needs_at_least_as_long_again_as_it_had() -> None:
+    """Its small call says what it needs now, not how many calls follow. Others end sooner."""
+    policy = Adaptive(SchedulerConfig("adaptive", lane=0.0))
+
+    def level(had_s: float, type: str = "unknown") -> int:
+        row = EngineProgram("p", type, attained_s=had_s, path_s=had_s)
+        call = QueuedCall("c", row, None, had_s, 0.0, prompt_tokens=16, max_tokens=16)
+        row.queued["c"] = call
+        return policy.priority(call, 0.0).level
+
+    nothing_ended = level(0.0)
+    assert level(64.0) == nothing_ended, "while nothing is known, the visible calls alone count"
+    policy.program_ended(EngineProgram("past", "another", service_s=1.0), 0.0)
+    assert level(0.0) == nothing_ended
+    assert level(64.0) == math.floor(2 * math.log2(64.0))
+    assert level(64.0, "another") < level(64.0), "of its own type one has ended"
+
+
 def served(harness: Harness, program: str, seconds: float) -> QueuedCall:
     harness.call(program)
     call = harness.start()

@@ -103,6 +103,10 @@ class Adaptive(Policy):
             # What is visible counts for less, the more programs of its type have ended.
             kin = at((tenant, type, ""), 0)
             n = 0.0 if kin is None else kin.left_s.n
+            if expected and not n:
+                # Programs of other types have ended and none of this type: its calls say little of
+                # how many will follow, and what it has had is the least that it may need again.
+                expected = max(expected, path_s)
             weight = n / (n + DOUBT) if expected else 1.0
             expected += (max(known.left_s.value, path_s) - expected) * weight
         expected = max(expected, RESOLUTION_S)
