@@ -38,9 +38,9 @@ from agentrt.lab.reports.policies import about_engine, about_seeds, conditions
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
-from agentrt.lab.runs.machine import Machine
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
+from benchmarks.steps.machine import SlotMachine
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 _EPILOG = """\b
@@ -134,7 +134,7 @@ def _optimum(options: Mapping[str, Any]) -> None:
     loads = read_loads(options["load"] or _LOADS)
     settings = [Setting(source, load, options["programs"]) for load in loads]
     seeds = range(options["seeds"])
-    specs = grid(settings, contenders(names), seeds, Machine(options["batch"]))
+    specs = grid(settings, contenders(names), seeds, SlotMachine(options["batch"]))
     with compared(specs, options["jobs"], OPTIMUM) as found:
         if found:
             _tell(found, specs, list(seeds), options)

@@ -34,9 +34,9 @@ from agentrt.lab.commands.options import count_option, many, note, seed_option, 
 from agentrt.lab.engine.engines import LabEngine, engine_options, started
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.reports.standard import Limits, standard
 from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
+from agentrt.lab.runs.machine import vllm_version
 from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
 from benchmarks.gpu.report import OFFLOAD, Cell, Done, Report
 from benchmarks.policies.command import FlagsCommand

@@ -36,9 +36,9 @@ from agentrt.lab.engine.engines import engine_options, model_in_words
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import Ran
-from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import STOCK, Contender, contender, how
 from agentrt.lab.runs.grid import turns
+from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.lab.workloads.traces import KNOWN
 from benchmarks.memory.cells import (

@@ -27,13 +27,13 @@ from agentrt.lab.commands.options import (
     silence_vllm,
 )
 from agentrt.lab.commands.progress import do_runs
-from agentrt.lab.reports.policies import vllm_version
-from agentrt.lab.runs.contenders import BASELINE, STOCK, check_in_steps, contenders
+from agentrt.lab.runs.contenders import BASELINE, STOCK, contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
-from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure
 from benchmarks.paper.report import Panel, as_values, draw, page
 from benchmarks.policies.asked import source_of
+from benchmarks.steps.machine import SlotMachine
 
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = "0.8,1,1.3,2,4,8"
@@ -109,8 +109,8 @@ def paper(**options: Any) -> None:
 def _machine(options: dict[str, Any]) -> Machine:
     batch = options["max_num_seqs"]
     blocks, times = options["kv_blocks"], options["step_model"]
-    engine = Machine(batch, depth="virtual", kv_blocks=blocks, step_model=times)
-    return Machine(batch, engine.token_s()) if options["quick"] else engine
+    engine = Machine(batch, blocks, step_model=times)
+    return SlotMachine(batch, step_s=engine.token_s()) if options["quick"] else engine
 
 
 def _command() -> str:
@@ -166,8 +166,6 @@ def _policies(options: dict[str, Any]) -> tuple[str, ...]:
     """The baseline first. The step simulator has no vLLM: its ``fcfs`` decides as ``stock``."""
     asked = [name for name in _listed(options["policies"]) if name != STOCK]
     found = contenders([BASELINE if options["quick"] else STOCK, *asked])
-    if options["quick"]:
-        check_in_steps(found)
     return tuple(one.name for one in found)
 
 

@@ -19,12 +19,11 @@ from agentrt.lab.reports.policies import (
     about_engine,
     about_workload,
     latencies,
-    vllm_version,
     where_it_went,
 )
 from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.grid import RunResult, Setting, grid
-from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.traces import KNOWN
 from benchmarks.equal_latency import (
     MEASURES,
@@ -172,7 +171,7 @@ def measure_virtual(asked: Asked) -> Measured:
     silence_vllm()
     options = asked.options
     sizes = {"batch": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(asked.flags)}
-    machine = Machine(depth="virtual", step_model=options["step_model"], **sizes)
+    machine = Machine(step_model=options["step_model"], **sizes)
     settings = [Setting(asked.source, pressure, asked.programs) for pressure in asked.pressures]
     specs = grid(settings, asked.everyone, asked.seeds, machine)
     for setting in settings:

@@ -24,10 +24,10 @@ from agentrt.lab.bench.serving import (
 from agentrt.lab.commands.progress import Meter, do_on_engines
 from agentrt.lab.engine.engines import LabEngine, engine_options, model_in_words, started
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.policies import about_workload, vllm_version
+from agentrt.lab.reports.policies import about_workload
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, Source, arrivals, turns
-from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure, at_once
 from agentrt.lab.workloads.shape import Cut
 from benchmarks.policies.asked import Asked, Measured

@@ -15,30 +15,36 @@ from typing import Any
 import click
 
 import benchmarks.workloads  # noqa: F401  # makes their names known
-from agentrt.lab.commands.options import ManyCommand, count_option, counts, json_flag, many
-from agentrt.lab.commands.progress import do_runs
-from agentrt.lab.commands.simulate.options import (
-    machine_options,
-    read_loads,
-    read_machine,
-    read_sources,
-    scale_options,
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    counts,
+    json_flag,
+    load_option,
+    many,
+    programs_option,
     seeds_option,
 )
+from agentrt.lab.commands.progress import do_runs
+from agentrt.lab.commands.simulate.options import read_loads, read_sources, scale_options
 from agentrt.lab.reports.compare import SHORT, WORKLOAD, Cell, Column, as_dicts, table, values
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits
-from agentrt.lab.runs.contenders import DEFAULT, Contender, check_in_steps, contender
+from agentrt.lab.runs.contenders import DEFAULT, Contender, contender
 from agentrt.lab.runs.grid import RunResult, RunSpec, Setting
 from agentrt.lab.runs.machine import Machine
 from agentrt.router import make_router, router_names
-from benchmarks.simulate.options import DEFAULT_WORKLOADS, workloads_option
+from benchmarks.simulate.options import (
+    DEFAULT_WORKLOADS,
+    depth_options,
+    read_depth,
+    workloads_option,
+)
 
 _EPILOG = """\b
 Examples:
-  python -m benchmarks simulate routing --workload chat graphs8 --depth virtual --replicas 4
-  python -m benchmarks simulate routing --router cost agentix:threshold=1024 --depth virtual
-  python -m benchmarks simulate routing --router cost --replicas 1 4 16 64
+  python -m benchmarks simulate routing --workload chat,graphs8 --depth virtual --replicas 4
+  python -m benchmarks simulate routing --router cost,agentix:threshold=1024 --depth virtual
+  python -m benchmarks simulate routing --router cost --replicas 1,4,16,64
 
 \b
 All routers of a seed see the same programs at the same times. A load is the share of what all
@@ -50,13 +56,13 @@ alone. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @workloads_option
 @scale_options
-@many("--router", metavar="NAME…", help="Which to compare.  [default: all]")
-@many("--replicas", metavar="N…", help="On how many engines.  [default: 4]")
-@many("--load", metavar="X…", help="Loads, bursts as b0.8.  [default: 0.9]")
+@many("--router", metavar="NAME,…", help="Which to compare.  [default: all]")
+@many("--replicas", metavar="N,…", help="On how many engines.  [default: 4]")
+@load_option("Loads, bursts as b0.8.  [default: 0.9]")
 @click.option("--policy", default=DEFAULT, show_default=True, metavar="NAME")
-@count_option("--programs", default=50, about="How many for each replica.")
-@seeds_option
-@machine_options
+@programs_option("Number of programs for each replica.", default=50)
+@seeds_option(default=3, more=" The first is 0.")
+@depth_options
 @json_flag("Print one JSON object instead of tables.")
 def routing(**options: Any) -> None:
     """Compare routers over several simulated engines.
@@ -68,10 +74,9 @@ def routing(**options: Any) -> None:
         make_router(name)
     routers = options["router"] or router_names()
     replicas = counts("--replicas", options["replicas"] or ("4",))
-    machine = read_machine(options)
+    machine = read_depth(options)
     one = contender(options["policy"])
-    if machine.depth == "steps":
-        check_in_steps([one])
+    machine.check([one])
     runs = _specs(options, replicas, routers, one, machine)
     results, stop = do_runs(runs, options["jobs"])
     found = gather(sorted(results, key=lambda result: runs.index(result.spec)))
@@ -134,7 +139,8 @@ _KEY = (
 
 
 def _as_json(found: Sequence[Cell], options: Mapping[str, Any]) -> str:
-    settings = {name: options[name] for name in ("policy", "programs", "seeds", "batch", "depth")}
+    settings = {name: options[name] for name in ("policy", "programs", "seeds", "depth")}
+    settings["batch"] = options["max_num_seqs"]
     cells = [
         {"router": cell.name, "replicas": cell.replicas, **values}
         for cell, values in zip(found, as_dicts(found, _MEASURES), strict=True)

