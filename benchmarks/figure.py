@@ -33,13 +33,13 @@ from agentrt.lab.commands.options import (
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.options import read_loads
 from agentrt.lab.reports.compare import Cell, as_dicts
-from agentrt.lab.reports.plots import draw_curves
 from agentrt.lab.reports.policies import about_engine, about_seeds, conditions
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
+from benchmarks.plots import draw_curves
 from benchmarks.steps.machine import SlotMachine
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 

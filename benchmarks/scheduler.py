@@ -28,7 +28,6 @@ import click
 
 import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.executors.identity import to_extra_args
-from agentrt.lab.bench.results import Column, Figures, Results
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -43,7 +42,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_schedul
 from agentrt.lab.runs.contenders import STOCK, Contender, contenders
 from agentrt.lab.runs.grid import turns
 from agentrt.request import Identity
-from benchmarks.harness import no_collections, ratios, run_with_table
+from benchmarks.harness import Column, Figures, Results, no_collections, ratios, run_with_table
 
 CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost", "adaptive+cost+memory")
 CALLS = 4

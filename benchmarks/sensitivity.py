@@ -27,11 +27,11 @@ import click
 
 from agentrt.cli.streams import say
 from agentrt.errors import ConfigError
-from agentrt.lab.bench.results import Figures
 from agentrt.lab.commands.options import count_option, json_flag, many, silence_vllm
 from agentrt.lab.commands.progress import do_all
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.contenders import DEFAULT, contender
+from benchmarks.harness import Figures
 from benchmarks.memory.cells import HELD_OUT_WORKS, Cell, Load, Memory
 from benchmarks.memory.plan import FIRST_HELD_OUT
 

@@ -24,11 +24,10 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
 from agentrt.lab.commands.options import ManyCommand, count_option, many, model_option, note
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
-from benchmarks.harness import WHOLE, percentile, ratios
+from benchmarks.harness import WHOLE, Column, Figures, Results, percentile, ratios, run_shown, show
 from benchmarks.servers import AgentrtServer, Server, scheduling, stock_and_ours
 
 CALLS = 3

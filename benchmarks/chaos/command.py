@@ -26,12 +26,12 @@ from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, Rep
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.executors.vllm.processes import is_live
-from agentrt.lab.bench.results import run_shown, show
 from agentrt.lab.commands.options import count_option, note, seed_option
 from agentrt.router import DEFAULT_ROUTER, make_router
 from agentrt.runtime import Runtime
 from benchmarks.chaos.programs import ChaosPrograms
 from benchmarks.chaos.report import CallAudit, Report
+from benchmarks.harness import run_shown, show
 
 Make = Callable[[int], Executor]
 Outage = Callable[[], Awaitable[None]]

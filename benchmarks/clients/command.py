@@ -19,7 +19,6 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import run_shown
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -35,6 +34,7 @@ from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks.clients import real, virtual
 from benchmarks.clients.load import QUARTER_S, Counted, by_minute
+from benchmarks.harness import run_shown
 from benchmarks.servers import scheduling
 
 OFF = "adaptive+cost"

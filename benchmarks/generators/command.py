@@ -19,11 +19,10 @@ import httpx
 from agentrt.errors import AgentrtError, UsageError
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import Column, Figures, Results
 from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.generators.others import GENERATORS, TURNS, Generator, Target
-from benchmarks.harness import WHOLE, in_turns, ratios, run_with_table
+from benchmarks.harness import WHOLE, Column, Figures, Results, in_turns, ratios, run_with_table
 from benchmarks.servers import AgentrtServer, Server, both_servers
 from tests.clients.processes import run
 

@@ -27,11 +27,11 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.cli.signals import STOP_WITHIN_S
 from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
 from agentrt.executors.vllm.options import EngineOptions, has_gpus, prepare_environment
-from agentrt.lab.bench.results import hardware, processor, run_shown
-from agentrt.lab.bench.serving import Open, engine_for, serve, warm_up
+from agentrt.lab.backends.serving import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import count_option, many, note, seed_option, silence_vllm
 from agentrt.lab.engine.engines import LabEngine, engine_options, started
+from agentrt.lab.engine.hardware import hardware, processor
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.reports.standard import Limits, standard
@@ -39,6 +39,7 @@ from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
 from agentrt.lab.runs.machine import vllm_version
 from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
 from benchmarks.gpu.report import OFFLOAD, Cell, Done, Report
+from benchmarks.harness import run_shown
 from benchmarks.policies.command import FlagsCommand
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)

@@ -17,10 +17,9 @@ import click
 
 from agentrt import Context, Runtime, program
 from agentrt.interrupts import Tool
-from agentrt.lab.bench.results import SPREAD, Column, Figures, Results, run_shown, show
 from agentrt.lab.commands.options import ManyCommand, count_option, json_option, many, note
 from agentrt.lab.runs.grid import turns
-from benchmarks.harness import no_collections
+from benchmarks.harness import SPREAD, Column, Figures, Results, no_collections, run_shown, show
 from benchmarks.interrupts.transports import TRANSPORTS, Call
 from tests.doubles.scripted import ScriptedExecutor
 

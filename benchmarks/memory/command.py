@@ -23,7 +23,6 @@ import click
 from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
-from agentrt.lab.bench.results import Figures, hardware, run_shown, show
 from agentrt.lab.commands.options import (
     count_option,
     json_flag,
@@ -33,6 +32,7 @@ from agentrt.lab.commands.options import (
     split_commas,
 )
 from agentrt.lab.engine.engines import engine_options, model_in_words
+from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import Ran
@@ -41,6 +41,7 @@ from agentrt.lab.runs.grid import turns
 from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.lab.workloads.traces import KNOWN
+from benchmarks.harness import Figures, run_shown, show
 from benchmarks.memory.cells import (
     ALL_WORKS,
     RECORDED,

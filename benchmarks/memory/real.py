@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench.serving import Open, engine_for, serve, warm_up
+from agentrt.lab.backends.serving import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.engine.engines import lab_engine, started
 from agentrt.lab.engine.step_time import StepTimeModel

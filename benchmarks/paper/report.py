@@ -7,20 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentrt.lab.reports.compare import (
-    LOAD,
-    MS_PER_TOKEN,
-    POLICY,
-    Cell,
-    Column,
-    as_dicts,
-    cells,
-    ratios,
-    table,
-    value,
-)
-from agentrt.lab.reports.plots import draw_panels
-from agentrt.lab.reports.policies import about_engine, about_scales, about_seeds
+from agentrt.lab.reports.compare import Cell, as_dicts, cells, value
+from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits, markdown
 from agentrt.lab.runs.grid import RunResult, Setting
 from agentrt.lab.runs.machine import Machine
@@ -31,6 +19,8 @@ from benchmarks.equal_latency import (
     exactly,
     repeats_as_dicts,
 )
+from benchmarks.plots import draw_panels
+from benchmarks.tables import LOAD, MS_PER_TOKEN, POLICY, Column, about_scales, ratios, table
 
 LEVELS = (2.0, 3.0, 5.0)
 """Multiples of the unloaded token latency."""

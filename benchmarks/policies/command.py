@@ -13,14 +13,8 @@ from agentrt.cli.options import Options, RunCommand, together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import silence_vllm
 from agentrt.lab.commands.progress import do_runs
-from agentrt.lab.reports.compare import ALL, as_dicts, cells
-from agentrt.lab.reports.plots import draw_curves
-from agentrt.lab.reports.policies import (
-    about_engine,
-    about_workload,
-    latencies,
-    where_it_went,
-)
+from agentrt.lab.reports.compare import as_dicts, cells
+from agentrt.lab.reports.policies import about_engine
 from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.grid import RunResult, Setting, grid
 from agentrt.lab.runs.machine import Machine, vllm_version
@@ -32,7 +26,9 @@ from benchmarks.equal_latency import (
     repeats_as_dicts,
     times,
 )
+from benchmarks.plots import draw_curves
 from benchmarks.policies.asked import Asked, Measured, read
+from benchmarks.tables import ALL, about_workload, latencies, where_it_went
 
 EPILOG = """\b
 Examples:

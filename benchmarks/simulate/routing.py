@@ -26,7 +26,7 @@ from agentrt.lab.commands.options import (
 )
 from agentrt.lab.commands.progress import do_runs
 from agentrt.lab.commands.simulate.options import read_loads, read_sources, scale_options
-from agentrt.lab.reports.compare import SHORT, WORKLOAD, Cell, Column, as_dicts, table, values
+from agentrt.lab.reports.compare import Cell, as_dicts
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits
 from agentrt.lab.runs.contenders import DEFAULT, Contender, contender
@@ -39,6 +39,7 @@ from benchmarks.simulate.options import (
     read_depth,
     workloads_option,
 )
+from benchmarks.tables import SHORT, WORKLOAD, Column, table, values
 
 _EPILOG = """\b
 Examples:

@@ -32,17 +32,18 @@ from agentrt.lab.commands.simulate.options import (
     scheduler_options,
 )
 from agentrt.lab.commands.simulate.policies import about
-from agentrt.lab.reports.plots import draw_curves
-from agentrt.lab.reports.policies import as_values, conditions, sweep_table
+from agentrt.lab.reports.policies import as_values, conditions
 from agentrt.lab.runs.contenders import BASELINE
 from agentrt.lab.runs.grid import Setting
 from agentrt.lab.workloads.arrivals import Pressure
+from benchmarks.plots import draw_curves
 from benchmarks.simulate.options import (
     DEFAULT_WORKLOADS,
     depth_options,
     read_depth,
     workloads_option,
 )
+from benchmarks.tables import sweep_table
 
 _OF_SWEEP = """\b
 Examples:

@@ -7,9 +7,9 @@ from collections import Counter
 
 import click
 
-from agentrt.lab.bench.results import run_shown, show
 from agentrt.lab.commands.options import count_option, note, seed_option, silence_vllm
 from agentrt.lab.reports.tables import markdown
+from benchmarks.harness import run_shown, show
 from benchmarks.stress.cases import Outcome, run_all
 from benchmarks.stress.cases import shrink as shrink_case
 from benchmarks.stress.plans import FEATURES, describe, draw_case

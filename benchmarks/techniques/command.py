@@ -29,10 +29,9 @@ from agentrt.executors.transformers import TransformersExecutor
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import SPREAD, Column, Figures, Results
 from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
 from agentrt.lab.runs.grid import turns
-from benchmarks.harness import WHOLE, ratios, run_with_table
+from benchmarks.harness import SPREAD, WHOLE, Column, Figures, Results, ratios, run_with_table
 from benchmarks.servers import StockServer
 from benchmarks.techniques.attention import ATTENTIONS, PlainModel, PlainThread
 from benchmarks.techniques.table import OF_A_TRAINED_MODEL, TECHNIQUES, Technique

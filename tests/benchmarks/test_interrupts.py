@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from agentrt.lab.bench.results import Results
 from benchmarks.__main__ import call
+from benchmarks.harness import Results
 from benchmarks.interrupts import command as interrupts
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.backends import serving
 from agentrt.lab.backends.real import run_real
-from agentrt.lab.bench import serving
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.program import Stock

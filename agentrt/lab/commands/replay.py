@@ -122,7 +122,7 @@ def replay(journal: Path, **options: Any) -> None:
         click.echo((_SEVERAL if recording.engines else _UNKNOWN).format(journal), err=True)
     specs = grid([setting], everyone, [0], machine)
     if options["depth"] == "real":
-        from agentrt.lab.bench.replays import measure
+        from agentrt.lab.runs.real import measure
 
         head, settings, found, stop = measure(recording, everyone, specs[0], sizes, options)
     else:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median
 from typing import Any
 
 from agentrt.lab.outcome import Summary
-from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
+from agentrt.lab.reports.tables import Spread, digits, in_digits
 from agentrt.lab.runs.grid import RunResult, Setting
 
-_PLAIN = {
+PLAIN = {
     "mean_s": ("mean", "mean latency, s"),
     "p50_s": ("P50", "P50 latency, s"),
     "p95_s": ("P95", "P95 latency, s"),
@@ -27,24 +26,8 @@ _PLAIN = {
     "tool_share": ("in tools", "in tools, share of all time"),
     "preemptions": ("preemptions", "preemptions"),
 }
-_OF_ENGINE = {
-    "token_p95_s": ("s/token P95", "P95 of token latency, s/token"),
-    "token_p99_s": ("s/token P99", "P99 of token latency, s/token"),
-    "mean_steps": ("mean steps", "mean latency, engine steps"),
-    "p95_steps": ("P95 steps", "P95 latency, engine steps"),
-    "prefix_hit_share": ("prefix hits", "prefix hits, share of prompt tokens"),
-    "recomputed_tokens": ("recomputed", "tokens computed again after preemptions"),
-    "cpu_us": ("CPU us/step", "the scheduler's CPU per step, us"),
-}
-_OF_FLEET = {
-    "balance": ("balance", "the busiest engine's time over the mean"),
-    "steady_per_s": ("ended in time", "ended before the last arrival, programs per second"),
-}
-"""Fields of `Summary` that runs are compared by: a column's head, and what it is with its unit.
-Some are known, or of interest, of an engine with a memory only, some of several engines."""
-SHORT = {name: short for name, (short, _) in (_PLAIN | _OF_ENGINE | _OF_FLEET).items()}
-MEASURES = {name: what for name, (_, what) in _PLAIN.items()}
-ALL = {name: what for name, (_, what) in (_PLAIN | _OF_ENGINE).items()}
+"""Fields of `Summary` that runs are compared by: a column's head, and what it is with its unit."""
+MEASURES = {name: what for name, (_, what) in PLAIN.items()}
 SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
 """Measures that read better as a percentage."""
 
@@ -109,36 +92,6 @@ def cells(
 
 
 # -- tables ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table with a row for each cell."""
-
-    head: str
-    text: Callable[[Cell], object]
-
-
-def table(cells: Sequence[Cell], *columns: Column) -> str:
-    """As Markdown."""
-    rows = [[column.text(cell) for column in columns] for cell in cells]
-    return markdown([column.head for column in columns], rows)
-
-
-WORKLOAD = Column("workload", lambda cell: cell.setting.source.name)
-LOAD = Column("load", lambda cell: cell.setting.label)
-POLICY = Column("policy", lambda cell: cell.name)
-MS_PER_TOKEN = Column("ms/token", lambda cell: f"{1000 * cell.median('token_latency_s'):.1f}")
-
-
-def values(*measures: str) -> list[Column]:
-    """A column with the values of each measure."""
-    return [Column(SHORT[one], partial(value, measure=one)) for one in measures]
-
-
-def ratios(*measures: str, over: str) -> list[Column]:
-    """A column with the ratios of each measure to the baseline's, whose name is ``over``."""
-    return [Column(f"{SHORT[one]} / {over}", partial(ratio, measure=one)) for one in measures]
 
 
 def value(cell: Cell, measure: str) -> str:

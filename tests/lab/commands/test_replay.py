@@ -23,12 +23,12 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore
-from agentrt.lab.bench import replays
+from agentrt.lab.runs import real
 from agentrt.lab.workloads import journals
 from agentrt.scheduler import SchedulerConfig
 from tests.cli.conftest import check
 from tests.lab.answering import WholeEngine
-from tests.lab.bench.test_replays import write_two
+from tests.lab.runs.test_real import write_two
 from tests.lab.virtual_world import ATLAS, FCFS, MACHINE, TIMES, World, record_burst
 from tests.lab.workloads.test_journals import Written
 
@@ -138,9 +138,9 @@ def on_an_engine(patch: pytest.MonkeyPatch, engine: WholeEngine) -> list[EngineO
         made.append(base)
         return engine
 
-    patch.setattr(replays, "engine_for", make)
-    patch.setattr(replays, "started", engine.started)
-    patch.setattr(replays, "open_frontend", engine.front)
+    patch.setattr(real, "engine_for", make)
+    patch.setattr(real, "started", engine.started)
+    patch.setattr(real, "open_frontend", engine.front)
     return made
 
 
