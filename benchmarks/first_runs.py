@@ -18,15 +18,25 @@ import click
 import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.virtual import Virtual
-from agentrt.lab.commands.options import count_option, json_flag, many, seed_option, silence_vllm
-from agentrt.lab.commands.progress import do_all
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    jobs_option,
+    json_flag,
+    policy_option,
+    seed_option,
+    seeds_option,
+    silence_vllm,
+    workload_option,
+)
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Outcome, quantile
 from agentrt.lab.reports.tables import Spread, markdown
-from agentrt.lab.runs.contenders import DEFAULT, STOCK, Contender, contenders
+from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender, contenders
+from benchmarks.cells import Cell, Load, cells_of, check_names, measured
+from benchmarks.harness import Figures
 from benchmarks.memory.cells import with_room_for_all
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 
@@ -38,12 +48,12 @@ Ratios = Mapping[str, float]
 the second run, where the policy learns at all."""
 
 
-@click.command("first-runs")
-@many("--mixes", metavar="MIX…", help=f"[default: all: {', '.join(MIXES)}]")
-@many("--policy", metavar="NAME…", help=f"Policies beside {STOCK}.  [default: {DEFAULT}]")
-@count_option("--seeds", about="Number of seeds.", default=5)
+@click.command("first-runs", cls=ManyCommand)
+@workload_option(f"Mixes of programs.  [default: all: {', '.join(MIXES)}]", former=["--mixes"])
+@policy_option(f"Policies beside {STOCK}.  [default: {DEFAULT}]")
+@seeds_option(default=5)
 @seed_option
-@count_option("--jobs", about="Processes.  [default: one per core]")
+@jobs_option
 @json_flag("Print all ratios as one JSON line.")
 def first_runs(**options: Any) -> None:
     """Completion times of programs that are new to the engine, over stock vLLM's.
@@ -52,46 +62,45 @@ def first_runs(**options: Any) -> None:
     the least and the greatest; less is better. "once known" is the mean in a second run of the same
     programs.
     """
-    trials = _trials(options)
+    asked = _cells(options)
     silence_vllm()
-    done, stop = do_all(trials, options["jobs"], run)
-    results = by_mix(done)
-    if results:
-        click.echo(report(results))
-        if options["as_json"]:
-            click.echo(json.dumps(as_json(results)))
-    if stop is not None:
-        raise stop
+    with measured(asked, figures, options["jobs"]) as found:
+        results = {
+            (mix.name, policy): seeds for (mix, policy), seeds in found.over(STOCK, ratios).items()
+        }
+        if results:
+            click.echo(report(results))
+            if options["as_json"]:
+                click.echo(json.dumps(as_json(results)))
 
 
 # -- runs --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A mix with a seed, and the policies that serve it."""
+class Newcomers:
+    """The programs of a mix, at an engine with room for all of them."""
 
-    mix: str
-    seed: int
-    policies: tuple[str, ...]
+    name: str
+
+    def load(self, seed: int) -> Load:
+        """The programs, and the engine."""
+        mix = MIXES[self.name]
+        programs = mix.programs(self.name, seed)
+        least = LONGEST // BLOCK_SIZE + 2
+        small = VirtualOptions(mix.slots, least, max_model_len=LONGEST)
+        return Load(programs, with_room_for_all(programs, small), StepTimeModel())
 
 
-Measured = tuple[Trial, Mapping[str, Ratios]]
-"""A trial's ratios to stock by policy."""
-
-
-def _trials(options: dict[str, Any]) -> list[Trial]:
-    for name in options["mixes"]:
-        if name not in MIXES:
-            raise ConfigError(f"unknown mix {name!r}; known: {', '.join(MIXES)}")
+def _cells(options: dict[str, Any]) -> list[Cell[Newcomers, str]]:
+    names = check_names("mix", options["workload"], list(MIXES))
     policies = check_policies(options["policy"])
     seeds = range(options["seed"], options["seed"] + options["seeds"])
-    names = [name for name in MIXES if name in options["mixes"] or not options["mixes"]]
-    return [Trial(mix, seed, policies) for mix in names for seed in seeds]
+    return cells_of([Newcomers(name) for name in MIXES if name in names], policies, seeds)
 
 
-def check_policies(names: Sequence[str]) -> tuple[str, ...]:
-    """The policies to compare with stock: the defaults where there are no names.
+def check_policies(names: Sequence[str]) -> list[str]:
+    """Stock and the policies to compare with it: the defaults where there are no names.
 
     Raises `ConfigError` for stock itself, and for a contender that is more than a policy.
     """
@@ -102,62 +111,43 @@ def check_policies(names: Sequence[str]) -> tuple[str, ...]:
                 f"--policy {one.name!r}: every ratio is to {STOCK}; name a policy of agentrt's "
                 f"scheduler, such as {DEFAULT}, atlas or adaptive+cost+memory"
             )
-    return tuple(one.name for one in policies)
+    return [STOCK, *(one.name for one in policies)]
 
 
-def run(trial: Trial) -> Measured:
-    """Serve the programs of a trial by stock and by each policy, in this process."""
-    mix = MIXES[trial.mix]
-    programs = mix.programs(trial.mix, trial.seed)
-    least = LONGEST // BLOCK_SIZE + 2
-    options = with_room_for_all(programs, VirtualOptions(mix.slots, least, max_model_len=LONGEST))
+def figures(load: Load, name: str) -> Figures:
+    """A first run's completion times, and where the policy learns, the mean of a second one."""
+    policy = contender(name)
 
-    def serve(served_by: Contender, learned: Any = None) -> tuple[Sequence[Outcome], Any]:
-        engine = Virtual(served_by.scheduling, options, StepTimeModel())
+    def serve(learned: Any = None) -> tuple[Sequence[Outcome], Any]:
+        engine = Virtual(policy.scheduling, load.options, load.times)
         scheduler = engine.lanes[0].engine.scheduler
         if learned is not None:
             scheduler.control("know", learned)
-        ran = drive(engine, programs)
-        return ran.outcomes, None if served_by.stock else scheduler.history.values()
+        ran = drive(engine, load.programs)
+        return ran.outcomes, None if policy.stock else scheduler.history.values()
 
-    [stock, *others] = contenders([STOCK, *trial.policies])
-    base, _ = serve(stock)
-    found: dict[str, Ratios] = {}
-    for policy in others:
-        first, learned = serve(policy)
-        second = serve(policy, learned)[0] if learned is not None else None
-        found[policy.name] = ratios(base, first, second)
-    return trial, found
+    first, learned = serve()
+    if learned is None:
+        return times(first)
+    return {**times(first), "known": times(serve(learned)[0])["mean"]}
 
 
-def ratios(
-    base: Sequence[Outcome], first: Sequence[Outcome], second: Sequence[Outcome] | None = None
-) -> Ratios:
-    """The completion times of a first run, and of a second one, over those of ``base``."""
-    stock, mine = _times(base), _times(first)
-    over = {name: mine[name] / stock[name] for name in FIGURES}
-    return over if second is None else {**over, "known": _times(second)["mean"] / stock["mean"]}
-
-
-def _times(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The completion times of a run, by the names of `FIGURES`."""
     seconds = sorted(outcome.latency_s for outcome in outcomes)
     return {"mean": fmean(seconds), "p99": quantile(seconds, 0.99), "longest": seconds[-1]}
+
+
+def ratios(mine: Figures, base: Figures) -> Ratios:
+    """Completion times over those of ``base``, which knows no second run."""
+    over = {name: mine[name] / base[name] for name in FIGURES}
+    return {**over, "known": mine["known"] / base["mean"]} if "known" in mine else over
 
 
 # -- tables ------------------------------------------------------------------------------
 
 Results = Mapping[tuple[str, str], Sequence[Ratios]]
 """By mix and policy, the ratios of each seed."""
-
-
-def by_mix(done: Sequence[Measured]) -> Results:
-    """The ratios by mix, in the order of `MIXES`, and by policy; seeds in ascending order."""
-    results: dict[tuple[str, str], list[Ratios]] = {}
-    places = list(MIXES)
-    for trial, found in sorted(done, key=lambda one: (places.index(one[0].mix), one[0].seed)):
-        for policy, mine in found.items():
-            results.setdefault((trial.mix, policy), []).append(mine)
-    return results
 
 
 def report(results: Results) -> str:

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,12 +26,21 @@ import click
 
 from agentrt.cli.streams import say
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import count_option, json_flag, many, silence_vllm
-from agentrt.lab.commands.progress import do_all
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    jobs_option,
+    json_flag,
+    many,
+    programs_option,
+    seeds_option,
+    silence_vllm,
+    workload_option,
+)
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.contenders import DEFAULT, contender
+from benchmarks.cells import Cell, Measured, cells_of, measured
 from benchmarks.harness import Figures
-from benchmarks.memory.cells import HELD_OUT_WORKS, Cell, Load, Memory
+from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, MemoryLoad, Setup
 from benchmarks.memory.plan import FIRST_HELD_OUT
 
 PLACES = (("agentrt.scheduler", "**/*.py"), ("agentrt.executors.vllm", "scheduler*.py"))
@@ -68,27 +76,36 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One run: a cell with a seed, and one constant times a factor; or all as they are."""
+class HeldOut:
+    """A held-out workload over a share of its working set, with so many programs."""
 
-    cell: Cell
-    seed: int
+    setup: Setup
     programs: int | None
-    constant: Constant | None = None
-    factor: float = 1.0
+
+    def load(self, seed: int) -> MemoryLoad:
+        """The programs, and the engine."""
+        return Memory(count=self.programs).make(self.setup, seed)
 
 
-Outcome = tuple[Trial, Figures | None]
-"""A trial's figures; None where it raised an error."""
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The defaults with one constant times a factor."""
+
+    constant: Constant
+    factor: float
 
 
-@click.command()
+Runs = Measured[HeldOut, Variant | None]
+"""Figures, None where a run raised an error; the variant None has all constants as they are."""
+
+
+@click.command(cls=ManyCommand)
 @many("--constant", metavar="NAME,…", help="Which to change.  [default: all]")
-@many("--workload", metavar="NAME,…", help=f"[default: {', '.join(HELD_OUT_WORKS)}]")
-@count_option("--programs", about="Of each workload.")
-@count_option("--repeat", about="With so many seeds.", default=2)
+@workload_option(f"[default: {', '.join(HELD_OUT_WORKS)}]")
+@programs_option("Number of programs of each workload.")
+@seeds_option(default=2)
 @click.option("--seed", type=int, default=FIRST_HELD_OUT, show_default=True, metavar="N")
-@count_option("--jobs", about="Processes.  [default: one per core]")
+@jobs_option
 @json_flag("Print all ratios as one JSON line.")
 def sensitivity(**options: Any) -> None:
     """Half and twice of each constant of the scheduler, on workloads that did not choose it.
@@ -97,16 +114,14 @@ def sensitivity(**options: Any) -> None:
     = says that nothing changed at all.
     """
     asked = _constants(options["constant"])
-    trials = _trials(options, asked)
+    cells = _cells(options, asked)
     silence_vllm()
-    done, stop = do_all(trials, options["jobs"], run)
-    effects = [_Effect.of(one, factor, done) for one in asked for factor in _FACTORS]
-    if any(effect.by_workload for effect in effects):
-        click.echo(table(asked, effects))
-        if options["as_json"]:
-            click.echo(json.dumps({"constants": [effect.to_dict() for effect in effects]}))
-    if stop is not None:
-        raise stop
+    with measured(cells, figures, options["jobs"]) as found:
+        effects = [_Effect.of(Variant(one, by), found) for one in asked for by in _FACTORS]
+        if any(effect.by_workload for effect in effects):
+            click.echo(table(asked, effects))
+            if options["as_json"]:
+                click.echo(json.dumps({"constants": [effect.to_dict() for effect in effects]}))
 
 
 def _constants(names: Sequence[str]) -> list[Constant]:
@@ -118,20 +133,21 @@ def _constants(names: Sequence[str]) -> list[Constant]:
     return [one for one in found if not names or one.name in names]
 
 
-def _trials(options: dict[str, Any], asked: Sequence[Constant]) -> list[Trial]:
-    works = options["workload"] or list(HELD_OUT_WORKS)
-    for name in works:
+def _cells(
+    options: dict[str, Any], asked: Sequence[Constant]
+) -> list[Cell[HeldOut, Variant | None]]:
+    names = options["workload"] or list(HELD_OUT_WORKS)
+    for name in names:
         if name not in HELD_OUT_WORKS:
             known = ", ".join(HELD_OUT_WORKS)
             raise ConfigError(f"no held-out workload is named {name!r}: there are {known}")
-    changed = [(one, by) for one in asked for by in _FACTORS if one.times(by) != one.value]
-    variants: list[tuple[Constant | None, float]] = [(None, 1.0), *changed]
-    return [
-        Trial(Cell(work, _SHARE, HELD_OUT_WORKS[work].tool_s), seed, options["programs"], *variant)
-        for work in works
-        for seed in range(options["seed"], options["seed"] + options["repeat"])
-        for variant in variants
+    changed = [Variant(one, by) for one in asked for by in _FACTORS if one.times(by) != one.value]
+    works = [
+        HeldOut(Setup(name, _SHARE, HELD_OUT_WORKS[name].tool_s), options["programs"])
+        for name in names
     ]
+    seeds = range(options["seed"], options["seed"] + options["seeds"])
+    return cells_of(works, [None, *changed], seeds)
 
 
 # -- constants, and runs with one of them changed ----------------------------------------
@@ -213,23 +229,17 @@ def _put(name: str, value: float, having: Sequence[dict[str, Any]]) -> None:
                 one.cache_clear()
 
 
-def run(trial: Trial) -> Outcome:
-    """Do a trial, in this process."""
-    load = _load(trial.cell, trial.seed, trial.programs)
-    if trial.constant is None:
-        return trial, load.figures(load.virtual(contender(DEFAULT)))
+def figures(load: MemoryLoad, variant: Variant | None) -> Figures | None:
+    """What came of a run under the defaults; None where the variant raised an error."""
+    if variant is None:
+        return load.figures(load.virtual(contender(DEFAULT)))
+    constant, factor = variant.constant, variant.factor
     try:
-        with replaced(trial.constant, trial.constant.times(trial.factor)):
-            return trial, load.figures(load.virtual(contender(DEFAULT)))
+        with replaced(constant, constant.times(factor)):
+            return load.figures(load.virtual(contender(DEFAULT)))
     except Exception as error:  # what a value that makes no sense leads to
-        say(f"{trial.constant.name} times {trial.factor:g} on {trial.cell}: {error!r}")
-        return trial, None
-
-
-@lru_cache(maxsize=1)
-def _load(cell: Cell, seed: int, programs: int | None) -> Load:
-    # The runs of one cell and seed follow each other in a worker.
-    return Memory(count=programs).make(cell, seed)
+        say(f"{constant.name} times {factor:g}: {error!r}")
+        return None
 
 
 # -- what came of them -------------------------------------------------------------------
@@ -245,23 +255,23 @@ class _Effect:
     failed: bool
 
     @classmethod
-    def of(cls, constant: Constant, factor: float, done: Sequence[Outcome]) -> _Effect:
-        base = {(one.cell, one.seed): found for one, found in done if one.constant is None}
-        ratios: dict[str, list[Figures]] = {}
-        failed = False
-        for one, found in done:
-            before = base.get((one.cell, one.seed))
-            if (one.constant, one.factor) != (constant, factor) or before is None:
-                continue
-            failed = failed or found is None
-            if found is not None:
-                over = {name: found[name] / before[name] for name in _FIGURES}
-                ratios.setdefault(one.cell.workload, []).append(over)
-        medians = {
-            work: {name: median(one[name] for one in some) for name in _FIGURES}
-            for work, some in ratios.items()
-        }
-        return cls(constant, factor, medians, failed)
+    def of(cls, variant: Variant, found: Runs) -> _Effect:
+        groups = found.by_seed()
+        medians, failed = {}, False
+        for work in dict.fromkeys(work for work, _ in groups):
+            base = groups.get((work, None), {})
+            mine = {s: one for s, one in groups.get((work, variant), {}).items() if s in base}
+            failed = failed or None in mine.values()
+            over = [
+                {name: one[name] / base[seed][name] for name in _FIGURES}
+                for seed, one in mine.items()
+                if one is not None
+            ]
+            if over:
+                medians[work.setup.workload] = {
+                    name: median(one[name] for one in over) for name in _FIGURES
+                }
+        return cls(variant.constant, variant.factor, medians, failed)
 
     def worst(self, figure: str) -> str:
         """The greatest ratio of any workload, with its name."""

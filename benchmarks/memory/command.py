@@ -47,9 +47,9 @@ from benchmarks.memory.cells import (
     RECORDED,
     TRACE_SCALE,
     WORKS,
-    Cell,
-    Load,
     Memory,
+    MemoryLoad,
+    Setup,
     recorded,
 )
 from benchmarks.memory.plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
@@ -85,7 +85,7 @@ Contenders: {}.
 
 
 VIRTUAL, REAL = "virtual time", "real engines"
-Key = tuple[Cell, str]
+Key = tuple[Setup, str]
 """A cell, and on what it was served: `VIRTUAL` or `REAL`."""
 
 
@@ -204,7 +204,9 @@ async def _cells(
 
 
 async def _served(
-    run: Callable[[Load, Contender], Awaitable[Ran]], load: Load, everyone: Sequence[Contender]
+    run: Callable[[MemoryLoad, Contender], Awaitable[Ran]],
+    load: MemoryLoad,
+    everyone: Sequence[Contender],
 ) -> dict[str, Figures]:
     found: dict[str, Figures] = {}
     for one in everyone:
@@ -214,7 +216,7 @@ async def _served(
     return found
 
 
-async def _in_virtual_time(load: Load, one: Contender) -> Ran:
+async def _in_virtual_time(load: MemoryLoad, one: Contender) -> Ran:
     await asyncio.sleep(0)  # where a signal stops it
     return load.virtual(one)
 
@@ -255,7 +257,7 @@ def _head(key: Key, found: Sequence[Found]) -> str:
     return f"**{_as_served(cell, found)}**, {on}: {size}, {seeds}"
 
 
-def _as_served(cell: Cell, found: Sequence[Found]) -> Cell:
+def _as_served(cell: Setup, found: Sequence[Found]) -> Setup:
     """A cell with the share of the working set that the KV cache had: blocks may be given."""
     shares = [one[STOCK]["blocks"] / one[STOCK]["wanted"] for one in found]
     return replace(cell, memory=round(median(shares), 2))

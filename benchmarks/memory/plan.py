@@ -18,7 +18,7 @@ from agentrt.lab.runs.contenders import (
     contenders,
 )
 from agentrt.lab.workloads.traces import named
-from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Cell
+from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Setup
 from benchmarks.rivals import CONTINUUM, THUNDER
 
 _CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
@@ -44,7 +44,7 @@ FIRST_HELD_OUT = 5000
 class Plan:
     """The cells, whom to run on each, and the caps to try."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[Setup]
     contenders: Sequence[Contender]
     caps: Sequence[float]
     seeds: Sequence[int]
@@ -63,7 +63,7 @@ def plan(options: dict[str, Any]) -> Plan:
     shares = _numbers(options, "memory") or [0.25]
     tools = _numbers(options, "tools", least=0.0)
     cells = [
-        Cell(work, share, tool_s)
+        Setup(work, share, tool_s)
         for work, share in product(_works(options), shares)
         for tool_s in tools or [ALL_WORKS[work].tool_s]
     ]

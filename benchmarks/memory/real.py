@@ -11,7 +11,7 @@ from agentrt.lab.engine.engines import lab_engine, started
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import Ran
 from agentrt.lab.runs.contenders import Contender
-from benchmarks.memory.cells import Load
+from benchmarks.memory.cells import MemoryLoad
 
 ON_CPU = 32
 """Tokens of a block: vLLM's attention on CPUs wants multiples of it. Virtual time has the same."""
@@ -36,7 +36,7 @@ class Engines:
         async with self.open(engine):
             return await Calibration(engine).run(1)
 
-    async def run(self, load: Load, one: Contender) -> Ran:
+    async def run(self, load: MemoryLoad, one: Contender) -> Ran:
         """A contender's run."""
         size = one.sized(load.options)
         flags = {

@@ -25,9 +25,9 @@ from agentrt.scheduler.records import CachedBlocks
 from benchmarks.__main__ import call
 from benchmarks.memory.cells import (
     GPU,
-    Cell,
-    Load,
     Memory,
+    MemoryLoad,
+    Setup,
     added_tokens,
     context_tokens,
     with_ample_memory,
@@ -221,7 +221,7 @@ async def test_an_engine_is_warm_and_knows_nothing_when_it_counts(
     programs = [ProgramShape(name, "t", chain, arrives_s=0.01) for name in "abcd"]
     size = VirtualOptions(2, 64, 32, max_model_len=400)
     _, _, ample = with_ample_memory(programs, size, GPU)
-    load = Load(programs, size, GPU, ample, 2048, 4.0)
+    load = MemoryLoad(programs, size, GPU, ample, 2048, 4.0)
     ran = await engines.run(load, contender("default+ample"))
     assert load.figures(ran)["blocks"] == 64
     warm_up = [note for note in engine.told if isinstance(note, str) and "warm-up" in note]
@@ -299,9 +299,9 @@ def test_the_working_set_is_what_is_used_again() -> None:
 def test_recorded_programs_are_drawn_without_return() -> None:
     chain = (CallShape(1, 9), CallShape(1, 20, after=(0,), extends=0, gap_s=3.0))
     trace = [ProgramShape(f"p{n}", "t", chain) for n in range(9)]
-    drawn = Memory(count=5, trace=trace).programs(Cell("recorded", 1.0, 0.1), 0)
+    drawn = Memory(count=5, trace=trace).programs(Setup("recorded", 1.0, 0.1), 0)
     assert len({program.program_id for program in drawn}) == 5
     assert [program.calls[1].gap_s for program in drawn] == pytest.approx([0.3] * 5)
     long = replace(trace[0], program_id="long", calls=(CallShape(1, 20000),))
     with pytest.raises(ConfigError, match=r"the trace has 9 programs whose .* and 10 are asked"):
-        Memory(count=10, trace=[*trace, long]).programs(Cell("recorded", 1.0, 0.1), 0)
+        Memory(count=10, trace=[*trace, long]).programs(Setup("recorded", 1.0, 0.1), 0)
