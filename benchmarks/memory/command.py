@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -24,12 +23,19 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.commands.options import (
-    count_option,
+    ManyCommand,
     json_flag,
+    kv_blocks_option,
+    many,
+    max_num_seqs_option,
     model_option,
     note,
+    policy_option,
+    programs_option,
+    seeds_option,
     silence_vllm,
-    split_commas,
+    step_time_option,
+    workload_option,
 )
 from agentrt.lab.engine.engines import engine_options, model_in_words
 from agentrt.lab.engine.hardware import hardware
@@ -68,18 +74,18 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMES = ", ".join(ALL_WORKS)
 _HELD = f"{FIRST_HELD_OUT} with --held-out"
 _HELD_OUT = "All workloads with seeds that nothing is tuned on; stock and default alone, one table."
-_names = partial(click.option, multiple=True, callback=split_commas)
 
 EPILOG = """\b
 One cell with what you want to compare, in seconds:
-  python -m benchmarks memory --workload chat --repeat 1 --contender adaptive,adaptive+cost --caps 0
+  python -m benchmarks memory --workload chat --seeds 1 --policy adaptive,adaptive+cost --caps 0
 Real engines, then virtual time with their steps:
-  python -m benchmarks memory --real --model-shape small --workload bfcl --programs 48 --repeat 3 \\
-    --tools 0.15 --contender default,stock+ample --caps 1
+  python -m benchmarks memory --real --model-shape small --workload bfcl --programs 48 --seeds 3 \\
+    --tools 0.15 --policy default,stock+ample --caps 1
 
 \b
 --memory counts for all workloads but chat, the KV-bound chat of 1,024 blocks of 16 tokens.
-With --real, fewer programs and slots: give chat fewer --blocks, of 32 tokens, and tools less time.
+With --real, fewer programs and slots: give chat fewer --kv-blocks, of 32 tokens, and less time to
+tools.
 Contenders: {}.
 """.format(how().replace("; ", ";\n  "))
 
@@ -89,27 +95,27 @@ Key = tuple[Setup, str]
 """A cell, and on what it was served: `VIRTUAL` or `REAL`."""
 
 
-@click.command(epilog=EPILOG)
-@_names(
-    "--workload",
-    metavar="NAME,…",
-    help=f"{_NAMES}, or one [FORMAT:]FILE: {', '.join(KNOWN)}.  [default: the first {len(WORKS)}]",
+@click.command(cls=ManyCommand, epilog=EPILOG)
+@workload_option(
+    f"{_NAMES}, or one [FORMAT:]FILE: {', '.join(KNOWN)}.  [default: the first {len(WORKS)}]"
 )
-@_names("--memory", metavar="X,…", help="Shares of the working set.  [default: 0.25]")
-@_names("--tools", metavar="S,…", help="Median seconds of the commonest tool.")
-@_names("--contender", metavar="NAME,…", help=f"Beside stock.  [default: {','.join(CONTENDERS)}]")
-@_names("--caps", metavar="X,…", help="Caps, in multiples of the programs that fit; 0: none.")
+@many("--memory", metavar="X,…", help="Shares of the working set.  [default: 0.25]")
+@many("--tools", metavar="S,…", help="Median seconds of the commonest tool.")
+@policy_option(
+    f"Contenders beside stock.  [default: {','.join(CONTENDERS)}]", former=["--contender"]
+)
+@many("--caps", metavar="X,…", help="Caps, in multiples of the programs that fit; 0: none.")
 @click.option("--trace", metavar="[FORMAT:]FILE", help=f"Recorded programs: {RECORDED!r}.")
 @click.option("--trace-scale", default=TRACE_SCALE, show_default=True, metavar="X")
 @click.option("--tokenizer", metavar="MODEL", help="Whose tokens recorded texts are counted in.")
-@click.option("--step-time", type=_FILE, metavar="FILE", help="What agentrt calibrate wrote.")
-@count_option("--blocks", about="Of the KV cache, in place of --memory.")
+@step_time_option()
+@kv_blocks_option("Size of the KV cache in blocks, in place of --memory.", least=1)
 @click.option("--load", type=float, metavar="X", help="Arrivals, in shares of the engine's.")
-@count_option("--programs")
+@programs_option()
 @click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies their tokens.")
-@count_option("--max-num-seqs", about="Batch slots.  [default: 16; 4 with --real]")
-@count_option("--repeat", about="With so many seeds.  [default: 5; 1 with --quick]")
-@click.option("--seed", type=int, metavar="N", help=f"Of the first.  [default: 0; {_HELD}]")
+@max_num_seqs_option(more="  [default: 16; 4 with --real]")
+@seeds_option(more="  [default: 5; 1 with --quick]")
+@click.option("--seed", type=int, metavar="N", help=f"The first seed.  [default: 0; {_HELD}]")
 @click.option("--held-out", is_flag=True, help=_HELD_OUT)
 @click.option("--against", type=_FILE, metavar="FILE", help="Compare with that run's --json.")
 @click.option("--quick", is_flag=True, help="One seed, fewer caps: some minutes on one core.")
@@ -157,7 +163,7 @@ def _bench(options: dict[str, Any]) -> Memory:
     return Memory(
         None if file is None else StepTimeModel.load(file),
         options["max_num_seqs"] or (SLOTS if real else 16),
-        options["blocks"],
+        options["kv_blocks"],
         options["programs"],
         options["load"],
         trace,

@@ -73,7 +73,7 @@ def plan(options: dict[str, Any]) -> Plan:
     first = options["seed"]
     if first is None:
         first = FIRST_HELD_OUT if held_out else 0
-    seeds = range(first, first + (options["repeat"] or (1 if quick else 5)))
+    seeds = range(first, first + (options["seeds"] or (1 if quick else 5)))
     return Plan(
         list(dict.fromkeys(cells)), _contenders(options), [cap for cap in caps if cap], seeds
     )
@@ -97,7 +97,7 @@ def _works(options: dict[str, Any]) -> list[str]:
 def _contenders(options: dict[str, Any]) -> list[Contender]:
     usual = (DEFAULT,) if options["held_out"] else CONTENDERS
     able = [name for name in usual if contender(name).on_engines or not options["real"]]
-    found = contenders([STOCK, *(options["contender"] or able)])
+    found = contenders([STOCK, *(options["policy"] or able)])
     if options["real"]:
         check_on_engines(found)
     return found

@@ -21,9 +21,10 @@ from agentrt.lab.workloads.shape import Cut
 if TYPE_CHECKING:
     from agentrt.cli.faults import StoppedError
 
+POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
 WORKLOADS = {"sharegpt": "chat", "bfcl": "react"}
 """The paper's names for two of the generators."""
-_VIRTUAL = ("step_model", "jobs")
+_VIRTUAL = ("step_time", "jobs")
 _REAL = ("model", "model_shape")
 _DEFAULT_RATES = "0.7x,0.9x,1.1x,1.3x"
 
@@ -49,12 +50,12 @@ def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
     """What the options ask for. Raises `ConfigError` before anything runs."""
     _check_kind(options)
     check_plot(options["plot"])
-    everyone = contenders([STOCK, *listed(options["policies"])])
+    everyone = contenders([STOCK, *(options["policy"] or POLICIES)])
     if not options["virtual"]:
         check_on_one_engine(everyone)
     pressures = _pressures(options)
     programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
-    repeats = options["repeat"] or (3 if options["virtual"] else 2)
+    repeats = options["seeds"] or (3 if options["virtual"] else 2)
     seeds = range(options["seed"], options["seed"] + repeats)
     return Asked(_source(options), pressures, programs, everyone, seeds, options, tuple(flags))
 

@@ -19,7 +19,7 @@ from benchmarks.steps.simulator import Steps
 
 @dataclass(frozen=True, slots=True)
 class SlotMachine(Machine):
-    """``batch`` slots and steps of ``step_s`` seconds; there is no memory, so no blocks."""
+    """Batch slots and steps of ``step_s`` seconds; there is no memory, so no blocks."""
 
     step_s: float = 0.025
 
@@ -28,7 +28,7 @@ class SlotMachine(Machine):
 
     def in_words(self) -> str:
         return (
-            f"**Step simulator**: {self.batch} batch slots; every step takes "
+            f"**Step simulator**: {self.max_num_seqs} batch slots; every step takes "
             f"{1000 * self.step_s:.2f} ms and gives each\nrunning call a token. No memory, no "
             "prefill, no model: the order of calls alone."
         )
@@ -38,7 +38,7 @@ class SlotMachine(Machine):
 
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
         tokens = sum(program.output_tokens for program in programs) / len(programs)
-        return self.replicas * (self.batch / self.step_s / tokens)
+        return self.replicas * (self.max_num_seqs / self.step_s / tokens)
 
     def check(self, contenders: Iterable[Contender]) -> None:
         """Raise `ConfigError` for a contender that needs vLLM's scheduler, or more memory."""
@@ -53,10 +53,15 @@ class SlotMachine(Machine):
         """Run programs on it. Raises `InvariantError` for a contender that needs vLLM."""
         if contender.config is None:
             raise InvariantError("vLLM's own scheduler runs in virtual time only")
-        count, router = self.replicas, self.router
-        engines = Steps(contender.config, self.batch, self.step_s, replicas=count, router=router)
+        engines = Steps(
+            contender.config,
+            self.max_num_seqs,
+            self.step_s,
+            replicas=self.replicas,
+            router=self.router,
+        )
         return drive(engines, programs)
 
     def to_dict(self) -> dict[str, Any]:
-        about = {"batch": self.batch, "depth": "steps"}
+        about = {"batch": self.max_num_seqs, "depth": "steps"}
         return about | self.fleet_dict() | {"step_s": self.step_s}

@@ -72,7 +72,7 @@ class Side(NamedTuple):
     metavar="MS",
     about="Between the client and the server. A program is sent once.",
 )
-@many("--only", metavar="NAME…", help="These techniques.  [default: all]")
+@many("--only", metavar="NAME,…", help="These techniques.  [default: all]")
 @click.option("--quick", is_flag=True, help="With a tiny model, whose steps take milliseconds.")
 @model_option
 @json_option

@@ -44,17 +44,17 @@ NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+
 
 @pytest.mark.engine
 def test_one_cell_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--workload", "chat", "--programs", "30", "--blocks", "300"]
+    asked = ["--workload", "chat", "--programs", "30", "--kv-blocks", "300"]
     assert (
         call(
             [
                 "memory",
                 *asked,
-                "--repeat",
+                "--seeds",
                 "1",
                 "--caps",
                 "1",
-                "--contender",
+                "--policy",
                 NAMES,
                 "--json",
             ]
@@ -85,8 +85,8 @@ def test_real_engines_and_then_virtual_time(
     """Memory is short on both, and what is computed again is counted on both."""
     times = tmp_path / "times.json"
     StepTimeModel(2e-3, 1e-5, 1e-5, 0.0).save(times)
-    size = ["--workload", "bfcl", "--programs", "16", "--scale", "0.4", "--blocks", "45"]
-    who = ["--contender", "stock", "--caps", "0", "--repeat", "1", "--tools", "0.01"]
+    size = ["--workload", "bfcl", "--programs", "16", "--scale", "0.4", "--kv-blocks", "45"]
+    who = ["--policy", "stock", "--caps", "0", "--seeds", "1", "--tools", "0.01"]
     real = ["--real", "--model-shape", "tiny", "--step-time", str(times), "--json"]
     assert call(["memory", *size, *who, *real]) == 0
     cells = json.loads(capsys.readouterr().out.splitlines()[-1])["cells"]
@@ -180,8 +180,8 @@ def test_continuum_has_what_a_program_pinned_there_for_its_next_call() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--real", "--contender", "srpt+ample"), "'srpt+ample' runs in virtual time only"),
-        (("--real", "--contender", "continuum"), "'continuum' runs in virtual time only"),
+        (("--real", "--policy", "srpt+ample"), "'srpt+ample' runs in virtual time only"),
+        (("--real", "--policy", "continuum"), "'continuum' runs in virtual time only"),
         (("--model-shape", "tiny"), "a model needs --real"),
         (("--real", "--model", "m", "--model-shape", "tiny"), "give one of them"),
         (("--real", "--model-shape", "huge"), "known: llama-8b, small, tiny"),

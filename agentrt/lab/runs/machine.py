@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class Machine:
     """An engine in virtual time: vLLM's own scheduler, with memory, prefix cache and prefill.
 
-    It has ``batch`` slots, a KV cache in blocks of ``block_size`` tokens, and
+    It has ``max_num_seqs`` batch slots, a KV cache in blocks of ``block_size`` tokens, and
     ``max_num_batched_tokens`` tokens at most in a step. ``step_model`` are the steps' times or the
     file with them, None for those of `StepTimeModel`; ``in_flight`` steps are scheduled ahead.
     There are ``replicas`` of the engine, and ``router`` names what spreads calls over them.
     """
 
-    batch: int = 32
+    max_num_seqs: int = 32
     kv_blocks: int = 8192
     max_num_batched_tokens: int = 2048
     step_model: Path | StepTimeModel | None = None
@@ -56,7 +56,7 @@ class Machine:
     def virtual_options(self) -> VirtualOptions:
         """The virtual engine's size; a single call may fill its whole KV cache."""
         return VirtualOptions(
-            max_num_seqs=self.batch,
+            max_num_seqs=self.max_num_seqs,
             kv_blocks=self.kv_blocks,
             max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,
@@ -74,18 +74,18 @@ class Machine:
         return (
             f"**Virtual time**: the real scheduler and KV-cache manager of vLLM {vllm_version()}, "
             f"no model; the\ntimes of its steps are {measured}. The machine that it ran on does "
-            f"not matter.\nEngine: {self.batch} batch slots, {self.kv_blocks} KV blocks of "
+            f"not matter.\nEngine: {self.max_num_seqs} batch slots, {self.kv_blocks} KV blocks of "
             f"{self.block_size} tokens, {self.max_num_batched_tokens} tokens a step at most."
         )
 
     def token_s(self) -> float:
         """Seconds that a call takes for a token beside a full batch of others like it."""
         times = self.step_time()
-        return times.base_s + self.batch * times.per_decode_s
+        return times.base_s + self.max_num_seqs * times.per_decode_s
 
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
         """How many programs like these it can do per second: the rate that is a load of 1."""
-        return self.replicas * capacity_per_s(programs, self.batch, self.step_time())
+        return self.replicas * capacity_per_s(programs, self.max_num_seqs, self.step_time())
 
     def check(self, contenders: Iterable[Contender]) -> None:
         """Raise `ConfigError` for a contender that cannot run on it; all can here."""
@@ -103,7 +103,7 @@ class Machine:
     def to_dict(self) -> dict[str, Any]:
         times = self.step_time()
         return (
-            {"batch": self.batch, "depth": "virtual"}
+            {"batch": self.max_num_seqs, "depth": "virtual"}
             | self.fleet_dict()
             | {
                 "kv_blocks": self.kv_blocks,

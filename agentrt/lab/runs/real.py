@@ -181,6 +181,6 @@ def _engine_options(
     if not model:
         raise ConfigError(_NO_MODEL)
     given = (*chain(*flags), *options["engine_flags"])
-    base = engine_options(model, None, sizes.get("batch"), given)
+    base = engine_options(model, None, sizes.get("max_num_seqs"), given)
     prepare_environment(base)
     return base

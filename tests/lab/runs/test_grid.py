@@ -41,7 +41,7 @@ SOME = Summary(
 
 def small(*names: str, loads: tuple[str, ...] = ("0.9",), seeds: int = 1) -> list[RunSpec]:
     settings = [Setting(REACT, Pressure.parse(load), 20) for load in loads]
-    return grid(settings, contenders(names), range(seeds), SlotMachine(batch=4))
+    return grid(settings, contenders(names), range(seeds), SlotMachine(max_num_seqs=4))
 
 
 # -- pressure --------------------------------------------------------------------------
