@@ -10,7 +10,7 @@ import click
 from agentrt.lab.commands.options import count_option, note, seed_option, silence_vllm
 from agentrt.lab.reports.tables import markdown
 from benchmarks.harness import run_shown, show
-from benchmarks.stress.cases import Outcome, run_all
+from benchmarks.stress.cases import Outcome, run_cases
 from benchmarks.stress.cases import shrink as shrink_case
 from benchmarks.stress.plans import FEATURES, describe, draw_case
 from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
@@ -68,7 +68,7 @@ def stress(
     done = _Cases()
 
     async def work() -> None:
-        for outcome in run_all(range(seed, seed + cases), jobs, twice=_TWICE, without=without):
+        for outcome in run_cases(range(seed, seed + cases), jobs, twice=_TWICE, without=without):
             if done.add(outcome) and (show_all or done.failed[outcome.invariant] <= _SHOWN):
                 note(f"{outcome.report}\n    again: {_line(outcome.seed, without)}")
             if outcome.invariant and shrink:
@@ -95,7 +95,8 @@ class _Cases:
         self.number += 1
         if outcome.invariant:
             self.failed[outcome.invariant] += 1
-            self._firsts.setdefault(outcome.invariant, outcome.seed)
+            first = self._firsts.get(outcome.invariant, outcome.seed)
+            self._firsts[outcome.invariant] = min(first, outcome.seed)
         return bool(outcome.invariant)
 
     def table(self) -> str:

@@ -24,7 +24,7 @@ FORMER = {
     "--transports": "--transport",
 }
 """Former names of options, by which no command calls them any more."""
-COUNTS = {("stress",): "--cases"}
+COUNTS: dict[tuple[str, ...], str] = {("stress",): "--cases"}
 """Options of a former name that mean another thing: a number of generated cases."""
 
 
