@@ -237,7 +237,7 @@ class GpuBench:
         size, times = self.size, self.times
         self.report.head = (
             f"# A GPU run\n\nvLLM {vllm_version()} on {told['hardware']}, a model of the shape "
-            f"{self.asked['shape']} with made-up weights, agentrt {__version__}. {size.jobs} jobs "
+            f"{self.asked['model_shape']} with made-up weights, agentrt {__version__}. {size.jobs} jobs "
             f"of SWE-smith's sizes at {size.per_s:g} a second, tokens x {size.tokens:g}, "
             f"{size.turns or 'all'} turns at most; seeds {', '.join(map(str, self.seeds))}. A step "
             f"takes {1e3 * times.base_s:.1f} ms, {1e6 * times.per_prefill_token_s:.1f} us for a "
