@@ -219,7 +219,9 @@ async def test_a_journal_that_two_engines_have_written(
     ):
         await describe_engine(runtime, FCFS)
     capfd.readouterr()
-    check(capfd, call(["journal", "replay", str(path)]), "of several sizes: choose by --max-num-seqs")
+    check(
+        capfd, call(["journal", "replay", str(path)]), "of several sizes: choose by --max-num-seqs"
+    )
     out, err = replayed(capfd, path, "--max-num-seqs", 3, "--policy", "plas")
     assert "ran under several policies: none is replayed as the recorded one" in err
     assert "3 batch slots, 220 KV blocks" in out
