@@ -58,7 +58,7 @@ class Cell(Generic[W, C]):
 
 def cells_of(workloads: Sequence[W], contenders: Sequence[C], seeds: Sequence[int]) -> list[Any]:
     """Every contender on every workload with every seed; those of one seed side by side."""
-    return [Cell(work, one, seed) for work, seed, one in product(workloads, seeds, contenders)]
+    return [Cell(work, name, seed) for work, seed, name in product(workloads, seeds, contenders)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +85,16 @@ class Measured(Generic[W, C]):
         Seeds that were not run with both are left out.
         """
         groups = self.by_seed()
-        found = {
-            (work, one): [
+        groups_over = {
+            (work, name): [
                 ratios(mine, groups[work, base][seed])
                 for seed, mine in sorted(figures.items())
                 if seed in groups.get((work, base), ())
             ]
-            for (work, one), figures in groups.items()
-            if one != base
+            for (work, name), figures in groups.items()
+            if name != base
         }
-        return {key: seeds for key, seeds in found.items() if seeds}
+        return {key: seeds for key, seeds in groups_over.items() if seeds}
 
 
 @contextmanager

@@ -133,7 +133,7 @@ Predicted = Mapping[tuple[str, float, str], Sequence[float]]
 @many("--gpu", metavar="NAME,…", help=f"[default: {', '.join(GPUS)}]")
 @many("--rate", metavar="N,…", help="Jobs a second.  [default: 1, 3, 6, 10]")
 @policy_option(f"Run these contenders only.  [default: {', '.join([*RIVALS, *UNMEASURED])}]")
-@seeds_option(more="  [default: 3; 1 with --quick]")
+@seeds_option(suffix="  [default: 3; 1 with --quick]")
 @seed_option
 @jobs_option
 @click.option("--quick", is_flag=True, help="H100 at 3 jobs a second, one seed.")
@@ -146,14 +146,14 @@ def external(**options: Any) -> None:
     not modelled. Then come the rule of Continuum's paper and agentrt's defaults, which nobody ran
     there.
     """
-    asked = _cells(options)
+    planned = _cells(options)
     silence_vllm()
-    with measured(asked, figures, options["jobs"]) as found:
-        if found:
-            predicted = in_turns(found)
+    with measured(planned, figures, options["jobs"]) as results:
+        if results:
+            predicted = in_turns(results)
             click.echo(f"{table(predicted)}\n\n{verdict(predicted)}")
             if options["as_json"]:
-                click.echo(json.dumps({"cells": cells(found)}))
+                click.echo(json.dumps({"cells": cells(results)}))
 
 
 def _cells(options: dict[str, Any]) -> list[Cell[Jobs, str]]:
@@ -176,40 +176,40 @@ def _cells(options: dict[str, Any]) -> list[Cell[Jobs, str]]:
 def figures(load: Load, name: str) -> dict[str, float]:
     """A run's standard metrics, and ``in_turns``: the mean seconds of a job in its turns."""
     outcomes = load.virtual(contender(name)).outcomes
-    in_turns = fmean(one.latency_s - one.tool_s for one in outcomes)
+    in_turns = fmean(entry.latency_s - entry.tool_s for entry in outcomes)
     return {"in_turns": in_turns, **standard(outcomes)}
 
 
 # -- what came of them -------------------------------------------------------------------
 
 
-def by_key(found: Measured[Jobs, str]) -> dict[tuple[str, float, str], list[Figures]]:
+def by_key(results: Measured[Jobs, str]) -> dict[tuple[str, float, str], list[Figures]]:
     """The figures by GPU, rate and contender, in ascending order of the seeds."""
     return {
         (work.gpu, work.per_s, name): [figures for _, figures in sorted(seeds.items())]
-        for (work, name), seeds in found.by_seed().items()
+        for (work, name), seeds in results.by_seed().items()
     }
 
 
-def in_turns(found: Measured[Jobs, str]) -> Predicted:
+def in_turns(results: Measured[Jobs, str]) -> Predicted:
     """The mean seconds of a job in its turns, with each seed."""
-    return {key: [one["in_turns"] for one in seeds] for key, seeds in by_key(found).items()}
+    return {key: [entry["in_turns"] for entry in seeds] for key, seeds in by_key(results).items()}
 
 
-def theirs(gpu: str, per_s: float, who: str) -> float | None:
+def theirs(gpu: str, per_s: float, rival: str) -> float | None:
     """What was measured there; None for one that nobody ran."""
     measured = dict(zip(RIVALS, _THEIRS[gpu][per_s], strict=True))
-    return measured.get(who)
+    return measured.get(rival)
 
 
 def errors(predicted: Predicted) -> dict[tuple[str, float, str], float]:
     """How far the median prediction is off, as a share of what was measured."""
-    found = {}
+    results = {}
     for key, seconds in predicted.items():
         measured = theirs(*key)
         if measured is not None and key != FITTED:
-            found[key] = median(seconds) / measured - 1
-    return found
+            results[key] = median(seconds) / measured - 1
+    return results
 
 
 def table(predicted: Predicted) -> str:
@@ -218,12 +218,12 @@ def table(predicted: Predicted) -> str:
     rows = []
     for gpu, per_s in dict.fromkeys(key[:2] for key in predicted):
         row = [gpu, f"{per_s:g}"]
-        for who in RIVALS:
-            key = (gpu, per_s, who)
+        for rival in RIVALS:
+            key = (gpu, per_s, rival)
             error = f"{off[key]:+.0%}" if key in off else "fitted"
             seconds = predicted.get(key)
             row.append(f"{theirs(*key)} / {_shown(seconds)} ({error})" if seconds else "")
-        row += [_shown(predicted.get((gpu, per_s, who), ())) for who in UNMEASURED]
+        row += [_shown(predicted.get((gpu, per_s, rival), ())) for rival in UNMEASURED]
         rows.append(row)
     head = ["GPU", "jobs/s", *(f"{name}: measured / predicted" for name in RIVALS.values())]
     head += [f"{name}, predicted" for name in UNMEASURED.values()]
@@ -243,21 +243,21 @@ def verdict(predicted: Predicted) -> str:
     off = errors(predicted)
     if not off:
         return "no cell to compare with"
-    by = {name: [abs(off[k]) for k in off if k[2] == who] for who, name in RIVALS.items()}
-    told = ", ".join(f"{name} {median(some):.0%}" for name, some in by.items() if some)
-    return f"median error of {len(off)} cells: {median(map(abs, off.values())):.0%} ({told})"
+    by = {name: [abs(off[k]) for k in off if k[2] == rival] for rival, name in RIVALS.items()}
+    parts = ", ".join(f"{name} {median(values):.0%}" for name, values in by.items() if values)
+    return f"median error of {len(off)} cells: {median(map(abs, off.values())):.0%} ({parts})"
 
 
-def cells(found: Measured[Jobs, str]) -> list[dict[str, Any]]:
+def cells(results: Measured[Jobs, str]) -> list[dict[str, Any]]:
     """All cells for a program to read, in seconds."""
     return [
         {
             "gpu": gpu,
             "jobs_per_s": per_s,
             "who": name,
-            "predicted": [one["in_turns"] for one in seeds],
+            "predicted": [entry["in_turns"] for entry in seeds],
             "measured": theirs(gpu, per_s, name),
-            "metrics": [{k: v for k, v in one.items() if k != "in_turns"} for one in seeds],
+            "metrics": [{k: v for k, v in entry.items() if k != "in_turns"} for entry in seeds],
         }
-        for (gpu, per_s, name), seeds in by_key(found).items()
+        for (gpu, per_s, name), seeds in by_key(results).items()
     ]

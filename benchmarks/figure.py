@@ -36,7 +36,7 @@ from agentrt.lab.commands.options import (
 )
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.options import read_loads
-from agentrt.lab.reports.compare import Cell, as_dicts
+from agentrt.lab.reports.compare import Series, as_dicts
 from agentrt.lab.reports.policies import about_engine, about_seeds, conditions
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import contenders
@@ -66,8 +66,8 @@ _OF_20 = ("workload", "load", "programs", "max_num_seqs", "seeds", "jobs", "plot
 @click.option("--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20.")
 @load_option("Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
 @programs_option("Figure 20: number of programs.", default=200)
-@max_num_seqs_option(default=16, more="  Figure 20.")
-@seeds_option(default=1, more="  Figure 20.")
+@max_num_seqs_option(default=16, suffix="  Figure 20.")
+@seeds_option(default=1, suffix="  Figure 20.")
 @jobs_option
 @click.pass_context
 def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
@@ -146,7 +146,7 @@ def _optimum(options: Mapping[str, Any]) -> None:
 
 
 def _tell(
-    found: Sequence[Cell], specs: Sequence[RunSpec], seeds: list[int], options: Mapping[str, Any]
+    found: Sequence[Series], specs: Sequence[RunSpec], seeds: list[int], options: Mapping[str, Any]
 ) -> None:
     spec = specs[0]
     if options["plot"]:
@@ -164,7 +164,7 @@ def _tell(
     click.echo(_by_rate(found, spec))
 
 
-def _by_rate(found: Sequence[Cell], spec: RunSpec) -> str:
+def _by_rate(found: Sequence[Series], spec: RunSpec) -> str:
     """A row per load, a column per policy."""
     policies = list(dict.fromkeys(cell.name for cell in found))
     rows = []
@@ -177,7 +177,7 @@ def _by_rate(found: Sequence[Cell], spec: RunSpec) -> str:
     return markdown(["load", "programs/s", *policies], rows)
 
 
-def _mean(cell: Cell | None) -> str:
+def _mean(cell: Series | None) -> str:
     return f"{cell.median('mean_s'):.1f} ({cell.median_ratio('mean_s'):.2f})" if cell else "-"
 
 

@@ -62,11 +62,11 @@ def first_runs(**options: Any) -> None:
     the least and the greatest; less is better. "once known" is the mean in a second run of the same
     programs.
     """
-    asked = _cells(options)
+    planned = _cells(options)
     silence_vllm()
-    with measured(asked, figures, options["jobs"]) as found:
+    with measured(planned, figures, options["jobs"]) as runs:
         results = {
-            (mix.name, policy): seeds for (mix, policy), seeds in found.over(STOCK, ratios).items()
+            (mix.name, policy): seeds for (mix, policy), seeds in runs.over(STOCK, ratios).items()
         }
         if results:
             click.echo(report(results))
@@ -105,13 +105,13 @@ def check_policies(names: Sequence[str]) -> list[str]:
     Raises `ConfigError` for stock itself, and for a contender that is more than a policy.
     """
     policies = contenders(names or [DEFAULT])
-    for one in policies:
-        if one.stock or one.scheduler or one.memory > 1 or one.hints is not None:
+    for item in policies:
+        if item.stock or item.scheduler or item.memory > 1 or item.hints is not None:
             raise ConfigError(
-                f"--policy {one.name!r}: every ratio is to {STOCK}; name a policy of agentrt's "
+                f"--policy {item.name!r}: every ratio is to {STOCK}; name a policy of agentrt's "
                 f"scheduler, such as {DEFAULT}, atlas or adaptive+cost+memory"
             )
-    return [STOCK, *(one.name for one in policies)]
+    return [STOCK, *(item.name for item in policies)]
 
 
 def figures(load: Load, name: str) -> Figures:
@@ -170,7 +170,7 @@ def _table(results: Results, wanted: float) -> str:
     rows = []
     for (name, policy), seeds in results.items():
         mix = MIXES[name]
-        groups = ", ".join(f"{one.count} {one.type or one.kind}" for one in mix.groups)
+        groups = ", ".join(f"{item.count} {item.type or item.kind}" for item in mix.groups)
         figures = [spread(seeds, figure) for figure in (*FIGURES, "known")]
         verdict = "yes" if reached(seeds, "mean", wanted) else "no"
         rows.append([name, groups, mix.slots, policy, *figures, verdict])
@@ -179,19 +179,19 @@ def _table(results: Results, wanted: float) -> str:
 
 def spread(seeds: Sequence[Ratios], figure: str) -> str:
     """The median of a figure over the seeds, with the least and the greatest value."""
-    values = [one[figure] for one in seeds if figure in one]
+    values = [item[figure] for item in seeds if figure in item]
     return "{:.3f} ({:.3f}-{:.3f})".format(*astuple(Spread.of(values))) if values else "-"
 
 
 def reached(seeds: Sequence[Ratios], figure: str, wanted: float) -> bool:
     """Whether the median of a figure, in the three decimals that tables show, is at most this."""
-    return round(median(one[figure] for one in seeds), 3) <= wanted
+    return round(median(item[figure] for item in seeds), 3) <= wanted
 
 
 def summary(title: str, results: Results, policy: str, wanted: float) -> str:
     """How many mixes reach what is wanted, and the mean over the mixes."""
     mine = {mix: seeds for (mix, name), seeds in results.items() if name == policy}
-    means = [median(one["mean"] for one in seeds) for seeds in mine.values()]
+    means = [median(item["mean"] for item in seeds) for seeds in mine.values()]
     count = sum(reached(seeds, "mean", wanted) for seeds in mine.values())
     return (
         f"{title}, {policy}: the mean completion time is {fmean(means):.3f} of stock's over "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrt.lab.reports.compare import Cell
+from agentrt.lab.reports.compare import Series
 from agentrt.lab.reports.plots import MARKERS, new_figure
 from benchmarks.tables import ALL
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw_curves(
-    cells: Sequence[Cell], path: Path, measures: Sequence[str] = ("mean_s", "p99_s")
+    cells: Sequence[Series], path: Path, measures: Sequence[str] = ("mean_s", "p99_s")
 ) -> None:
     """Latency against load, a line per policy, in a column per workload: see `draw_panels`."""
     sources = dict.fromkeys(cell.setting.source.name for cell in cells)
@@ -27,7 +27,7 @@ def draw_curves(
 
 
 def draw_panels(
-    panels: Mapping[str, Sequence[Cell]],
+    panels: Mapping[str, Sequence[Series]],
     path: Path,
     measures: Sequence[str],
     levels: Mapping[str, Sequence[float]] | None = None,
@@ -52,7 +52,7 @@ def draw_panels(
     figure.savefig(path)
 
 
-def draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
+def draw_panel(axis: Axes, cells: Sequence[Series], measure: str) -> None:
     """A measure against the load, a line per policy."""
     from matplotlib.ticker import LogFormatter
 
@@ -83,6 +83,6 @@ def draw_panel(axis: Axes, cells: Sequence[Cell], measure: str) -> None:
     axis.grid(alpha=0.3)
 
 
-def _by_load(cell: Cell) -> tuple[bool, float, int]:
+def _by_load(cell: Series) -> tuple[bool, float, int]:
     pressure = cell.setting.pressure
     return (pressure.kind == "bursts", pressure.value, cell.setting.programs or 0)

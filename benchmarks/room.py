@@ -60,10 +60,10 @@ def room(**options: Any) -> None:
     A figure is the median over the seeds, with the least and the greatest; less is better. Below a
     load of 1 the mean and the P99 should be at most 1.01, and from 1 on at most 1.00.
     """
-    asked = _cells(options)
+    planned = _cells(options)
     silence_vllm()
-    with measured(asked, figures, options["jobs"]) as found:
-        results = by_load(found.over(STOCK, first_runs.ratios))
+    with measured(planned, figures, options["jobs"]) as runs:
+        results = by_load(runs.over(STOCK, first_runs.ratios))
         if results:
             click.echo(table(results))
             if options["as_json"]:
@@ -121,8 +121,8 @@ Results = Mapping[Key, Sequence[Ratios]]
 
 def by_load(over: Mapping[tuple[Roomy, str], Sequence[Ratios]]) -> Results:
     """The ratios of each seed by load, workload and policy, in this order."""
-    found = {(work.at, work.name, policy): seeds for (work, policy), seeds in over.items()}
-    return dict(sorted(found.items(), key=lambda one: (one[0][0], WORKS.index(one[0][1]))))
+    runs = {(work.at, work.name, policy): seeds for (work, policy), seeds in over.items()}
+    return dict(sorted(runs.items(), key=lambda item: (item[0][0], WORKS.index(item[0][1]))))
 
 
 def reached(load: float, seeds: Sequence[Ratios]) -> bool:

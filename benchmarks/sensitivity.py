@@ -113,35 +113,37 @@ def sensitivity(**options: Any) -> None:
     A figure is a ratio to the run with the constant as it is, of the workload where it is worst.
     = says that nothing changed at all.
     """
-    asked = _constants(options["constant"])
-    cells = _cells(options, asked)
+    chosen = _constants(options["constant"])
+    cells = _cells(options, chosen)
     silence_vllm()
-    with measured(cells, figures, options["jobs"]) as found:
-        effects = [_Effect.of(Variant(one, by), found) for one in asked for by in _FACTORS]
+    with measured(cells, figures, options["jobs"]) as runs:
+        effects = [_Effect.of(Variant(item, by), runs) for item in chosen for by in _FACTORS]
         if any(effect.by_workload for effect in effects):
-            click.echo(table(asked, effects))
+            click.echo(table(chosen, effects))
             if options["as_json"]:
                 click.echo(json.dumps({"constants": [effect.to_dict() for effect in effects]}))
 
 
 def _constants(names: Sequence[str]) -> list[Constant]:
-    found = constants()
+    everything = constants()
     for name in names:
-        if all(one.name != name for one in found):
-            known = ", ".join(dict.fromkeys(one.name for one in found))
+        if all(item.name != name for item in everything):
+            known = ", ".join(dict.fromkeys(item.name for item in everything))
             raise ConfigError(f"no constant of the scheduler is named {name!r}: there are {known}")
-    return [one for one in found if not names or one.name in names]
+    return [item for item in everything if not names or item.name in names]
 
 
 def _cells(
-    options: dict[str, Any], asked: Sequence[Constant]
+    options: dict[str, Any], chosen: Sequence[Constant]
 ) -> list[Cell[HeldOut, Variant | None]]:
     names = options["workload"] or list(HELD_OUT_WORKS)
     for name in names:
         if name not in HELD_OUT_WORKS:
             known = ", ".join(HELD_OUT_WORKS)
             raise ConfigError(f"no held-out workload is named {name!r}: there are {known}")
-    changed = [Variant(one, by) for one in asked for by in _FACTORS if one.times(by) != one.value]
+    changed = [
+        Variant(item, by) for item in chosen for by in _FACTORS if item.times(by) != item.value
+    ]
     works = [
         HeldOut(Setup(name, _SHARE, HELD_OUT_WORKS[name].tool_s), options["programs"])
         for name in names
@@ -177,13 +179,13 @@ def _in_source(text: str) -> Iterator[tuple[str, float]]:
     for line in ast.parse(text).body:
         match line:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                found = _number(value)
+                runs = _number(value)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                found = _number(value)
+                runs = _number(value)
             case _:
                 continue
-        if found is not None and _NAME.fullmatch(name):
-            yield name, found
+        if runs is not None and _NAME.fullmatch(name):
+            yield name, runs
 
 
 def _number(value: ast.expr) -> float | None:
@@ -195,10 +197,10 @@ def _number(value: ast.expr) -> float | None:
             positive = _number(operand)
             return None if positive is None else -positive
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
-            one, other = _number(left), _number(right)
-            if one is None or other is None:
+            item, other = _number(left), _number(right)
+            if item is None or other is None:
                 return None
-            return _OPERATORS[type(sign)](one, other)
+            return _OPERATORS[type(sign)](item, other)
         case _:
             return None
 
@@ -211,7 +213,9 @@ def replaced(constant: Constant, value: float) -> Iterator[None]:
     having = [own]
     if not constant.name.startswith("_"):
         package = constant.module.partition(".")[0]
-        loaded = [vars(one) for name, one in sys.modules.items() if name.startswith(f"{package}.")]
+        loaded = [
+            vars(item) for name, item in sys.modules.items() if name.startswith(f"{package}.")
+        ]
         having += [names for names in loaded if names.get(constant.name) is before]
     _put(constant.name, value, having)
     try:
@@ -224,9 +228,9 @@ def _put(name: str, value: float, having: Sequence[dict[str, Any]]) -> None:
     """Change it, and forget what was computed with the value of before."""
     for names in having:
         names[name] = value
-        for one in names.values():
-            if hasattr(one, "cache_clear"):
-                one.cache_clear()
+        for item in names.values():
+            if hasattr(item, "cache_clear"):
+                item.cache_clear()
 
 
 def figures(load: MemoryLoad, variant: Variant | None) -> Figures | None:
@@ -255,21 +259,21 @@ class _Effect:
     failed: bool
 
     @classmethod
-    def of(cls, variant: Variant, found: Runs) -> _Effect:
-        groups = found.by_seed()
+    def of(cls, variant: Variant, runs: Runs) -> _Effect:
+        groups = runs.by_seed()
         medians, failed = {}, False
         for work in dict.fromkeys(work for work, _ in groups):
             base = groups.get((work, None), {})
-            mine = {s: one for s, one in groups.get((work, variant), {}).items() if s in base}
+            mine = {s: item for s, item in groups.get((work, variant), {}).items() if s in base}
             failed = failed or None in mine.values()
             over = [
-                {name: one[name] / base[seed][name] for name in _FIGURES}
-                for seed, one in mine.items()
-                if one is not None
+                {name: item[name] / base[seed][name] for name in _FIGURES}
+                for seed, item in mine.items()
+                if item is not None
             ]
             if over:
                 medians[work.setup.workload] = {
-                    name: median(one[name] for one in over) for name in _FIGURES
+                    name: median(item[name] for item in over) for name in _FIGURES
                 }
         return cls(variant.constant, variant.factor, medians, failed)
 
@@ -279,23 +283,23 @@ class _Effect:
             return FAILED
         if not self.by_workload:
             return NONE
-        every = [ratio for one in self.by_workload.values() for ratio in one.values()]
+        every = [ratio for item in self.by_workload.values() for ratio in item.values()]
         if all(ratio == 1 for ratio in every):
             return SAME
-        work = max(self.by_workload, key=lambda one: self.by_workload[one][figure])
+        work = max(self.by_workload, key=lambda item: self.by_workload[item][figure])
         return f"{self.by_workload[work][figure]:.2f} {work}"
 
     def to_dict(self) -> dict[str, Any]:
-        told = {**asdict(self.constant), "factor": self.factor, "failed": self.failed}
-        return {**told, "ratios": self.by_workload}
+        record = {**asdict(self.constant), "factor": self.factor, "failed": self.failed}
+        return {**record, "ratios": self.by_workload}
 
 
-def table(asked: Sequence[Constant], effects: Sequence[_Effect]) -> str:
+def table(chosen: Sequence[Constant], effects: Sequence[_Effect]) -> str:
     """A row per constant; the columns are the factors' figures."""
-    found = {(one.constant, one.factor): one for one in effects}
+    runs = {(item.constant, item.factor): item for item in effects}
     head = [f"{name}: {figure}" for name in _FACTORS.values() for figure in _FIGURES.values()]
     rows = []
-    for one in asked:
-        worst = [found[one, factor].worst(name) for factor in _FACTORS for name in _FIGURES]
-        rows.append([one.name, one.module.removeprefix("agentrt."), digits(one.value), *worst])
+    for item in chosen:
+        worst = [runs[item, factor].worst(name) for factor in _FACTORS for name in _FIGURES]
+        rows.append([item.name, item.module.removeprefix("agentrt."), digits(item.value), *worst])
     return markdown(["constant", "module", "value", *head], rows)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from agentrt.lab.reports.compare import MEASURES, PLAIN, Cell, ratio, value
+from agentrt.lab.reports.compare import MEASURES, PLAIN, Series, ratio, value
 from agentrt.lab.reports.policies import about_seeds
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.grid import Source
@@ -47,10 +47,10 @@ class Column:
     """A column of a table with a row for each cell."""
 
     head: str
-    text: Callable[[Cell], object]
+    text: Callable[[Series], object]
 
 
-def table(cells: Sequence[Cell], *columns: Column) -> str:
+def table(cells: Sequence[Series], *columns: Column) -> str:
     """As Markdown."""
     rows = [[column.text(cell) for column in columns] for cell in cells]
     return markdown([column.head for column in columns], rows)
@@ -88,27 +88,27 @@ def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
     )
 
 
-def sweep_table(cells: Sequence[Cell], baseline: str) -> str:
+def sweep_table(cells: Sequence[Series], baseline: str) -> str:
     """Ratios of latencies (or makespans) to the baseline's; below 1 is better."""
     measures = _OFFLINE if cells[0].setting.pressure.kind == "at-once" else _COMPARED
     first = Column(MEASURES[measures[0]], lambda cell: value(cell, measures[0]))
     return table(cells, WORKLOAD, _load(cells), POLICY, first, *ratios(*measures, over=baseline))
 
 
-def latencies(cells: Sequence[Cell], baseline: str) -> str:
+def latencies(cells: Sequence[Series], baseline: str) -> str:
     """Latencies of programs, and per token; ratios below 1 are better."""
     mean = Column("mean, s", lambda cell: value(cell, "mean_s"))
     over = ratios(*_LATENCIES, over=baseline)
     return table(cells, _load(cells), POLICY, mean, *over, MS_PER_TOKEN)
 
 
-def where_it_went(cells: Sequence[Cell], baseline: str) -> str:
+def where_it_went(cells: Sequence[Series], baseline: str) -> str:
     """Shares of the programs' time, the prefix cache, preemptions; in real time the CPU, too."""
     real = ("cpu_us",) if any(cell.ratios("cpu_us") for cell in cells) else ()
     over = ratios("throughput_per_s", "mean_steps", "p95_steps", *real, over=baseline)
     return table(cells, _load(cells), POLICY, *values(*_WHERE, *real), *over)
 
 
-def _load(cells: Sequence[Cell]) -> Column:
+def _load(cells: Sequence[Series]) -> Column:
     """The load, or how many programs come at once."""
     return replace(LOAD, head=cells[0].setting.axis)

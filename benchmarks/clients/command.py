@@ -58,7 +58,7 @@ Runs = dict[Cell, dict[str, Counted]]
     help="Of each run; calls are counted by quarter of a minute.",
 )
 @click.option("--real", "on_servers", is_flag=True, help="Over HTTP, with real engines.")
-@max_num_seqs_option(default=16, more="  With --real.")
+@max_num_seqs_option(default=16, suffix="  With --real.")
 @model_option
 @seed_option
 @json_flag("Print all counts as one JSON line.")

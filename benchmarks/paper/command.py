@@ -80,7 +80,7 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
     show_default=True,
     help="Multiplies prompts, outputs and the tools' times.",
 )
-@seeds_option(default=1, more=" The first is 0.")
+@seeds_option(default=1, suffix=" The first is 0.")
 @max_num_seqs_option(default=16)
 @kv_blocks_option("Size of the KV cache, in blocks of 16 tokens.", default=2048)
 @step_time_option()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentrt.lab.reports.compare import Cell, as_dicts, cells, value
+from agentrt.lab.reports.compare import Series, as_dicts, cells, value
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits, markdown
 from agentrt.lab.runs.grid import RunResult, Setting
@@ -40,8 +40,8 @@ class Panel:
     title: str
     settings: Sequence[Setting]
     policies: Sequence[str]
-    cells: Sequence[Cell] = ()
-    by_type: dict[str, list[Cell]] = field(default_factory=dict)
+    cells: Sequence[Series] = ()
+    by_type: dict[str, list[Series]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Panel:
         }
         return replace(self, cells=self._cells(own), by_type=by_type if len(types) > 1 else {})
 
-    def _cells(self, results: Sequence[RunResult]) -> list[Cell]:
+    def _cells(self, results: Sequence[RunResult]) -> list[Series]:
         return cells(results, self.settings, self.policies, self.baseline)
 
     def carried(self) -> Iterator[tuple[float, list[Carried]]]:

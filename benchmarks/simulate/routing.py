@@ -26,7 +26,7 @@ from agentrt.lab.commands.options import (
 )
 from agentrt.lab.commands.progress import do_runs
 from agentrt.lab.commands.simulate.options import read_loads, read_sources, scale_options
-from agentrt.lab.reports.compare import Cell, as_dicts
+from agentrt.lab.reports.compare import Series, as_dicts
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits
 from agentrt.lab.runs.contenders import DEFAULT, Contender, contender
@@ -62,7 +62,7 @@ alone. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @load_option("Loads, bursts as b0.8.  [default: 0.9]")
 @click.option("--policy", default=DEFAULT, show_default=True, metavar="NAME")
 @programs_option("Number of programs for each replica.", default=50)
-@seeds_option(default=3, more=" The first is 0.")
+@seeds_option(default=3, suffix=" The first is 0.")
 @depth_options
 @json_flag("Print one JSON object instead of tables.")
 def routing(**options: Any) -> None:
@@ -117,13 +117,13 @@ def _specs(
     ]
 
 
-def gather(results: Iterable[RunResult]) -> list[Cell]:
+def gather(results: Iterable[RunResult]) -> list[Series]:
     """The runs that are done, by setting, router and replicas, in the order of the first."""
-    found: dict[tuple[Setting, str, int], Cell] = {}
+    found: dict[tuple[Setting, str, int], Series] = {}
     for result in results:
         machine = result.spec.machine
         key = (result.spec.setting, machine.router, machine.replicas)
-        found.setdefault(key, Cell(*key)).summaries[result.spec.seed] = result.summary
+        found.setdefault(key, Series(*key)).summaries[result.spec.seed] = result.summary
     return list(found.values())
 
 
@@ -139,7 +139,7 @@ _KEY = (
 )
 
 
-def _as_json(found: Sequence[Cell], options: Mapping[str, Any]) -> str:
+def _as_json(found: Sequence[Series], options: Mapping[str, Any]) -> str:
     settings = {name: options[name] for name in ("policy", "programs", "seeds", "depth")}
     settings["batch"] = options["max_num_seqs"]
     cells = [
@@ -149,7 +149,7 @@ def _as_json(found: Sequence[Cell], options: Mapping[str, Any]) -> str:
     return json.dumps({"settings": settings, "cells": cells})
 
 
-def _as_text(found: Sequence[Cell], machine: Machine) -> str:
+def _as_text(found: Sequence[Series], machine: Machine) -> str:
     head = f"{about_seeds(found[0].seeds)}.\n{about_engine(machine)}"
     parts = [head, table(found, *_KEY, *values(*_MEASURES))]
     several = [one for one in found if _others(one, found)]
@@ -160,7 +160,7 @@ def _as_text(found: Sequence[Cell], machine: Machine) -> str:
     return "\n\n".join(parts)
 
 
-def _others(one: Cell, found: Sequence[Cell]) -> list[Cell]:
+def _others(one: Series, found: Sequence[Series]) -> list[Series]:
     """Other routers that had the same programs on as many replicas."""
     same = (one.setting, one.replicas)
     return [
@@ -168,10 +168,10 @@ def _others(one: Cell, found: Sequence[Cell]) -> list[Cell]:
     ]
 
 
-def _to_best(measure: str, found: Sequence[Cell]) -> list[Column]:
+def _to_best(measure: str, found: Sequence[Series]) -> list[Column]:
     """Each router over whichever of the others is best in the median."""
 
-    def best(one: Cell) -> Cell:
+    def best(one: Series) -> Series:
         return min(_others(one, found), key=lambda other: other.median(measure))
 
     head = SHORT[measure]
@@ -185,14 +185,14 @@ def _spread(ratios: Sequence[float]) -> str:
     return str(Spread.of(ratios)) if ratios else "-"
 
 
-def _to_fewest(found: Sequence[Cell]) -> list[Column]:
+def _to_fewest(found: Sequence[Series]) -> list[Column]:
     """More replicas against the fewest of the same router: medians over seeds.
 
     Over linear: the share of arriving programs that end while others arrive, over the same share
     with the fewest replicas.
     """
 
-    def over(one: Cell, measure: str) -> float:
+    def over(one: Series, measure: str) -> float:
         key = (one.setting.source, one.setting.pressure, one.name)
         same = [
             other
@@ -201,7 +201,7 @@ def _to_fewest(found: Sequence[Cell]) -> list[Column]:
         ]
         return one.median_ratio(measure, min(same, key=lambda other: other.replicas))
 
-    def over_linear(one: Cell) -> str:
+    def over_linear(one: Series) -> str:
         share = over(one, "steady_per_s") / over(one, "offered_per_s")
         return "-" if isnan(share) else f"{share:.3f}"
 

@@ -77,7 +77,7 @@ _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
     metavar="N,…",
     help="How many; several with --offline.  [default: 1000; all of a trace]",
 )
-@seeds_option(default=3, more=" The first is 0.")
+@seeds_option(default=3, suffix=" The first is 0.")
 @fleet_options
 @depth_options
 @scheduler_options
@@ -89,18 +89,18 @@ def sweep(**options: Any) -> None:
     seeds = list(range(options["seeds"]))
     machine = read_depth(options)
     specs = read_grid(options, _settings(options), seeds, machine)
-    with compared(specs, options["jobs"], BASELINE) as found:
-        if not found:
+    with compared(specs, options["jobs"], BASELINE) as series:
+        if not series:
             return
         common = conditions(specs, seeds, BASELINE)
-        ran = sorted({cell.setting.count for cell in found})
+        ran = sorted({cell.setting.count for cell in series})
         click.echo(f"{', '.join(map(str, ran))} programs. {about(specs, seeds)}\n")
-        click.echo(sweep_table(found, BASELINE))
+        click.echo(sweep_table(series, BASELINE))
         if options["as_json"]:
-            click.echo(json.dumps(as_values(found, specs, common)))
+            click.echo(json.dumps(as_values(series, specs, common)))
         if options["plot"]:
             measures = ("makespan_s",) if options["offline"] else ("mean_s", "p99_s")
-            draw_curves(found, options["plot"], measures)
+            draw_curves(series, options["plot"], measures)
 
 
 def _settings(options: Mapping[str, Any]) -> list[Setting]:

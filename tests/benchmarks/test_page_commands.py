@@ -25,12 +25,12 @@ IN_BLOCK = re.compile(r'^(?:\w+=")?[\w./]*python -m benchmarks ([^`\n]+?)"?$', r
 
 def lines() -> list[str]:
     """The commands of all pages, without those that leave words out."""
-    found = set[str]()
+    commands = set[str]()
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", "")
         for shown in (IN_TEXT, IN_BLOCK):
-            found |= {" ".join(line.split()) for line in shown.findall(text)}
-    return sorted(line for line in found if "…" not in line and not line.startswith("NAME"))
+            commands |= {" ".join(line.split()) for line in shown.findall(text)}
+    return sorted(line for line in commands if "…" not in line and not line.startswith("NAME"))
 
 
 LINES = lines()
@@ -51,10 +51,10 @@ def test_a_command_is_understood_without_a_notice(
     command: click.Command | None = benchmarks
     context = click.Context(benchmarks, info_name="benchmarks")
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        found, command, words = command.resolve_command(context, words)
+        commands, command, words = command.resolve_command(context, words)
         assert command is not None
         if not words or "--help" in words:
             return
-        context = command.make_context(found, words, parent=context)
+        context = command.make_context(commands, words, parent=context)
         words = [*context._protected_args, *context.args]
     assert capsys.readouterr().err == ""

@@ -114,9 +114,9 @@ def load_option(about: str, *, former: Sequence[str] = ()) -> Option:
     return many("--load", metavar="X,…", help=about, former=former)
 
 
-def seeds_option(default: int | None = None, more: str = "") -> Option:
+def seeds_option(default: int | None = None, suffix: str = "") -> Option:
     """``--seeds``: with how many seeds each workload is made; formerly ``--repeat``."""
-    about = f"Number of seeds, from --seed up.{more}"
+    about = f"Number of seeds, from --seed up.{suffix}"
     return count_option("--seeds", about=about, default=default, former=["--repeat"])
 
 
@@ -125,9 +125,9 @@ def programs_option(about: str = "Number of programs.", default: int | None = No
     return count_option("--programs", about=about, default=default)
 
 
-def max_num_seqs_option(default: int | None = None, more: str = "") -> Option:
+def max_num_seqs_option(default: int | None = None, suffix: str = "") -> Option:
     """``--max-num-seqs``: batch slots of an engine; formerly ``--batch``."""
-    about = f"Maximum number of calls that run at a time.{more}"
+    about = f"Maximum number of calls that run at a time.{suffix}"
     return count_option(
         "--max-num-seqs", about=about, default=default, metavar="B", former=["--batch"]
     )
@@ -140,9 +140,9 @@ def kv_blocks_option(about: str, default: int | None = None, least: int = 2) -> 
     )
 
 
-def step_time_option(more: str = "  [default: made up]") -> Option:
+def step_time_option(suffix: str = "  [default: made up]") -> Option:
     """``--step-time``: a file with how long steps take; formerly ``--step-model``."""
-    about = f"How long steps take: a file that agentrt calibrate wrote.{more}"
+    about = f"How long steps take: a file that agentrt calibrate wrote.{suffix}"
     return file("--step-time", about=about, former=["--step-model"])
 
 

@@ -88,7 +88,7 @@ class ReplayCommand(RunCommand, ManyCommand):
 @click.option("--model", metavar="MODEL", help="The real engine's.  [default: the recorded one]")
 @count_option("--replicas", about="Number of engines.  [default: as recorded]")
 @click.option("--router", metavar="NAME", help="What spreads the calls over replicas.")
-@max_num_seqs_option(more="  [default: as recorded]")
+@max_num_seqs_option(suffix="  [default: as recorded]")
 @kv_blocks_option("Size of the KV cache, in blocks.  [default: as recorded]")
 @count_option("--max-num-batched-tokens", about="Maximum number of tokens that a step computes.")
 @step_time_option("  [default: fitted to the recorded calls]")

@@ -33,8 +33,8 @@ SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
 
 
 @dataclass(slots=True)
-class Cell:
-    """A policy, or a router over ``replicas``, under a setting: its summaries by seed.
+class Series:
+    """The runs of a policy, or of a router over ``replicas``, under a setting: summaries by seed.
 
     ``baseline`` are those of what it is compared with.
     """
@@ -54,7 +54,7 @@ class Cell:
         found = (getattr(self.summaries[seed], measure) for seed in self.seeds)
         return [math.nan if value is None else float(value) for value in found]
 
-    def ratios(self, measure: str, to: Cell | None = None) -> list[float]:
+    def ratios(self, measure: str, to: Series | None = None) -> list[float]:
         """A measure by seed, over that of the baseline, or of another, with the same programs.
 
         Empty where no seed was run with both, or where one is not known or the other's is nothing.
@@ -71,19 +71,19 @@ class Cell:
     def median(self, measure: str) -> float:
         return median(self.values(measure))
 
-    def median_ratio(self, measure: str, to: Cell | None = None) -> float:
+    def median_ratio(self, measure: str, to: Series | None = None) -> float:
         """The median ratio to the baseline, or to another; NaN where there is none."""
         return median(self.ratios(measure, to) or [math.nan])
 
 
 def cells(
     results: Iterable[RunResult], settings: Sequence[Setting], names: Sequence[str], baseline: str
-) -> list[Cell]:
+) -> list[Series]:
     """The runs that are done, by setting and policy in the order in which they were asked for."""
-    found: dict[tuple[Setting, str], Cell] = {}
+    found: dict[tuple[Setting, str], Series] = {}
     for result in results:
         key = (result.spec.setting, result.spec.contender.name)
-        found.setdefault(key, Cell(*key)).summaries[result.spec.seed] = result.summary
+        found.setdefault(key, Series(*key)).summaries[result.spec.seed] = result.summary
     for (setting, _), cell in found.items():
         base = found.get((setting, baseline))
         cell.baseline = base.summaries if base else {}
@@ -94,7 +94,7 @@ def cells(
 # -- tables ------------------------------------------------------------------------------
 
 
-def value(cell: Cell, measure: str) -> str:
+def value(cell: Series, measure: str) -> str:
     """A measure's median over the seeds, with the least and the greatest; a dash for unknown."""
     known = cell.values(measure)
     if any(map(math.isnan, known)):
@@ -104,7 +104,7 @@ def value(cell: Cell, measure: str) -> str:
     return in_digits(spread, unit) if len(known) > 1 else f"{digits(spread.median)}{unit}"
 
 
-def ratio(cell: Cell, measure: str) -> str:
+def ratio(cell: Series, measure: str) -> str:
     """A measure over the baseline's in the same seed: the median, the least and the greatest."""
     found = cell.ratios(measure)
     if not found:
@@ -115,7 +115,7 @@ def ratio(cell: Cell, measure: str) -> str:
 # -- for machines ------------------------------------------------------------------------
 
 
-def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[dict[str, Any]]:
+def as_dicts(cells: Sequence[Series], measures: Iterable[str] = MEASURES) -> list[dict[str, Any]]:
     """Each cell as JSON-able values, by seed, too; None is not known."""
     names = tuple(measures)
     return [
@@ -132,12 +132,12 @@ def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[
     ]
 
 
-def by_seed(cell: Cell, measure: str) -> list[float | None]:
+def by_seed(cell: Series, measure: str) -> list[float | None]:
     """In the order of ``seeds``; None is not known."""
     return [None if math.isnan(value) else value for value in cell.values(measure)]
 
 
-def _measured(cell: Cell, measure: str) -> dict[str, float | None]:
+def _measured(cell: Series, measure: str) -> dict[str, float | None]:
     values = cell.values(measure)
     known = not any(map(math.isnan, values))
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrt.lab.reports.compare import MEASURES, SHARES, Cell, as_dicts, ratio, value
+from agentrt.lab.reports.compare import MEASURES, SHARES, Series, as_dicts, ratio, value
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.grid import RunSpec
 from agentrt.lab.runs.machine import Machine
@@ -26,7 +26,7 @@ def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) ->
 
 
 def as_values(
-    cells: Sequence[Cell], specs: Sequence[RunSpec], common: Mapping[str, Any]
+    cells: Sequence[Series], specs: Sequence[RunSpec], common: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A comparison as JSON-able values."""
     complete = sum(len(cell.seeds) for cell in cells) == len(specs)
@@ -54,13 +54,13 @@ def about_hints(specs: Sequence[RunSpec]) -> str:
 # -- tables: one setting with measures down, or a row for each cell ----------------------
 
 
-def values_table(cells: Sequence[Cell]) -> str:
+def values_table(cells: Sequence[Series]) -> str:
     """All measures of all policies under one setting."""
     rows = [[text, *(value(cell, measure) for cell in cells)] for measure, text in MEASURES.items()]
     return markdown(["", *(cell.name for cell in cells)], rows)
 
 
-def ratios_table(cells: Sequence[Cell], baseline: str) -> str:
+def ratios_table(cells: Sequence[Series], baseline: str) -> str:
     """The other policies' measures over the baseline's."""
     cells = [cell for cell in cells if cell.name != baseline]
     rows = [

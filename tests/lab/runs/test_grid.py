@@ -14,7 +14,7 @@ from agentrt.errors import ConfigError, InvariantError
 from agentrt.lab.commands.progress import run_all
 from agentrt.lab.outcome import Summary
 from agentrt.lab.program import Stock
-from agentrt.lab.reports.compare import Cell, as_dicts, cells
+from agentrt.lab.reports.compare import Series, as_dicts, cells
 from agentrt.lab.runs.contenders import Contender, contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, arrivals, do, grid
 from agentrt.lab.workloads.arrivals import Pressure, bursts, share_in_time
@@ -192,7 +192,7 @@ def test_what_is_not_known_has_no_ratio_and_is_json() -> None:
     setting = Setting(REACT, Pressure.parse("0.9"), 20)
     unknown = {0: replace(SOME, slowdown=math.nan)}
     for baseline in ({0: SOME}, unknown):
-        cell = Cell(setting, "atlas", summaries=unknown, baseline=baseline)
+        cell = Series(setting, "atlas", summaries=unknown, baseline=baseline)
         measured = as_dicts([cell], ["slowdown"])[0]
         assert set(measured["measures"]["slowdown"].values()) == {None}
         json.dumps(measured, allow_nan=False)

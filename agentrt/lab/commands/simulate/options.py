@@ -98,7 +98,7 @@ def read_grid(
     machine: Machine,
 ) -> list[RunSpec]:
     """The runs that are asked for, each policy after `BASELINE`. Raises `ConfigError`."""
-    given = {name: options[name] for name in ("beta", "lane") if options[name] is not None}
+    overrides = {name: options[name] for name in ("beta", "lane") if options[name] is not None}
     names, hints = options["policy"] or _POLICIES, options["hints"]
     if hints is not None and not any(HINTED in name.split("+") for name in names):
         raise ConfigError(
@@ -106,7 +106,7 @@ def read_grid(
             f"--policy {names[-1]},{names[-1]}+{HINTED}"
         )
     how_good = DEFAULT_HINTS if hints is None else hints
-    everyone = contenders([BASELINE, *names], SchedulerConfig(**given), how_good)
+    everyone = contenders([BASELINE, *names], SchedulerConfig(**overrides), how_good)
     warn_of_sleepers(settings, machine)
     return grid(settings, everyone, seeds, machine)
 

@@ -119,16 +119,16 @@ def simulate_run(options: dict[str, Any], machine: Machine) -> None:
     setting = Setting(source, _pressure(source, options), options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["seeds"]))
     specs = read_grid(options, [setting], seeds, machine)
-    with compared(specs, options["jobs"], BASELINE) as found:
-        if not found:
+    with compared(specs, options["jobs"], BASELINE) as series:
+        if not series:
             return
         common = conditions(specs, seeds, BASELINE)
         if options["as_json"]:
-            click.echo(json.dumps(as_values(found, specs, common)))
+            click.echo(json.dumps(as_values(series, specs, common)))
             return
-        what = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
-        parts = [f"{what} {about(specs, seeds)}", values_table(found)]
-        parts += [ratios_table(found, BASELINE)] if len(found) > 1 else []
+        head = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
+        parts = [f"{head} {about(specs, seeds)}", values_table(series)]
+        parts += [ratios_table(series, BASELINE)] if len(series) > 1 else []
         click.echo("\n\n".join(parts))
 
 
