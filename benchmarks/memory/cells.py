@@ -18,6 +18,7 @@ from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
 from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.standard import standard
+from agentrt.lab.runs.contenders import Contender, contender
 from agentrt.lab.runs.grid import Source
 from agentrt.lab.runs.machine import cached_tokens, capacity_per_s, prompt_tokens
 from agentrt.lab.workloads.arrivals import daily, poisson
@@ -26,6 +27,7 @@ from agentrt.lab.workloads.shape import Cut, ProgramShape
 from agentrt.lab.workloads.traces import Trace
 from agentrt.request import CallReport
 from benchmarks.cells import Load
+from benchmarks.harness import Figures
 from benchmarks.memory.held_out import HELD_OUT
 from benchmarks.rivals import CAP
 from benchmarks.workloads.agents import with_tools
@@ -130,7 +132,7 @@ class Memory:
     blocks: int | None = None
     count: int | None = None
     load: float | None = None
-    trace: Sequence[ProgramShape] = ()
+    trace: tuple[ProgramShape, ...] = ()
     scale: float = 1.0
     block_size: int = BLOCK_SIZE
 
@@ -168,6 +170,38 @@ class Memory:
         blocks = self.blocks or fixed or share
         options = VirtualOptions(self.slots, blocks, size, max_model_len=most)
         return MemoryLoad(programs, options, times, ample, wanted, live * blocks * size / wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Scarce:
+    """A setup whose programs and engine ``bench`` makes, as a workload of cells."""
+
+    bench: Memory
+    setup: Setup
+
+    def load(self, seed: int) -> MemoryLoad:
+        """The programs, and the engine."""
+        return self.bench.make(self.setup, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """All contenders of a cell: those with ``names``, and ``caps`` in multiples of what fits.
+
+    Which numbers of programs the caps are is known once the cell's load is made.
+    """
+
+    names: tuple[str, ...]
+    caps: tuple[float, ...]
+
+    def contenders(self, load: MemoryLoad) -> list[Contender]:
+        """The contenders for a load."""
+        return [contender(name) for name in (*self.names, *load.capped(self.caps))]
+
+
+def in_virtual_time(load: MemoryLoad, lineup: Lineup) -> dict[str, Figures]:
+    """What came of each contender's run in virtual time."""
+    return {each.name: load.figures(load.virtual(each)) for each in lineup.contenders(load)}
 
 
 def figures(ran: Ran, ample: Ran) -> dict[str, float]:

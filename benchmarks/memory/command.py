@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +24,7 @@ from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.commands.options import (
     ManyCommand,
+    jobs_option,
     json_flag,
     kv_blocks_option,
     many,
@@ -41,12 +42,12 @@ from agentrt.lab.engine.engines import engine_options, model_in_words
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.outcome import Ran
-from agentrt.lab.runs.contenders import STOCK, Contender, contender, how
+from agentrt.lab.runs.contenders import STOCK, how
 from agentrt.lab.runs.grid import turns
 from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.lab.workloads.traces import KNOWN
+from benchmarks.cells import cells_of, measured
 from benchmarks.harness import Figures, run_shown, show
 from benchmarks.memory.cells import (
     ALL_WORKS,
@@ -54,8 +55,9 @@ from benchmarks.memory.cells import (
     TRACE_SCALE,
     WORKS,
     Memory,
-    MemoryLoad,
+    Scarce,
     Setup,
+    in_virtual_time,
     recorded,
 )
 from benchmarks.memory.plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
@@ -122,6 +124,7 @@ Key = tuple[Setup, str]
 @click.option("--real", is_flag=True, help="On real engines, and then in virtual time.")
 @model_option
 @click.option("--model-shape", metavar="NAME", help="With made-up weights: llama-8b, small, tiny.")
+@jobs_option
 @json_flag("End with all cells as one JSON line.")
 def memory(**options: Any) -> None:
     """Programs whose contexts do not fit into the KV cache: stock, rivals, and our parts.
@@ -138,27 +141,37 @@ def memory(**options: Any) -> None:
     silence_vllm()
     engines = _engines(options)
     bench = _bench(options)
-    measured: dict[Key, list[Found]] = {}
+    found: dict[Key, list[Found]] = {}
     about: list[str] = []
 
     def tell() -> None:
-        cells = {key: found for key, found in measured.items() if found}
-        told = [_told(key, found, asked.seeds) for key, found in cells.items()]
+        cells = {key: seeds for key, seeds in found.items() if seeds}
+        told = [_told(key, seeds, asked.seeds) for key, seeds in cells.items()]
         tables = _tables(cells, together=options["held_out"])
         if earlier is not None and told:
             tables.append(beside_earlier(earlier, told))
         show([*about, *tables] if tables else "", {"cells": told}, as_json=options["as_json"])
 
-    run_shown(_cells(bench, engines, asked, measured, about), tell)
+    if engines is not None:
+        run_shown(_on_both(bench, engines, asked, found, about), tell)
+        return
+    works = [Scarce(bench, setup) for setup in asked.cells]
+    cells = cells_of(works, [asked.lineup], asked.seeds)
+    with measured(cells, in_virtual_time, options["jobs"]) as runs:
+        for (work, _), by_seed in runs.by_seed().items():
+            # A seed that a signal has ended leaves those before it.
+            whole = takewhile(by_seed.__contains__, asked.seeds)
+            found[work.setup, VIRTUAL] = [by_seed[seed] for seed in whole]
+        tell()
 
 
 def _bench(options: dict[str, Any]) -> Memory:
-    trace: Sequence[ProgramShape] = ()
+    trace: tuple[ProgramShape, ...] = ()
     if options["trace"] is not None:
         tokenizer = options["tokenizer"] or options["model"] or ""
         read = recorded(options["trace"], options["trace_scale"] * options["scale"], tokenizer)
         note(read.report())
-        trace = read.programs
+        trace = tuple(read.programs)
     file, real = options["step_time"], options["real"]
     return Memory(
         None if file is None else StepTimeModel.load(file),
@@ -186,45 +199,26 @@ def _engines(options: dict[str, Any]) -> Engines | None:
     return Engines(base, model_in_words(model, shape))
 
 
-async def _cells(
-    bench: Memory,
-    engines: Engines | None,
-    asked: Plan,
-    measured: dict[Key, list[Found]],
-    about: list[str],
+async def _on_both(
+    bench: Memory, engines: Engines, asked: Plan, found: dict[Key, list[Found]], about: list[str]
 ) -> None:
-    if engines is not None:
-        if bench.step_time is None:
-            bench = replace(bench, step_time=await engines.calibrated())
-        about.append(_about(bench, engines))
-    for cell, seed in product(asked.cells, asked.seeds):
-        note(f"{cell}, seed {seed}")
-        load = bench.make(cell, seed)
-        everyone = [*asked.contenders, *map(contender, load.capped(asked.caps))]
-        if engines is not None:
-            found = await _served(engines.run, load, turns(everyone, seed))
-            in_order = {one.name: found[one.name] for one in everyone}
-            measured.setdefault((cell, REAL), []).append(in_order)
-        found = await _served(_in_virtual_time, load, everyone)
-        measured.setdefault((cell, VIRTUAL), []).append(found)
-
-
-async def _served(
-    run: Callable[[MemoryLoad, Contender], Awaitable[Ran]],
-    load: MemoryLoad,
-    everyone: Sequence[Contender],
-) -> dict[str, Figures]:
-    found: dict[str, Figures] = {}
-    for one in everyone:
-        began = time.monotonic()
-        found[one.name] = load.figures(await run(load, one))
-        note(f"  {one.name}: {time.monotonic() - began:.0f} s")
-    return found
-
-
-async def _in_virtual_time(load: MemoryLoad, one: Contender) -> Ran:
-    await asyncio.sleep(0)  # where a signal stops it
-    return load.virtual(one)
+    """Serve each cell on real engines, and then in virtual time with the steps measured there."""
+    if bench.step_time is None:
+        bench = replace(bench, step_time=await engines.calibrated())
+    about.append(_about(bench, engines))
+    for setup, seed in product(asked.cells, asked.seeds):
+        note(f"{setup}, seed {seed}")
+        load = bench.make(setup, seed)
+        everyone = asked.lineup.contenders(load)
+        real: dict[str, Figures] = {}
+        for each in turns(everyone, seed):
+            began = time.monotonic()
+            real[each.name] = load.figures(await engines.run(load, each))
+            note(f"  {each.name}: {time.monotonic() - began:.0f} s")
+        in_order = {each.name: real[each.name] for each in everyone}
+        found.setdefault((setup, REAL), []).append(in_order)
+        await asyncio.sleep(0)  # where a signal stops it
+        found.setdefault((setup, VIRTUAL), []).append(in_virtual_time(load, asked.lineup))
 
 
 def _about(bench: Memory, engines: Engines) -> str:

@@ -18,7 +18,7 @@ from agentrt.lab.runs.contenders import (
     contenders,
 )
 from agentrt.lab.workloads.traces import named
-from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Setup
+from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Lineup, Setup
 from benchmarks.rivals import CONTINUUM, THUNDER
 
 _CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
@@ -48,6 +48,11 @@ class Plan:
     contenders: Sequence[Contender]
     caps: Sequence[float]
     seeds: Sequence[int]
+
+    @property
+    def lineup(self) -> Lineup:
+        """The contenders and the caps of each cell."""
+        return Lineup(tuple(each.name for each in self.contenders), tuple(self.caps))
 
 
 def plan(options: dict[str, Any]) -> Plan:

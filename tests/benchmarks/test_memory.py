@@ -299,9 +299,9 @@ def test_the_working_set_is_what_is_used_again() -> None:
 def test_recorded_programs_are_drawn_without_return() -> None:
     chain = (CallShape(1, 9), CallShape(1, 20, after=(0,), extends=0, gap_s=3.0))
     trace = [ProgramShape(f"p{n}", "t", chain) for n in range(9)]
-    drawn = Memory(count=5, trace=trace).programs(Setup("recorded", 1.0, 0.1), 0)
+    drawn = Memory(count=5, trace=tuple(trace)).programs(Setup("recorded", 1.0, 0.1), 0)
     assert len({program.program_id for program in drawn}) == 5
     assert [program.calls[1].gap_s for program in drawn] == pytest.approx([0.3] * 5)
     long = replace(trace[0], program_id="long", calls=(CallShape(1, 20000),))
     with pytest.raises(ConfigError, match=r"the trace has 9 programs whose .* and 10 are asked"):
-        Memory(count=10, trace=[*trace, long]).programs(Setup("recorded", 1.0, 0.1), 0)
+        Memory(count=10, trace=(*trace, long)).programs(Setup("recorded", 1.0, 0.1), 0)
