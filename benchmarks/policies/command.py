@@ -53,11 +53,13 @@ _options = together(
         f"{', '.join(KNOWN)}.",
         default="mixed",
     ),
-    _work.text(
+    _work.several(
         "--rate",
-        "R,R,…",
+        "rate",
+        "R,…",
         "Poisson arrivals, in programs per second, or with an x in shares of what the engine can "
         "do.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
+        callback=split_commas,
     ),
     _work.count("--burst", "N programs at once.  [default in real time: 9]"),
     _work.count("--programs", "How many arrive.  [default: 150; real time 9]"),
