@@ -46,7 +46,7 @@ Ratios = first_runs.Ratios
 
 
 @click.command(cls=ManyCommand)
-@workload_option(f"[default: all: {', '.join(WORKS)}]")
+@workload_option(f"Workloads to run.  [default: all: {', '.join(WORKS)}]")
 @load_option(f"Arrivals, in shares of what the engine can do.  [default: {','.join(LOADS)}]")
 @policy_option(f"Policies beside {STOCK}.  [default: {DEFAULT}]")
 @programs_option("Number of programs of each workload.")

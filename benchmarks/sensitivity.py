@@ -101,7 +101,7 @@ Runs = Measured[HeldOut, Variant | None]
 
 @click.command(cls=ManyCommand)
 @many("--constant", metavar="NAME,…", help="Which to change.  [default: all]")
-@workload_option(f"[default: {', '.join(HELD_OUT_WORKS)}]")
+@workload_option(f"Workloads to run.  [default: {', '.join(HELD_OUT_WORKS)}]")
 @programs_option("Number of programs of each workload.")
 @seeds_option(default=2)
 @click.option("--seed", type=int, default=FIRST_HELD_OUT, show_default=True, metavar="N")
