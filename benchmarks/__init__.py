@@ -1,6 +1,6 @@
 """Benchmarks of the project itself, run from a checkout: ``python -m benchmarks``. Not installed.
 
 Each is a click command in a module or a package of its own, named in `benchmarks.__main__`.
-They share the harness of `agentrt.lab.bench.results` with the benchmarks for users; ``harness`` has
-turns and ratios, and ``servers`` the servers that some of them compare.
+``harness`` has what they share: the one table writer, turns, ratios, and an end by a signal.
+``tables`` and ``plots`` show policies by load; ``servers`` has the servers that some compare.
 """

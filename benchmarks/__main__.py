@@ -102,7 +102,7 @@ _NAME = "python -m benchmarks"
 _EPILOG = """\b
 Examples:
   python -m benchmarks scheduler --running 64 --waiting 10
-  python -m benchmarks memory --workload chat --repeat 1
+  python -m benchmarks memory --workload chat --seeds 1
   python -m benchmarks techniques --quick --only "Tree of Thoughts"
   python -m benchmarks chaos --tiny --minutes 2
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrt.errors import ConfigError, EngineStartError
+from agentrt.lab.reports.tables import markdown
 from benchmarks.published import ROOT
 
 if TYPE_CHECKING:
@@ -108,18 +109,16 @@ def whole(turns: Sequence[Turn]) -> Turn:
 
 def table(turns: Sequence[Turn]) -> str:
     """A row per turn, and one for all."""
-    rows = [(str(number), turn) for number, turn in enumerate(turns, 1)]
-    rows.append(("all", whole(turns)))
-    lines = [
-        "| turn | calls | prompt tokens | could be cached | cached | share |",
-        "|---|---|---|---|---|---|",
+    each = [*enumerate(turns, 1), ("all", whole(turns))]
+    rows = [
+        [name, turn.calls, turn.prompt, turn.cacheable, turn.cached, _percent(turn.share)]
+        for name, turn in each
     ]
-    lines += [
-        f"| {name} | {turn.calls} | {turn.prompt} | {turn.cacheable} | {turn.cached} "
-        f"| {'' if turn.share is None else f'{turn.share:.1%}'} |"
-        for name, turn in rows
-    ]
-    return "\n".join(lines)
+    return markdown(["turn", "calls", "prompt tokens", "could be cached", "cached", "share"], rows)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
 
 
 def as_dict(client: str, turns: Sequence[Turn]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from agentrt.lab.reports.compare import Cell
+from agentrt.lab.reports.compare import Series
 from agentrt.lab.reports.tables import Spread, in_digits, markdown
 
 MEASURES = {"token_latency_s": "mean", "token_p95_s": "P95", "token_p99_s": "P99"}
@@ -60,7 +60,7 @@ class Carried:
 
 
 def at_equal_latency(
-    cells: Sequence[Cell],
+    cells: Sequence[Series],
     baseline: str,
     level: Level,
     measures: Mapping[str, str] = MEASURES,
@@ -69,7 +69,7 @@ def at_equal_latency(
     steady = [cell for cell in cells if cell.setting.pressure.kind in ("load", "rate")]
     answers: list[Carried] = []
     for workload in dict.fromkeys(cell.setting.source.name for cell in steady):
-        by_policy: dict[str, list[Cell]] = {}
+        by_policy: dict[str, list[Series]] = {}
         for cell in sorted(steady, key=lambda cell: cell.setting.pressure.value):
             if cell.setting.source.name == workload:
                 by_policy.setdefault(cell.name, []).append(cell)
@@ -110,17 +110,19 @@ def crossing(curve: Curve, limit: float) -> tuple[float, str]:
     return curve[-1][0], ">="
 
 
-def _curves(mine: Sequence[Cell], base: Sequence[Cell], measure: str) -> list[tuple[Curve, Curve]]:
+def _curves(
+    mine: Sequence[Series], base: Sequence[Series], measure: str
+) -> list[tuple[Curve, Curve]]:
     """A policy's curves beside the baseline's, by seed."""
     seeds = sorted(set.intersection(*(set(cell.summaries) for cell in (*mine, *base))))
     return [(_of_seed(mine, measure, seed), _of_seed(base, measure, seed)) for seed in seeds]
 
 
-def _medians(cells: Sequence[Cell], measure: str) -> Curve:
+def _medians(cells: Sequence[Series], measure: str) -> Curve:
     return [(cell.setting.pressure.value, cell.median(measure)) for cell in cells]
 
 
-def _of_seed(cells: Sequence[Cell], measure: str, seed: int) -> Curve:
+def _of_seed(cells: Sequence[Series], measure: str, seed: int) -> Curve:
     return [
         (cell.setting.pressure.value, float(getattr(cell.summaries[seed], measure)))
         for cell in cells

@@ -19,14 +19,24 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import count_option, json_flag, many, silence_vllm
-from agentrt.lab.commands.progress import do_all
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    jobs_option,
+    json_flag,
+    many,
+    policy_option,
+    seed_option,
+    seeds_option,
+    silence_vllm,
+)
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.standard import Metrics, standard
+from agentrt.lab.reports.standard import standard
 from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender
+from benchmarks.cells import Cell, Load, Measured, cells_of, check_names, measured
+from benchmarks.harness import Figures
 from benchmarks.rivals import CONTINUUM, PREVIEW
 from benchmarks.workloads.agents import LONGEST, swe_smith
 
@@ -96,36 +106,36 @@ FITTED = ("H200", 1, STOCK)
 EPILOG = """\b
 Examples:
   python -m benchmarks external --quick
-  python -m benchmarks external --gpu H100 --rate 3 --repeat 5
+  python -m benchmarks external --gpu H100 --rate 3 --seeds 5
   python -m benchmarks external --gpu H100 --rate 3 --policy continuum-preview,continuum
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One run: a GPU, jobs a second, a contender, and a seed."""
+class Jobs:
+    """The jobs that arrive at a GPU, ``per_s`` of them in a second."""
 
     gpu: str
     per_s: float
-    who: str
-    seed: int
+
+    def load(self, seed: int) -> Load:
+        """The jobs, and an engine of the GPU's size."""
+        gpu = GPUS[self.gpu]
+        options = VirtualOptions(_SLOTS, gpu.kv_tokens // BLOCK_SIZE, max_model_len=LONGEST)
+        return Load(swe_smith(self.per_s, seed), options, gpu.step_time)
 
 
 Predicted = Mapping[tuple[str, float, str], Sequence[float]]
 """The mean seconds of a job in its turns, with each seed."""
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=ManyCommand, epilog=EPILOG)
 @many("--gpu", metavar="NAME,…", help=f"[default: {', '.join(GPUS)}]")
 @many("--rate", metavar="N,…", help="Jobs a second.  [default: 1, 3, 6, 10]")
-@many(
-    "--policy",
-    metavar="NAME,…",
-    help=f"Run these contenders only.  [default: {', '.join([*RIVALS, *UNMEASURED])}]",
-)
-@count_option("--repeat", about="With so many seeds.  [default: 3; 1 with --quick]")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of the first.")
-@count_option("--jobs", about="Processes.  [default: one per core]")
+@policy_option(f"Run these contenders only.  [default: {', '.join([*RIVALS, *UNMEASURED])}]")
+@seeds_option(suffix="  [default: 3; 1 with --quick]")
+@seed_option
+@jobs_option
 @click.option("--quick", is_flag=True, help="H100 at 3 jobs a second, one seed.")
 @json_flag("End with all cells as one JSON line.")
 def external(**options: Any) -> None:
@@ -136,24 +146,17 @@ def external(**options: Any) -> None:
     not modelled. Then come the rule of Continuum's paper and agentrt's defaults, which nobody ran
     there.
     """
-    trials = _trials(options)
+    planned = _cells(options)
     silence_vllm()
-    done, stop = do_all(trials, options["jobs"], run)
-    predicted: dict[tuple[str, float, str], list[float]] = {}
-    metrics: dict[tuple[str, float, str], list[Metrics]] = {}
-    for trial, seconds, found in done:
-        key = trial.gpu, trial.per_s, trial.who
-        predicted.setdefault(key, []).append(seconds)
-        metrics.setdefault(key, []).append(found)
-    if predicted:
-        click.echo(f"{table(predicted)}\n\n{verdict(predicted)}")
-        if options["as_json"]:
-            click.echo(json.dumps({"cells": cells(predicted, metrics)}))
-    if stop is not None:
-        raise stop
+    with measured(planned, figures, options["jobs"]) as results:
+        if results:
+            predicted = in_turns(results)
+            click.echo(f"{table(predicted)}\n\n{verdict(predicted)}")
+            if options["as_json"]:
+                click.echo(json.dumps({"cells": cells(results)}))
 
 
-def _trials(options: dict[str, Any]) -> list[Trial]:
+def _cells(options: dict[str, Any]) -> list[Cell[Jobs, str]]:
     quick = options["quick"]
     gpus = options["gpu"] or (["H100"] if quick else list(GPUS))
     rates = options["rate"] or (["3"] if quick else ["1", "3", "6", "10"])
@@ -164,41 +167,49 @@ def _trials(options: dict[str, Any]) -> list[Trial]:
     for rate in rates:
         if rate not in known:
             raise ConfigError(f"--rate {rate}: nothing was published of it; of {', '.join(known)}")
-    seeds = range(options["seed"], options["seed"] + (options["repeat"] or (1 if quick else 3)))
-    policies = options["policy"] or [*RIVALS, *UNMEASURED]
-    for name in policies:
-        if name not in {*RIVALS, *UNMEASURED}:
-            names = ", ".join([*RIVALS, *UNMEASURED])
-            raise ConfigError(f"unknown --policy {name!r}; available: {names}")
-    return [Trial(*cell) for cell in product(gpus, map(float, rates), policies, seeds)]
+    seeds = range(options["seed"], options["seed"] + (options["seeds"] or (1 if quick else 3)))
+    policies = check_names("--policy", options["policy"], [*RIVALS, *UNMEASURED])
+    works = [Jobs(gpu, float(rate)) for gpu, rate in product(gpus, rates)]
+    return cells_of(works, policies, seeds)
 
 
-def run(trial: Trial) -> tuple[Trial, float, Metrics]:
-    """Do a trial, in this process: a job's seconds in its turns, and the standard metrics."""
-    gpu = GPUS[trial.gpu]
-    options = VirtualOptions(_SLOTS, gpu.kv_tokens // BLOCK_SIZE, max_model_len=LONGEST)
-    ran = contender(trial.who).run(swe_smith(trial.per_s, trial.seed), options, gpu.step_time)
-    in_turns = fmean(one.latency_s - one.tool_s for one in ran.outcomes)
-    return trial, in_turns, standard(ran.outcomes)
+def figures(load: Load, name: str) -> dict[str, float]:
+    """A run's standard metrics, and ``in_turns``: the mean seconds of a job in its turns."""
+    outcomes = load.virtual(contender(name)).outcomes
+    in_turns = fmean(entry.latency_s - entry.tool_s for entry in outcomes)
+    return {"in_turns": in_turns, **standard(outcomes)}
 
 
 # -- what came of them -------------------------------------------------------------------
 
 
-def theirs(gpu: str, per_s: float, who: str) -> float | None:
+def by_key(results: Measured[Jobs, str]) -> dict[tuple[str, float, str], list[Figures]]:
+    """The figures by GPU, rate and contender, in ascending order of the seeds."""
+    return {
+        (work.gpu, work.per_s, name): [figures for _, figures in sorted(seeds.items())]
+        for (work, name), seeds in results.by_seed().items()
+    }
+
+
+def in_turns(results: Measured[Jobs, str]) -> Predicted:
+    """The mean seconds of a job in its turns, with each seed."""
+    return {key: [entry["in_turns"] for entry in seeds] for key, seeds in by_key(results).items()}
+
+
+def theirs(gpu: str, per_s: float, rival: str) -> float | None:
     """What was measured there; None for one that nobody ran."""
     measured = dict(zip(RIVALS, _THEIRS[gpu][per_s], strict=True))
-    return measured.get(who)
+    return measured.get(rival)
 
 
 def errors(predicted: Predicted) -> dict[tuple[str, float, str], float]:
     """How far the median prediction is off, as a share of what was measured."""
-    found = {}
+    results = {}
     for key, seconds in predicted.items():
         measured = theirs(*key)
         if measured is not None and key != FITTED:
-            found[key] = median(seconds) / measured - 1
-    return found
+            results[key] = median(seconds) / measured - 1
+    return results
 
 
 def table(predicted: Predicted) -> str:
@@ -207,12 +218,12 @@ def table(predicted: Predicted) -> str:
     rows = []
     for gpu, per_s in dict.fromkeys(key[:2] for key in predicted):
         row = [gpu, f"{per_s:g}"]
-        for who in RIVALS:
-            key = (gpu, per_s, who)
+        for rival in RIVALS:
+            key = (gpu, per_s, rival)
             error = f"{off[key]:+.0%}" if key in off else "fitted"
             seconds = predicted.get(key)
             row.append(f"{theirs(*key)} / {_shown(seconds)} ({error})" if seconds else "")
-        row += [_shown(predicted.get((gpu, per_s, who), ())) for who in UNMEASURED]
+        row += [_shown(predicted.get((gpu, per_s, rival), ())) for rival in UNMEASURED]
         rows.append(row)
     head = ["GPU", "jobs/s", *(f"{name}: measured / predicted" for name in RIVALS.values())]
     head += [f"{name}, predicted" for name in UNMEASURED.values()]
@@ -232,17 +243,21 @@ def verdict(predicted: Predicted) -> str:
     off = errors(predicted)
     if not off:
         return "no cell to compare with"
-    by = {name: [abs(off[k]) for k in off if k[2] == who] for who, name in RIVALS.items()}
-    told = ", ".join(f"{name} {median(some):.0%}" for name, some in by.items() if some)
-    return f"median error of {len(off)} cells: {median(map(abs, off.values())):.0%} ({told})"
+    by = {name: [abs(off[k]) for k in off if k[2] == rival] for rival, name in RIVALS.items()}
+    parts = ", ".join(f"{name} {median(values):.0%}" for name, values in by.items() if values)
+    return f"median error of {len(off)} cells: {median(map(abs, off.values())):.0%} ({parts})"
 
 
-def cells(
-    predicted: Predicted, metrics: Mapping[tuple[str, float, str], Sequence[Metrics]]
-) -> list[dict[str, Any]]:
+def cells(results: Measured[Jobs, str]) -> list[dict[str, Any]]:
     """All cells for a program to read, in seconds."""
     return [
-        {"gpu": gpu, "jobs_per_s": per_s, "who": who, "predicted": list(some)}
-        | {"measured": theirs(gpu, per_s, who), "metrics": list(metrics[gpu, per_s, who])}
-        for (gpu, per_s, who), some in predicted.items()
+        {
+            "gpu": gpu,
+            "jobs_per_s": per_s,
+            "who": name,
+            "predicted": [entry["in_turns"] for entry in seeds],
+            "measured": theirs(gpu, per_s, name),
+            "metrics": [{k: v for k, v in entry.items() if k != "in_turns"} for entry in seeds],
+        }
+        for (gpu, per_s, name), seeds in by_key(results).items()
     ]

@@ -25,22 +25,26 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
     check_plot,
-    count_option,
     file,
+    jobs_option,
     json_flag,
-    many,
+    load_option,
+    max_num_seqs_option,
+    policy_option,
+    programs_option,
+    seeds_option,
 )
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.options import read_loads
-from agentrt.lab.reports.compare import Cell, as_dicts
-from agentrt.lab.reports.plots import draw_curves
+from agentrt.lab.reports.compare import Series, as_dicts
 from agentrt.lab.reports.policies import about_engine, about_seeds, conditions
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
-from agentrt.lab.runs.machine import Machine
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
+from benchmarks.plots import draw_curves
+from benchmarks.steps.machine import SlotMachine
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 _EPILOG = """\b
@@ -51,20 +55,20 @@ Examples:
   python -m benchmarks figure 20 --programs 1000             all policies against clairvoyant SRPT
 """
 
-_OF_20 = ("workload", "load", "programs", "batch", "seeds", "jobs", "plot")
+_OF_20 = ("workload", "load", "programs", "max_num_seqs", "seeds", "jobs", "plot")
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @click.argument("number", metavar="2|19|20")
-@many("--policy", metavar="NAME…", help="Which to compare.  [default: as the paper]")
+@policy_option("Policies to compare.  [default: as the paper]")
 @json_flag("One JSON object per policy (20: one).")
 @file("--plot", about="Figure 20: .png, .svg or .pdf")
 @click.option("--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20.")
-@many("--load", metavar="X…", help="Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
-@count_option("--programs", default=200, about="Figure 20: how many.")
-@count_option("--batch", default=16, metavar="B", about="Figure 20: how many calls run at a time.")
-@count_option("--seeds", default=1, about="Figure 20: how many.")
-@count_option("--jobs", metavar="J", about="Figure 20: processes.")
+@load_option("Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
+@programs_option("Figure 20: number of programs.", default=200)
+@max_num_seqs_option(default=16, suffix="  Figure 20.")
+@seeds_option(default=1, suffix="  Figure 20.")
+@jobs_option
 @click.pass_context
 def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
     """Reproduce a figure of the paper (Agentix, arXiv 2502.13965) in the simulator.
@@ -78,7 +82,8 @@ def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
     if number != "20":
         for name in _OF_20:
             if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                raise ConfigError(f"--{name} is for figure 20 only; leave it out")
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} is for figure 20 only; leave it out")
     match number:
         case "2" | "19":
             _toy(int(number), options)
@@ -134,14 +139,14 @@ def _optimum(options: Mapping[str, Any]) -> None:
     loads = read_loads(options["load"] or _LOADS)
     settings = [Setting(source, load, options["programs"]) for load in loads]
     seeds = range(options["seeds"])
-    specs = grid(settings, contenders(names), seeds, Machine(options["batch"]))
+    specs = grid(settings, contenders(names), seeds, SlotMachine(options["max_num_seqs"]))
     with compared(specs, options["jobs"], OPTIMUM) as found:
         if found:
             _tell(found, specs, list(seeds), options)
 
 
 def _tell(
-    found: Sequence[Cell], specs: Sequence[RunSpec], seeds: list[int], options: Mapping[str, Any]
+    found: Sequence[Series], specs: Sequence[RunSpec], seeds: list[int], options: Mapping[str, Any]
 ) -> None:
     spec = specs[0]
     if options["plot"]:
@@ -159,7 +164,7 @@ def _tell(
     click.echo(_by_rate(found, spec))
 
 
-def _by_rate(found: Sequence[Cell], spec: RunSpec) -> str:
+def _by_rate(found: Sequence[Series], spec: RunSpec) -> str:
     """A row per load, a column per policy."""
     policies = list(dict.fromkeys(cell.name for cell in found))
     rows = []
@@ -172,7 +177,7 @@ def _by_rate(found: Sequence[Cell], spec: RunSpec) -> str:
     return markdown(["load", "programs/s", *policies], rows)
 
 
-def _mean(cell: Cell | None) -> str:
+def _mean(cell: Series | None) -> str:
     return f"{cell.median('mean_s'):.1f} ({cell.median_ratio('mean_s'):.2f})" if cell else "-"
 
 

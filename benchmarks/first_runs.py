@@ -18,15 +18,25 @@ import click
 import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.virtual import Virtual
-from agentrt.lab.commands.options import count_option, json_flag, many, seed_option, silence_vllm
-from agentrt.lab.commands.progress import do_all
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    jobs_option,
+    json_flag,
+    policy_option,
+    seed_option,
+    seeds_option,
+    silence_vllm,
+    workload_option,
+)
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Outcome, quantile
 from agentrt.lab.reports.tables import Spread, markdown
-from agentrt.lab.runs.contenders import DEFAULT, STOCK, Contender, contenders
+from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender, contenders
+from benchmarks.cells import Cell, Load, cells_of, check_names, measured
+from benchmarks.harness import Figures
 from benchmarks.memory.cells import with_room_for_all
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 
@@ -38,12 +48,12 @@ Ratios = Mapping[str, float]
 the second run, where the policy learns at all."""
 
 
-@click.command("first-runs")
-@many("--mixes", metavar="MIX…", help=f"[default: all: {', '.join(MIXES)}]")
-@many("--policy", metavar="NAME…", help=f"Policies beside {STOCK}.  [default: {DEFAULT}]")
-@count_option("--seeds", about="Number of seeds.", default=5)
+@click.command("first-runs", cls=ManyCommand)
+@workload_option(f"Mixes of programs.  [default: all: {', '.join(MIXES)}]", former=["--mixes"])
+@policy_option(f"Policies beside {STOCK}.  [default: {DEFAULT}]")
+@seeds_option(default=5)
 @seed_option
-@count_option("--jobs", about="Processes.  [default: one per core]")
+@jobs_option
 @json_flag("Print all ratios as one JSON line.")
 def first_runs(**options: Any) -> None:
     """Completion times of programs that are new to the engine, over stock vLLM's.
@@ -52,112 +62,92 @@ def first_runs(**options: Any) -> None:
     the least and the greatest; less is better. "once known" is the mean in a second run of the same
     programs.
     """
-    trials = _trials(options)
+    planned = _cells(options)
     silence_vllm()
-    done, stop = do_all(trials, options["jobs"], run)
-    results = by_mix(done)
-    if results:
-        click.echo(report(results))
-        if options["as_json"]:
-            click.echo(json.dumps(as_json(results)))
-    if stop is not None:
-        raise stop
+    with measured(planned, figures, options["jobs"]) as runs:
+        results = {
+            (mix.name, policy): seeds for (mix, policy), seeds in runs.over(STOCK, ratios).items()
+        }
+        if results:
+            click.echo(report(results))
+            if options["as_json"]:
+                click.echo(json.dumps(as_json(results)))
 
 
 # -- runs --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A mix with a seed, and the policies that serve it."""
+class Newcomers:
+    """The programs of a mix, at an engine with room for all of them."""
 
-    mix: str
-    seed: int
-    policies: tuple[str, ...]
+    name: str
+
+    def load(self, seed: int) -> Load:
+        """The programs, and the engine."""
+        mix = MIXES[self.name]
+        programs = mix.programs(self.name, seed)
+        least = LONGEST // BLOCK_SIZE + 2
+        small = VirtualOptions(mix.slots, least, max_model_len=LONGEST)
+        return Load(programs, with_room_for_all(programs, small), StepTimeModel())
 
 
-Measured = tuple[Trial, Mapping[str, Ratios]]
-"""A trial's ratios to stock by policy."""
-
-
-def _trials(options: dict[str, Any]) -> list[Trial]:
-    for name in options["mixes"]:
-        if name not in MIXES:
-            raise ConfigError(f"unknown mix {name!r}; known: {', '.join(MIXES)}")
+def _cells(options: dict[str, Any]) -> list[Cell[Newcomers, str]]:
+    names = check_names("mix", options["workload"], list(MIXES))
     policies = check_policies(options["policy"])
     seeds = range(options["seed"], options["seed"] + options["seeds"])
-    names = [name for name in MIXES if name in options["mixes"] or not options["mixes"]]
-    return [Trial(mix, seed, policies) for mix in names for seed in seeds]
+    return cells_of([Newcomers(name) for name in MIXES if name in names], policies, seeds)
 
 
-def check_policies(names: Sequence[str]) -> tuple[str, ...]:
-    """The policies to compare with stock: the defaults where there are no names.
+def check_policies(names: Sequence[str]) -> list[str]:
+    """Stock and the policies to compare with it: the defaults where there are no names.
 
     Raises `ConfigError` for stock itself, and for a contender that is more than a policy.
     """
     policies = contenders(names or [DEFAULT])
-    for one in policies:
-        if one.stock or one.scheduler or one.memory > 1 or one.hints is not None:
+    for item in policies:
+        if item.stock or item.scheduler or item.memory > 1 or item.hints is not None:
             raise ConfigError(
-                f"--policy {one.name!r}: every ratio is to {STOCK}; name a policy of agentrt's "
+                f"--policy {item.name!r}: every ratio is to {STOCK}; name a policy of agentrt's "
                 f"scheduler, such as {DEFAULT}, atlas or adaptive+cost+memory"
             )
-    return tuple(one.name for one in policies)
+    return [STOCK, *(item.name for item in policies)]
 
 
-def run(trial: Trial) -> Measured:
-    """Serve the programs of a trial by stock and by each policy, in this process."""
-    mix = MIXES[trial.mix]
-    programs = mix.programs(trial.mix, trial.seed)
-    least = LONGEST // BLOCK_SIZE + 2
-    options = with_room_for_all(programs, VirtualOptions(mix.slots, least, max_model_len=LONGEST))
+def figures(load: Load, name: str) -> Figures:
+    """A first run's completion times, and where the policy learns, the mean of a second one."""
+    policy = contender(name)
 
-    def serve(served_by: Contender, learned: Any = None) -> tuple[Sequence[Outcome], Any]:
-        engine = Virtual(served_by.scheduling, options, StepTimeModel())
+    def serve(learned: Any = None) -> tuple[Sequence[Outcome], Any]:
+        engine = Virtual(policy.scheduling, load.options, load.times)
         scheduler = engine.lanes[0].engine.scheduler
         if learned is not None:
             scheduler.control("know", learned)
-        ran = drive(engine, programs)
-        return ran.outcomes, None if served_by.stock else scheduler.history.values()
+        ran = drive(engine, load.programs)
+        return ran.outcomes, None if policy.stock else scheduler.history.values()
 
-    [stock, *others] = contenders([STOCK, *trial.policies])
-    base, _ = serve(stock)
-    found: dict[str, Ratios] = {}
-    for policy in others:
-        first, learned = serve(policy)
-        second = serve(policy, learned)[0] if learned is not None else None
-        found[policy.name] = ratios(base, first, second)
-    return trial, found
+    first, learned = serve()
+    if learned is None:
+        return times(first)
+    return {**times(first), "known": times(serve(learned)[0])["mean"]}
 
 
-def ratios(
-    base: Sequence[Outcome], first: Sequence[Outcome], second: Sequence[Outcome] | None = None
-) -> Ratios:
-    """The completion times of a first run, and of a second one, over those of ``base``."""
-    stock, mine = _times(base), _times(first)
-    over = {name: mine[name] / stock[name] for name in FIGURES}
-    return over if second is None else {**over, "known": _times(second)["mean"] / stock["mean"]}
-
-
-def _times(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The completion times of a run, by the names of `FIGURES`."""
     seconds = sorted(outcome.latency_s for outcome in outcomes)
     return {"mean": fmean(seconds), "p99": quantile(seconds, 0.99), "longest": seconds[-1]}
+
+
+def ratios(mine: Figures, base: Figures) -> Ratios:
+    """Completion times over those of ``base``, which knows no second run."""
+    over = {name: mine[name] / base[name] for name in FIGURES}
+    return {**over, "known": mine["known"] / base["mean"]} if "known" in mine else over
 
 
 # -- tables ------------------------------------------------------------------------------
 
 Results = Mapping[tuple[str, str], Sequence[Ratios]]
 """By mix and policy, the ratios of each seed."""
-
-
-def by_mix(done: Sequence[Measured]) -> Results:
-    """The ratios by mix, in the order of `MIXES`, and by policy; seeds in ascending order."""
-    results: dict[tuple[str, str], list[Ratios]] = {}
-    places = list(MIXES)
-    for trial, found in sorted(done, key=lambda one: (places.index(one[0].mix), one[0].seed)):
-        for policy, mine in found.items():
-            results.setdefault((trial.mix, policy), []).append(mine)
-    return results
 
 
 def report(results: Results) -> str:
@@ -180,7 +170,7 @@ def _table(results: Results, wanted: float) -> str:
     rows = []
     for (name, policy), seeds in results.items():
         mix = MIXES[name]
-        groups = ", ".join(f"{one.count} {one.type or one.kind}" for one in mix.groups)
+        groups = ", ".join(f"{item.count} {item.type or item.kind}" for item in mix.groups)
         figures = [spread(seeds, figure) for figure in (*FIGURES, "known")]
         verdict = "yes" if reached(seeds, "mean", wanted) else "no"
         rows.append([name, groups, mix.slots, policy, *figures, verdict])
@@ -189,19 +179,19 @@ def _table(results: Results, wanted: float) -> str:
 
 def spread(seeds: Sequence[Ratios], figure: str) -> str:
     """The median of a figure over the seeds, with the least and the greatest value."""
-    values = [one[figure] for one in seeds if figure in one]
+    values = [item[figure] for item in seeds if figure in item]
     return "{:.3f} ({:.3f}-{:.3f})".format(*astuple(Spread.of(values))) if values else "-"
 
 
 def reached(seeds: Sequence[Ratios], figure: str, wanted: float) -> bool:
     """Whether the median of a figure, in the three decimals that tables show, is at most this."""
-    return round(median(one[figure] for one in seeds), 3) <= wanted
+    return round(median(item[figure] for item in seeds), 3) <= wanted
 
 
 def summary(title: str, results: Results, policy: str, wanted: float) -> str:
     """How many mixes reach what is wanted, and the mean over the mixes."""
     mine = {mix: seeds for (mix, name), seeds in results.items() if name == policy}
-    means = [median(one["mean"] for one in seeds) for seeds in mine.values()]
+    means = [median(item["mean"] for item in seeds) for seeds in mine.values()]
     count = sum(reached(seeds, "mean", wanted) for seeds in mine.values())
     return (
         f"{title}, {policy}: the mean completion time is {fmean(means):.3f} of stock's over "

@@ -30,7 +30,6 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore
-from agentrt.lab.bench.results import Column, Results, run_shown, show
 from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.lab.runs.grid import turns
 from agentrt.program import Context, Program
@@ -38,6 +37,7 @@ from agentrt.request import Call, CallReport, Reply
 from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
 from agentrt.scheduler.config import SchedulerConfig
+from benchmarks.harness import Column, Results, run_shown, show
 
 OFF, INSTANT, VLLM = "off", "answers at once", "vLLM"
 _KEPT: Sequence[Content] = ("none", "full")

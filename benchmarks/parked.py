@@ -23,8 +23,7 @@ import click
 from agentrt import Context, Runtime, program
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
-from agentrt.lab.bench.results import Column, Figures, Results
-from agentrt.lab.commands.options import count_option, json_option, note, seed_option
+from agentrt.lab.commands.options import json_option, note, programs_option, seed_option
 from agentrt.runtime.run import Run
 from agentrt.serving.programs.api import go_on
 from agentrt.serving.programs.bodies import RunRequest
@@ -32,7 +31,7 @@ from agentrt.serving.programs.parked import Parking
 from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.questions.asked import Viewer, Wanted
 from agentrt.serving.server import ServedProgram, Server
-from benchmarks.harness import WHOLE, run_with_table
+from benchmarks.harness import WHOLE, Column, Figures, Results, run_with_table
 from tests.doubles.scripted import ScriptedExecutor
 
 BATCH = 500
@@ -56,7 +55,7 @@ async def asks(ctx: Context, number: int) -> str:
 
 
 @click.command()
-@count_option("--programs", default=10_000)
+@programs_option(default=10_000)
 @seed_option
 @json_option
 def parked(programs: int, seed: int, as_json: bool) -> None:

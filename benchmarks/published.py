@@ -234,7 +234,7 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
 @click.command(cls=ManyCommand)
 @many(
     "--record",
-    metavar="NAME…",
+    metavar="NAME,…",
     help=f"Run the commands of {', '.join(SOURCES)}, and keep the "
     "JSON; they take from 4 to 10 minutes each.",
 )

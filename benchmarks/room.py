@@ -16,15 +16,26 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import count_option, json_flag, many, seed_option, silence_vllm
-from agentrt.lab.commands.progress import do_all
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    jobs_option,
+    json_flag,
+    load_option,
+    policy_option,
+    programs_option,
+    seed_option,
+    seeds_option,
+    silence_vllm,
+    workload_option,
+)
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.outcome import Outcome
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender
 from benchmarks import first_runs
-from benchmarks.memory.cells import ALL_WORKS, RECORDED, Cell, Memory, with_room_for_all
+from benchmarks.cells import Cell, Load, cells_of, check_names, measured
+from benchmarks.harness import Figures
+from benchmarks.memory.cells import ALL_WORKS, RECORDED, Memory, Setup, with_room_for_all
 
 WORKS = tuple(name for name in ALL_WORKS if name != RECORDED)
 LOADS = ("0.6", "2")
@@ -34,18 +45,14 @@ EQUAL = 1.01
 Ratios = first_runs.Ratios
 
 
-@click.command
-@many("--workload", metavar="NAME…", help=f"[default: all: {', '.join(WORKS)}]")
-@many(
-    "--load",
-    metavar="X…",
-    help=f"Arrivals, in shares of what the engine can do.  [default: {','.join(LOADS)}]",
-)
-@many("--policy", metavar="NAME…", help=f"Policies beside {STOCK}.  [default: {DEFAULT}]")
-@count_option("--programs", about="Of each workload.")
-@count_option("--seeds", about="Number of seeds.", default=5)
+@click.command(cls=ManyCommand)
+@workload_option(f"Workloads to run.  [default: all: {', '.join(WORKS)}]")
+@load_option(f"Arrivals, in shares of what the engine can do.  [default: {','.join(LOADS)}]")
+@policy_option(f"Policies beside {STOCK}.  [default: {DEFAULT}]")
+@programs_option("Number of programs of each workload.")
+@seeds_option(default=5)
 @seed_option
-@count_option("--jobs", about="Processes.  [default: one per core]")
+@jobs_option
 @json_flag("Print all ratios as one JSON line.")
 def room(**options: Any) -> None:
     """Mean and P99 of completion times over stock vLLM's, with room for everything in the cache.
@@ -53,45 +60,43 @@ def room(**options: Any) -> None:
     A figure is the median over the seeds, with the least and the greatest; less is better. Below a
     load of 1 the mean and the P99 should be at most 1.01, and from 1 on at most 1.00.
     """
-    trials = _trials(options)
+    planned = _cells(options)
     silence_vllm()
-    done, stop = do_all(trials, options["jobs"], run)
-    results = by_cell(done)
-    if results:
-        click.echo(table(results))
-        if options["as_json"]:
-            click.echo(json.dumps(as_json(results)))
-    if stop is not None:
-        raise stop
+    with measured(planned, figures, options["jobs"]) as runs:
+        results = by_load(runs.over(STOCK, first_runs.ratios))
+        if results:
+            click.echo(table(results))
+            if options["as_json"]:
+                click.echo(json.dumps(as_json(results)))
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A workload at a load with a seed, and the policies that serve it."""
+class Roomy:
+    """A workload at a load, at an engine with room for all of its programs."""
 
-    workload: str
-    load: float
-    seed: int
-    programs: int | None
-    policies: tuple[str, ...]
+    name: str
+    at: float
+    count: int | None
+
+    def load(self, seed: int) -> Load:
+        """The programs, and the engine."""
+        memory = Memory(slots=SLOTS, count=self.count, load=self.at)
+        work = ALL_WORKS[self.name]
+        setup = Setup(self.name, 1.0, work.tool_s)
+        programs = memory.programs(setup, seed)
+        longest = memory.longest(setup)
+        small = VirtualOptions(SLOTS, longest // BLOCK_SIZE + 2, max_model_len=longest)
+        return Load(programs, with_room_for_all(programs, small), work.step_time)
 
 
-Measured = tuple[Trial, Mapping[str, Ratios]]
-"""A trial's ratios to stock by policy."""
-
-
-def _trials(options: dict[str, Any]) -> list[Trial]:
-    for name in options["workload"]:
-        if name not in WORKS:
-            raise ConfigError(f"unknown workload {name!r}; known: {', '.join(WORKS)}")
+def _cells(options: dict[str, Any]) -> list[Cell[Roomy, str]]:
+    names = check_names("workload", options["workload"], WORKS)
     loads = [_load(text) for text in options["load"] or LOADS]
     policies = first_runs.check_policies(options["policy"])
     seeds = range(options["seed"], options["seed"] + options["seeds"])
-    works = options["workload"] or WORKS
-    return [
-        Trial(work, load, seed, options["programs"], policies)
-        for work, load, seed in product(works, loads, seeds)  # an early end leaves whole workloads
-    ]
+    # An early end leaves whole workloads.
+    works = [Roomy(name, load, options["programs"]) for name, load in product(names, loads)]
+    return cells_of(works, policies, seeds)
 
 
 def _load(text: str) -> float:
@@ -104,21 +109,9 @@ def _load(text: str) -> float:
     return value
 
 
-def run(trial: Trial) -> Measured:
-    """Serve the programs of a trial by stock and by each policy, in this process."""
-    memory = Memory(slots=SLOTS, count=trial.programs, load=trial.load)
-    work = ALL_WORKS[trial.workload]
-    cell = Cell(trial.workload, 1.0, work.tool_s)
-    programs = memory.programs(cell, trial.seed)
-    longest = memory.longest(cell)
-    small = VirtualOptions(SLOTS, longest // BLOCK_SIZE + 2, max_model_len=longest)
-    options = with_room_for_all(programs, small)
-
-    def serve(name: str) -> Sequence[Outcome]:
-        return contender(name).run(programs, options, work.step_time).outcomes
-
-    base = serve(STOCK)
-    return trial, {name: first_runs.ratios(base, serve(name)) for name in trial.policies}
+def figures(load: Load, name: str) -> Figures:
+    """The completion times of a run."""
+    return first_runs.times(load.virtual(contender(name)).outcomes)
 
 
 Key = tuple[float, str, str]
@@ -126,15 +119,10 @@ Key = tuple[float, str, str]
 Results = Mapping[Key, Sequence[Ratios]]
 
 
-def by_cell(done: Sequence[Measured]) -> Results:
+def by_load(over: Mapping[tuple[Roomy, str], Sequence[Ratios]]) -> Results:
     """The ratios of each seed by load, workload and policy, in this order."""
-    results: dict[Key, list[Ratios]] = {}
-    for trial, measured in sorted(
-        done, key=lambda one: (one[0].load, WORKS.index(one[0].workload), one[0].seed)
-    ):
-        for policy, over in measured.items():
-            results.setdefault((trial.load, trial.workload, policy), []).append(over)
-    return results
+    runs = {(work.at, work.name, policy): seeds for (work, policy), seeds in over.items()}
+    return dict(sorted(runs.items(), key=lambda item: (item[0][0], WORKS.index(item[0][1]))))
 
 
 def reached(load: float, seeds: Sequence[Ratios]) -> bool:

@@ -28,7 +28,6 @@ import click
 
 import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.executors.identity import to_extra_args
-from agentrt.lab.bench.results import Column, Figures, Results
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -36,6 +35,7 @@ from agentrt.lab.commands.options import (
     json_option,
     many,
     note,
+    policy_option,
     seed_option,
     silence_vllm,
 )
@@ -43,7 +43,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_schedul
 from agentrt.lab.runs.contenders import STOCK, Contender, contenders
 from agentrt.lab.runs.grid import turns
 from agentrt.request import Identity
-from benchmarks.harness import no_collections, ratios, run_with_table
+from benchmarks.harness import Column, Figures, Results, no_collections, ratios, run_with_table
 
 CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost", "adaptive+cost+memory")
 CALLS = 4
@@ -66,20 +66,19 @@ COLUMNS = (
 
 
 @click.command(cls=ManyCommand)
-@many(
-    "--cases",
-    metavar="CASE…",
-    help=f"A policy, with a plus each a retention and an admission.  [default: {','.join(CASES)}]",
+@policy_option(
+    f"Policies, with a plus each a retention and an admission.  [default: {','.join(CASES)}]",
+    former=["--cases"],
 )
-@many("--running", metavar="N…", help="Calls in the batch.  [default: 4,64]")
-@many("--waiting", metavar="N…", help="Calls that wait.  [default: 10,1000]")
+@many("--running", metavar="N,…", help="Calls in the batch.  [default: 4,64]")
+@many("--waiting", metavar="N,…", help="Calls that wait.  [default: 10,1000]")
 @count_option("--steps", default=200)
 @count_option("--repeat", default=15)
 @seed_option
 @json_option
 def scheduler(**options: Any) -> None:
     """The CPU time of a scheduler's steps, ours and vLLM's own, with calls that come and end."""
-    cases = contenders([STOCK, *(options["cases"] or CASES)])
+    cases = contenders([STOCK, *(options["policy"] or CASES)])
     silence_vllm()
     running = counts("--running", options["running"] or ("4", "64"))
     waiting = counts("--waiting", options["waiting"] or ("10", "1000"))

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,12 +26,21 @@ import click
 
 from agentrt.cli.streams import say
 from agentrt.errors import ConfigError
-from agentrt.lab.bench.results import Figures
-from agentrt.lab.commands.options import count_option, json_flag, many, silence_vllm
-from agentrt.lab.commands.progress import do_all
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    jobs_option,
+    json_flag,
+    many,
+    programs_option,
+    seeds_option,
+    silence_vllm,
+    workload_option,
+)
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.contenders import DEFAULT, contender
-from benchmarks.memory.cells import HELD_OUT_WORKS, Cell, Load, Memory
+from benchmarks.cells import Cell, Measured, cells_of, measured
+from benchmarks.harness import Figures
+from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, MemoryLoad, Setup
 from benchmarks.memory.plan import FIRST_HELD_OUT
 
 PLACES = (("agentrt.scheduler", "**/*.py"), ("agentrt.executors.vllm", "scheduler*.py"))
@@ -68,27 +76,36 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One run: a cell with a seed, and one constant times a factor; or all as they are."""
+class HeldOut:
+    """A held-out workload over a share of its working set, with so many programs."""
 
-    cell: Cell
-    seed: int
+    setup: Setup
     programs: int | None
-    constant: Constant | None = None
-    factor: float = 1.0
+
+    def load(self, seed: int) -> MemoryLoad:
+        """The programs, and the engine."""
+        return Memory(count=self.programs).make(self.setup, seed)
 
 
-Outcome = tuple[Trial, Figures | None]
-"""A trial's figures; None where it raised an error."""
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The defaults with one constant times a factor."""
+
+    constant: Constant
+    factor: float
 
 
-@click.command()
+Runs = Measured[HeldOut, Variant | None]
+"""Figures, None where a run raised an error; the variant None has all constants as they are."""
+
+
+@click.command(cls=ManyCommand)
 @many("--constant", metavar="NAME,…", help="Which to change.  [default: all]")
-@many("--workload", metavar="NAME,…", help=f"[default: {', '.join(HELD_OUT_WORKS)}]")
-@count_option("--programs", about="Of each workload.")
-@count_option("--repeat", about="With so many seeds.", default=2)
+@workload_option(f"Workloads to run.  [default: {', '.join(HELD_OUT_WORKS)}]")
+@programs_option("Number of programs of each workload.")
+@seeds_option(default=2)
 @click.option("--seed", type=int, default=FIRST_HELD_OUT, show_default=True, metavar="N")
-@count_option("--jobs", about="Processes.  [default: one per core]")
+@jobs_option
 @json_flag("Print all ratios as one JSON line.")
 def sensitivity(**options: Any) -> None:
     """Half and twice of each constant of the scheduler, on workloads that did not choose it.
@@ -96,42 +113,43 @@ def sensitivity(**options: Any) -> None:
     A figure is a ratio to the run with the constant as it is, of the workload where it is worst.
     = says that nothing changed at all.
     """
-    asked = _constants(options["constant"])
-    trials = _trials(options, asked)
+    chosen = _constants(options["constant"])
+    cells = _cells(options, chosen)
     silence_vllm()
-    done, stop = do_all(trials, options["jobs"], run)
-    effects = [_Effect.of(one, factor, done) for one in asked for factor in _FACTORS]
-    if any(effect.by_workload for effect in effects):
-        click.echo(table(asked, effects))
-        if options["as_json"]:
-            click.echo(json.dumps({"constants": [effect.to_dict() for effect in effects]}))
-    if stop is not None:
-        raise stop
+    with measured(cells, figures, options["jobs"]) as runs:
+        effects = [_Effect.of(Variant(item, by), runs) for item in chosen for by in _FACTORS]
+        if any(effect.by_workload for effect in effects):
+            click.echo(table(chosen, effects))
+            if options["as_json"]:
+                click.echo(json.dumps({"constants": [effect.to_dict() for effect in effects]}))
 
 
 def _constants(names: Sequence[str]) -> list[Constant]:
-    found = constants()
+    everything = constants()
     for name in names:
-        if all(one.name != name for one in found):
-            known = ", ".join(dict.fromkeys(one.name for one in found))
+        if all(item.name != name for item in everything):
+            known = ", ".join(dict.fromkeys(item.name for item in everything))
             raise ConfigError(f"no constant of the scheduler is named {name!r}: there are {known}")
-    return [one for one in found if not names or one.name in names]
+    return [item for item in everything if not names or item.name in names]
 
 
-def _trials(options: dict[str, Any], asked: Sequence[Constant]) -> list[Trial]:
-    works = options["workload"] or list(HELD_OUT_WORKS)
-    for name in works:
+def _cells(
+    options: dict[str, Any], chosen: Sequence[Constant]
+) -> list[Cell[HeldOut, Variant | None]]:
+    names = options["workload"] or list(HELD_OUT_WORKS)
+    for name in names:
         if name not in HELD_OUT_WORKS:
             known = ", ".join(HELD_OUT_WORKS)
             raise ConfigError(f"no held-out workload is named {name!r}: there are {known}")
-    changed = [(one, by) for one in asked for by in _FACTORS if one.times(by) != one.value]
-    variants: list[tuple[Constant | None, float]] = [(None, 1.0), *changed]
-    return [
-        Trial(Cell(work, _SHARE, HELD_OUT_WORKS[work].tool_s), seed, options["programs"], *variant)
-        for work in works
-        for seed in range(options["seed"], options["seed"] + options["repeat"])
-        for variant in variants
+    changed = [
+        Variant(item, by) for item in chosen for by in _FACTORS if item.times(by) != item.value
     ]
+    works = [
+        HeldOut(Setup(name, _SHARE, HELD_OUT_WORKS[name].tool_s), options["programs"])
+        for name in names
+    ]
+    seeds = range(options["seed"], options["seed"] + options["seeds"])
+    return cells_of(works, [None, *changed], seeds)
 
 
 # -- constants, and runs with one of them changed ----------------------------------------
@@ -161,13 +179,13 @@ def _in_source(text: str) -> Iterator[tuple[str, float]]:
     for line in ast.parse(text).body:
         match line:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                found = _number(value)
+                runs = _number(value)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                found = _number(value)
+                runs = _number(value)
             case _:
                 continue
-        if found is not None and _NAME.fullmatch(name):
-            yield name, found
+        if runs is not None and _NAME.fullmatch(name):
+            yield name, runs
 
 
 def _number(value: ast.expr) -> float | None:
@@ -179,10 +197,10 @@ def _number(value: ast.expr) -> float | None:
             positive = _number(operand)
             return None if positive is None else -positive
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
-            one, other = _number(left), _number(right)
-            if one is None or other is None:
+            item, other = _number(left), _number(right)
+            if item is None or other is None:
                 return None
-            return _OPERATORS[type(sign)](one, other)
+            return _OPERATORS[type(sign)](item, other)
         case _:
             return None
 
@@ -195,7 +213,9 @@ def replaced(constant: Constant, value: float) -> Iterator[None]:
     having = [own]
     if not constant.name.startswith("_"):
         package = constant.module.partition(".")[0]
-        loaded = [vars(one) for name, one in sys.modules.items() if name.startswith(f"{package}.")]
+        loaded = [
+            vars(item) for name, item in sys.modules.items() if name.startswith(f"{package}.")
+        ]
         having += [names for names in loaded if names.get(constant.name) is before]
     _put(constant.name, value, having)
     try:
@@ -208,28 +228,22 @@ def _put(name: str, value: float, having: Sequence[dict[str, Any]]) -> None:
     """Change it, and forget what was computed with the value of before."""
     for names in having:
         names[name] = value
-        for one in names.values():
-            if hasattr(one, "cache_clear"):
-                one.cache_clear()
+        for item in names.values():
+            if hasattr(item, "cache_clear"):
+                item.cache_clear()
 
 
-def run(trial: Trial) -> Outcome:
-    """Do a trial, in this process."""
-    load = _load(trial.cell, trial.seed, trial.programs)
-    if trial.constant is None:
-        return trial, load.figures(load.virtual(contender(DEFAULT)))
+def figures(load: MemoryLoad, variant: Variant | None) -> Figures | None:
+    """What came of a run under the defaults; None where the variant raised an error."""
+    if variant is None:
+        return load.figures(load.virtual(contender(DEFAULT)))
+    constant, factor = variant.constant, variant.factor
     try:
-        with replaced(trial.constant, trial.constant.times(trial.factor)):
-            return trial, load.figures(load.virtual(contender(DEFAULT)))
+        with replaced(constant, constant.times(factor)):
+            return load.figures(load.virtual(contender(DEFAULT)))
     except Exception as error:  # what a value that makes no sense leads to
-        say(f"{trial.constant.name} times {trial.factor:g} on {trial.cell}: {error!r}")
-        return trial, None
-
-
-@lru_cache(maxsize=1)
-def _load(cell: Cell, seed: int, programs: int | None) -> Load:
-    # The runs of one cell and seed follow each other in a worker.
-    return Memory(count=programs).make(cell, seed)
+        say(f"{constant.name} times {factor:g}: {error!r}")
+        return None
 
 
 # -- what came of them -------------------------------------------------------------------
@@ -245,23 +259,23 @@ class _Effect:
     failed: bool
 
     @classmethod
-    def of(cls, constant: Constant, factor: float, done: Sequence[Outcome]) -> _Effect:
-        base = {(one.cell, one.seed): found for one, found in done if one.constant is None}
-        ratios: dict[str, list[Figures]] = {}
-        failed = False
-        for one, found in done:
-            before = base.get((one.cell, one.seed))
-            if (one.constant, one.factor) != (constant, factor) or before is None:
-                continue
-            failed = failed or found is None
-            if found is not None:
-                over = {name: found[name] / before[name] for name in _FIGURES}
-                ratios.setdefault(one.cell.workload, []).append(over)
-        medians = {
-            work: {name: median(one[name] for one in some) for name in _FIGURES}
-            for work, some in ratios.items()
-        }
-        return cls(constant, factor, medians, failed)
+    def of(cls, variant: Variant, runs: Runs) -> _Effect:
+        groups = runs.by_seed()
+        medians, failed = {}, False
+        for work in dict.fromkeys(work for work, _ in groups):
+            base = groups.get((work, None), {})
+            mine = {s: item for s, item in groups.get((work, variant), {}).items() if s in base}
+            failed = failed or None in mine.values()
+            over = [
+                {name: item[name] / base[seed][name] for name in _FIGURES}
+                for seed, item in mine.items()
+                if item is not None
+            ]
+            if over:
+                medians[work.setup.workload] = {
+                    name: median(item[name] for item in over) for name in _FIGURES
+                }
+        return cls(variant.constant, variant.factor, medians, failed)
 
     def worst(self, figure: str) -> str:
         """The greatest ratio of any workload, with its name."""
@@ -269,23 +283,23 @@ class _Effect:
             return FAILED
         if not self.by_workload:
             return NONE
-        every = [ratio for one in self.by_workload.values() for ratio in one.values()]
+        every = [ratio for item in self.by_workload.values() for ratio in item.values()]
         if all(ratio == 1 for ratio in every):
             return SAME
-        work = max(self.by_workload, key=lambda one: self.by_workload[one][figure])
+        work = max(self.by_workload, key=lambda item: self.by_workload[item][figure])
         return f"{self.by_workload[work][figure]:.2f} {work}"
 
     def to_dict(self) -> dict[str, Any]:
-        told = {**asdict(self.constant), "factor": self.factor, "failed": self.failed}
-        return {**told, "ratios": self.by_workload}
+        record = {**asdict(self.constant), "factor": self.factor, "failed": self.failed}
+        return {**record, "ratios": self.by_workload}
 
 
-def table(asked: Sequence[Constant], effects: Sequence[_Effect]) -> str:
+def table(chosen: Sequence[Constant], effects: Sequence[_Effect]) -> str:
     """A row per constant; the columns are the factors' figures."""
-    found = {(one.constant, one.factor): one for one in effects}
+    runs = {(item.constant, item.factor): item for item in effects}
     head = [f"{name}: {figure}" for name in _FACTORS.values() for figure in _FIGURES.values()]
     rows = []
-    for one in asked:
-        worst = [found[one, factor].worst(name) for factor in _FACTORS for name in _FIGURES]
-        rows.append([one.name, one.module.removeprefix("agentrt."), digits(one.value), *worst])
+    for item in chosen:
+        worst = [runs[item, factor].worst(name) for factor in _FACTORS for name in _FIGURES]
+        rows.append([item.name, item.module.removeprefix("agentrt."), digits(item.value), *worst])
     return markdown(["constant", "module", "value", *head], rows)

@@ -24,11 +24,17 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
-from agentrt.lab.commands.options import ManyCommand, count_option, many, model_option, note
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    count_option,
+    max_num_seqs_option,
+    model_option,
+    note,
+    policy_option,
+)
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
-from benchmarks.harness import WHOLE, percentile, ratios
+from benchmarks.harness import WHOLE, Column, Figures, Results, percentile, ratios, run_shown, show
 from benchmarks.servers import AgentrtServer, Server, scheduling, stock_and_ours
 
 CALLS = 3
@@ -84,8 +90,8 @@ _pause = asyncio.sleep
     help="How long both have the load, in all; calls that have begun are waited for.",
 )
 @count_option("--repeat", default=5)
-@count_option("--max-num-seqs", default=16)
-@many("--policy", metavar="NAME…", help=f"agentrt's servers.  [default: {','.join(POLICIES)}]")
+@max_num_seqs_option(default=16)
+@policy_option(f"Policies of agentrt's servers.  [default: {','.join(POLICIES)}]")
 @model_option
 def serve(**options: Any) -> None:
     """agentrt serve and vLLM's own server, with programs of three calls, in turns.

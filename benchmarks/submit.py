@@ -24,12 +24,20 @@ import httpx
 
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import Column, Figures, Results, run_shown, show
 from agentrt.lab.commands.options import count_option, json_option, model_option, note
 from agentrt.lab.runs.grid import turns
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
-from benchmarks.harness import in_turns, percentile, ratios
+from benchmarks.harness import (
+    Column,
+    Figures,
+    Results,
+    in_turns,
+    percentile,
+    ratios,
+    run_shown,
+    show,
+)
 from benchmarks.servers import AgentrtServer
 
 AT_ONCE = (1, 16, 128, 896)

@@ -111,9 +111,11 @@ class Options:
         default: int | None = None,
         least: int = 1,
         metavar: str = "N",
+        **terms: Any,
     ) -> Decorator:
         """A whole number."""
-        return self.text(flag, metavar, about, default=default, type=click.IntRange(min=least))
+        kind = click.IntRange(min=least)
+        return self.text(flag, metavar, about, default=default, type=kind, **terms)
 
     def seconds(
         self,
@@ -128,9 +130,10 @@ class Options:
         kind = NumberRange(min=least or 0, min_open=least is None)
         return self.text(flag, metavar, about, type=kind, **terms)
 
-    def file(self, flag: str, about: str, *, dir_okay: bool = False) -> Decorator:
+    def file(self, flag: str, about: str, *, dir_okay: bool = False, **terms: Any) -> Decorator:
         """A file's path."""
-        return self.text(flag, "FILE", about, type=click.Path(dir_okay=dir_okay, path_type=Path))
+        kind = click.Path(dir_okay=dir_okay, path_type=Path)
+        return self.text(flag, "FILE", about, type=kind, **terms)
 
     def flag(self, flag: str, about: str, name: str | None = None) -> Decorator:
         """One that is given or not."""

@@ -22,13 +22,12 @@ import httpx
 
 from agentrt.cli.numbers import NumberRange
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import Column, Results
 from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
 from benchmarks.attack.attacker import Spec, attacked
 from benchmarks.attack.attacks import ATTACKS, Attack
-from benchmarks.harness import no_collections, percentile, ratios, run_with_table
+from benchmarks.harness import Column, Results, no_collections, percentile, ratios, run_with_table
 from benchmarks.servers import AgentrtServer
 from tests.doubles.tinymodel import tiny_model
 

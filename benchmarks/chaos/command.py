@@ -26,12 +26,18 @@ from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, Rep
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.executors.vllm.processes import is_live
-from agentrt.lab.bench.results import run_shown, show
-from agentrt.lab.commands.options import count_option, note, seed_option
+from agentrt.lab.commands.options import (
+    count_option,
+    max_num_seqs_option,
+    note,
+    programs_option,
+    seed_option,
+)
 from agentrt.router import DEFAULT_ROUTER, make_router
 from agentrt.runtime import Runtime
 from benchmarks.chaos.programs import ChaosPrograms
 from benchmarks.chaos.report import CallAudit, Report
+from benchmarks.harness import run_shown, show
 
 Make = Callable[[int], Executor]
 Outage = Callable[[], Awaitable[None]]
@@ -53,7 +59,7 @@ _FLAGS = (
 
 @click.command()
 @click.option("--minutes", type=NumberRange(min=0), default=10.0, show_default=True)
-@count_option("--programs", default=40)
+@programs_option(default=40)
 @count_option("--replicas", default=2)
 @click.option(
     "--every",
@@ -69,7 +75,7 @@ _FLAGS = (
     help="A model of two layers with random weights, made on the spot: its texts are no language, "
     "but hang on every token. More calls in the same time.",
 )
-@count_option("--max-num-seqs", default=8)
+@max_num_seqs_option(default=8)
 @seed_option
 @click.option(
     "--ray",

@@ -19,15 +19,15 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import run_shown
 from agentrt.lab.commands.options import (
     ManyCommand,
-    count_option,
     counts,
     json_flag,
     many,
+    max_num_seqs_option,
     model_option,
     note,
+    policy_option,
     seed_option,
     silence_vllm,
 )
@@ -35,6 +35,7 @@ from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks.clients import real, virtual
 from benchmarks.clients.load import QUARTER_S, Counted, by_minute
+from benchmarks.harness import run_shown
 from benchmarks.servers import scheduling
 
 OFF = "adaptive+cost"
@@ -45,9 +46,9 @@ Runs = dict[Cell, dict[str, Counted]]
 
 
 @click.command(cls=ManyCommand)
-@many("--clients", metavar="N…", help="Clients at a time.  [default: 8,32,256]")
-@many("--conversation", metavar="KIND…", help=f"[default: {','.join(KINDS)}]")
-@many("--policy", metavar="NAME…", help=f"Beside {STOCK}.  [default: {OFF},{DEFAULT}]")
+@many("--clients", metavar="N,…", help="Clients at a time.  [default: 8,32,256]")
+@many("--conversation", metavar="KIND,…", help=f"[default: {','.join(KINDS)}]")
+@policy_option(f"Policies beside {STOCK}.  [default: {OFF},{DEFAULT}]")
 @click.option(
     "--minutes",
     type=NumberRange(min=0.25),
@@ -57,7 +58,7 @@ Runs = dict[Cell, dict[str, Counted]]
     help="Of each run; calls are counted by quarter of a minute.",
 )
 @click.option("--real", "on_servers", is_flag=True, help="Over HTTP, with real engines.")
-@count_option("--max-num-seqs", about="With --real.", default=16)
+@max_num_seqs_option(default=16, suffix="  With --real.")
 @model_option
 @seed_option
 @json_flag("Print all counts as one JSON line.")

@@ -19,10 +19,9 @@ import click
 import httpx
 
 from agentrt.errors import EngineStartError
-from agentrt.lab.bench.results import Column, Figures, Results
 from agentrt.lab.commands.options import count_option, json_option, note
 from agentrt.lab.runs.grid import turns
-from benchmarks.harness import WHOLE, ratios, run_with_table
+from benchmarks.harness import WHOLE, Column, Figures, Results, ratios, run_with_table
 from benchmarks.serve import SINGLES, Turn, user
 from benchmarks.servers import piped
 

@@ -19,11 +19,17 @@ import httpx
 from agentrt.errors import AgentrtError, UsageError
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import Column, Figures, Results
-from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
+from agentrt.lab.commands.options import (
+    count_option,
+    json_option,
+    many,
+    max_num_seqs_option,
+    model_option,
+    note,
+)
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.generators.others import GENERATORS, TURNS, Generator, Target
-from benchmarks.harness import WHOLE, in_turns, ratios, run_with_table
+from benchmarks.harness import WHOLE, Column, Figures, Results, in_turns, ratios, run_with_table
 from benchmarks.servers import AgentrtServer, Server, both_servers
 from tests.clients.processes import run
 
@@ -43,7 +49,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 @click.command()
-@many("--only", metavar="NAME …", help=f"{', '.join(GENERATORS)}.  [default: all installed]")
+@many("--only", metavar="NAME,…", help=f"{', '.join(GENERATORS)}.  [default: all installed]")
 @click.option(
     "--clients",
     type=click.Path(path_type=Path),
@@ -53,7 +59,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     help="Has an environment named after each generator, but for vLLM's own.",
 )
 @count_option("--repeat", default=3)
-@count_option("--max-num-seqs", default=8)
+@max_num_seqs_option(default=8)
 @model_option
 @json_option
 def generators(**options: Any) -> None:

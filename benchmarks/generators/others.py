@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import UsageError
-from agentrt.lab.bench.results import Figures
+from benchmarks.harness import Figures
 
 CONVERSATIONS, TURNS, AT_ONCE = 8, 3, 4
 CALLS = CONVERSATIONS * TURNS

@@ -27,18 +27,28 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.cli.signals import STOP_WITHIN_S
 from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
 from agentrt.executors.vllm.options import EngineOptions, has_gpus, prepare_environment
-from agentrt.lab.bench.results import hardware, processor, run_shown
-from agentrt.lab.bench.serving import Open, engine_for, serve, warm_up
+from agentrt.lab.backends.serving import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
-from agentrt.lab.commands.options import count_option, many, note, seed_option, silence_vllm
+from agentrt.lab.commands.options import (
+    kv_blocks_option,
+    many,
+    note,
+    programs_option,
+    seed_option,
+    seeds_option,
+    silence_vllm,
+    text_option,
+)
 from agentrt.lab.engine.engines import LabEngine, engine_options, started
+from agentrt.lab.engine.hardware import hardware, processor
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.reports.standard import Limits, standard
 from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
+from agentrt.lab.runs.machine import vllm_version
 from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
 from benchmarks.gpu.report import OFFLOAD, Cell, Done, Report
+from benchmarks.harness import run_shown
 from benchmarks.policies.command import FlagsCommand
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -53,8 +63,8 @@ _STOPPED = "stopped before its end"
 EPILOG = """\b
 Examples:
   python -m benchmarks gpu --minutes 25 --out results
-  python -m benchmarks gpu --minutes 10 --out results --repeat 1 -- --enforce-eager
-  python -m benchmarks gpu --minutes 3 --shape tiny --out /tmp/try    # all of it, on a CPU
+  python -m benchmarks gpu --minutes 10 --out results --seeds 1 -- --enforce-eager
+  python -m benchmarks gpu --minutes 3 --model-shape tiny --out /tmp/try    # all of it, on a CPU
 
 \b
 DIR gets tables.md, jobs.svg (with matplotlib), about.json (versions, hardware, options, step times)
@@ -67,13 +77,18 @@ the time was up and it had not ended.
 @click.command(cls=FlagsCommand, epilog=EPILOG)
 @click.option("--minutes", type=_MINUTES, default=25.0, show_default=True, metavar="N")
 @click.option("--out", type=_FOLDER, required=True, metavar="DIR", help="For all that comes of it.")
-@click.option(
-    "--shape", type=click.Choice([*SIZES]), default="llama-8b", show_default=True, help="The model."
+@text_option(
+    "--model-shape",
+    "NAME",
+    f"Shape of the model: {', '.join(SIZES)}.",
+    type=click.Choice([*SIZES]),
+    default="llama-8b",
+    former=["--shape"],
 )
-@count_option("--blocks", about="The smaller KV cache.  [default: 28,625; tiny 64]", least=8)
-@count_option("--programs", about="Jobs of a run.  [default: 100; tiny 8]")
+@kv_blocks_option("Size of the smaller KV cache.  [default: 28,625; tiny 64]", least=8)
+@programs_option("Number of jobs of a run.  [default: 100; tiny 8]")
 @click.option("--whole", is_flag=True, help="All turns, at 3 jobs a second, as published: an hour.")
-@count_option("--repeat", about="With so many seeds.", default=2)
+@seeds_option(default=2)
 @seed_option
 @many("--goodput", metavar="NAME:MS,…", help="Limits.  [default: ttft:2000,tpot:100,jct:60000]")
 @click.option("--step-time", type=_FILE, metavar="FILE", help="In place of measuring it.")
@@ -100,24 +115,24 @@ def gpu(engine_flags: Sequence[str], **options: Any) -> None:
 
 def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
     """Checked before anything is loaded."""
-    began, shape, folder = time.monotonic(), options["shape"], options["out"]
+    began, shape, folder = time.monotonic(), options["model_shape"], options["out"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         report = Report(folder)
         report.begin()
     except OSError as error:
         raise ConfigError(f"--out {str(folder)!r}: {error.strerror}") from error
-    known = {"blocks": options["blocks"], "jobs": options["programs"]}
+    known = {"blocks": options["kv_blocks"], "jobs": options["programs"]}
     size = replace(SIZES[shape], **{name: one for name, one in known.items() if one})
     size = size.whole() if options["whole"] else size
     if size.blocks * size.block_size <= size.longest:
         least = size.longest // size.block_size + 2
-        raise ConfigError(f"--blocks {size.blocks}: a call may fill {least}; give as many")
+        raise ConfigError(f"--kv-blocks {size.blocks}: a call may fill {least}; give as many")
     silence_vllm()
     base = engine_options(None, shape, size.slots, flags)
     prepare_environment(base)
     seconds = 60 * options["minutes"]
-    seeds = range(options["seed"], options["seed"] + options["repeat"])
+    seeds = range(options["seed"], options["seed"] + options["seeds"])
     file = options["step_time"]
     return GpuBench(
         base,
@@ -222,8 +237,9 @@ class GpuBench:
         size, times = self.size, self.times
         self.report.head = (
             f"# A GPU run\n\nvLLM {vllm_version()} on {told['hardware']}, a model of the shape "
-            f"{self.asked['shape']} with made-up weights, agentrt {__version__}. {size.jobs} jobs "
-            f"of SWE-smith's sizes at {size.per_s:g} a second, tokens x {size.tokens:g}, "
+            f"{self.asked['model_shape']} with made-up weights, agentrt {__version__}. "
+            f"{size.jobs} jobs of SWE-smith's sizes at {size.per_s:g} a second, "
+            f"tokens x {size.tokens:g}, "
             f"{size.turns or 'all'} turns at most; seeds {', '.join(map(str, self.seeds))}. A step "
             f"takes {1e3 * times.base_s:.1f} ms, {1e6 * times.per_prefill_token_s:.1f} us for a "
             f"token of prompt, {1e9 * times.per_context_token_s:.0f} ns for one of context."

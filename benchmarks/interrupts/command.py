@@ -17,10 +17,9 @@ import click
 
 from agentrt import Context, Runtime, program
 from agentrt.interrupts import Tool
-from agentrt.lab.bench.results import SPREAD, Column, Figures, Results, run_shown, show
 from agentrt.lab.commands.options import ManyCommand, count_option, json_option, many, note
 from agentrt.lab.runs.grid import turns
-from benchmarks.harness import no_collections
+from benchmarks.harness import SPREAD, Column, Figures, Results, no_collections, run_shown, show
 from benchmarks.interrupts.transports import TRANSPORTS, Call
 from tests.doubles.scripted import ScriptedExecutor
 
@@ -47,7 +46,12 @@ COLUMNS = (
 
 
 @click.command(cls=ManyCommand)
-@many("--transports", metavar="NAME…", help=f"Which of {', '.join(TRANSPORTS)}.  [default: all]")
+@many(
+    "--transport",
+    metavar="NAME,…",
+    help=f"Which of {', '.join(TRANSPORTS)}.  [default: all]",
+    former=["--transports"],
+)
 @count_option("--calls", default=1000, about="Of each side in a repeat.")
 @count_option("--repeat", default=5)
 @click.option("--quick", is_flag=True, help="200 calls and 3 repeats.")
@@ -57,9 +61,9 @@ def interrupts(**options: Any) -> None:
 
     Needs no model. MCP needs agentrt[mcp], MQTT agentrt[mqtt] and Mosquitto.
     """
-    names = options["transports"] or tuple(TRANSPORTS)
+    names = options["transport"] or tuple(TRANSPORTS)
     if unknown := [name for name in names if name not in TRANSPORTS]:
-        raise click.UsageError(f"--transports {unknown[0]!r}: there are {', '.join(TRANSPORTS)}")
+        raise click.UsageError(f"--transport {unknown[0]!r}: there are {', '.join(TRANSPORTS)}")
     sizes = _QUICK if options["quick"] else {**options, "rounds": ROUNDS}
     measured = Results({"transport": "transport"})
     measured.expect((name,) for name in names)

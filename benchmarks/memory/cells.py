@@ -18,7 +18,7 @@ from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Ran
 from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.standard import standard
-from agentrt.lab.runs.contenders import Contender
+from agentrt.lab.runs.contenders import Contender, contender
 from agentrt.lab.runs.grid import Source
 from agentrt.lab.runs.machine import cached_tokens, capacity_per_s, prompt_tokens
 from agentrt.lab.workloads.arrivals import daily, poisson
@@ -26,6 +26,8 @@ from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
 from agentrt.lab.workloads.traces import Trace
 from agentrt.request import CallReport
+from benchmarks.cells import Load
+from benchmarks.harness import Figures
 from benchmarks.memory.held_out import HELD_OUT
 from benchmarks.rivals import CAP
 from benchmarks.workloads.agents import with_tools
@@ -82,7 +84,7 @@ ALL_WORKS: Mapping[str, Work] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Setup:
     """A workload over a share of its working set; ``tool_s`` is its commonest tool's median."""
 
     workload: str
@@ -94,16 +96,13 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What every contender of a cell serves with one seed, and the engine that it serves it on.
+class MemoryLoad(Load):
+    """A load, and what its programs need.
 
     ``ample`` is stock's run in virtual time with memory for all; the programs together want
     ``wants`` tokens at a time then. The KV cache holds some ``fit`` of them.
     """
 
-    programs: Sequence[ProgramShape]
-    options: VirtualOptions
-    times: StepTimeModel
     ample: Ran
     wants: int
     fit: float
@@ -111,10 +110,6 @@ class Load:
     def capped(self, shares: Sequence[float]) -> list[str]:
         """Caps on programs at a time, given in multiples of those that fit."""
         return [f"{CAP}:{n}" for n in sorted({max(1, round(one * self.fit)) for one in shares})]
-
-    def virtual(self, one: Contender) -> Ran:
-        """A contender's run in virtual time."""
-        return one.run(self.programs, self.options, self.times)
 
     def figures(self, ran: Ran) -> dict[str, float]:
         """What came of a contender's run."""
@@ -137,11 +132,11 @@ class Memory:
     blocks: int | None = None
     count: int | None = None
     load: float | None = None
-    trace: Sequence[ProgramShape] = ()
+    trace: tuple[ProgramShape, ...] = ()
     scale: float = 1.0
     block_size: int = BLOCK_SIZE
 
-    def programs(self, cell: Cell, seed: int) -> list[ProgramShape]:
+    def programs(self, cell: Setup, seed: int) -> list[ProgramShape]:
         """The programs of a cell, each at its time."""
         work = ALL_WORKS[cell.workload]
         count = self.count or work.programs
@@ -158,11 +153,11 @@ class Memory:
         per_s = capacity_per_s(made, self.slots, self.step_time or work.step_time)
         return work.arrivals(made, (self.load or work.load) * per_s, seed)
 
-    def longest(self, cell: Cell) -> int:
+    def longest(self, cell: Setup) -> int:
         """The longest context that a cell's model takes, in tokens."""
         return round(self.scale * ALL_WORKS[cell.workload].tokens)
 
-    def make(self, cell: Cell, seed: int) -> Load:
+    def make(self, cell: Setup, seed: int) -> MemoryLoad:
         """The programs of a cell, and the engine whose KV cache holds a share of them."""
         programs = self.programs(cell, seed)
         work, most, size = ALL_WORKS[cell.workload], self.longest(cell), self.block_size
@@ -174,7 +169,39 @@ class Memory:
         share = max(least, math.ceil(cell.memory * wanted / size))
         blocks = self.blocks or fixed or share
         options = VirtualOptions(self.slots, blocks, size, max_model_len=most)
-        return Load(programs, options, times, ample, wanted, live * blocks * size / wanted)
+        return MemoryLoad(programs, options, times, ample, wanted, live * blocks * size / wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Scarce:
+    """A setup whose programs and engine ``bench`` makes, as a workload of cells."""
+
+    bench: Memory
+    setup: Setup
+
+    def load(self, seed: int) -> MemoryLoad:
+        """The programs, and the engine."""
+        return self.bench.make(self.setup, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """All contenders of a cell: those with ``names``, and ``caps`` in multiples of what fits.
+
+    Which numbers of programs the caps are is known once the cell's load is made.
+    """
+
+    names: tuple[str, ...]
+    caps: tuple[float, ...]
+
+    def contenders(self, load: MemoryLoad) -> list[Contender]:
+        """The contenders for a load."""
+        return [contender(name) for name in (*self.names, *load.capped(self.caps))]
+
+
+def in_virtual_time(load: MemoryLoad, lineup: Lineup) -> dict[str, Figures]:
+    """What came of each contender's run in virtual time."""
+    return {each.name: load.figures(load.virtual(each)) for each in lineup.contenders(load)}
 
 
 def figures(ran: Ran, ample: Ran) -> dict[str, float]:

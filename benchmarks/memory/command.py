@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,32 +22,42 @@ import click
 from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
-from agentrt.lab.bench.results import Figures, hardware, run_shown, show
 from agentrt.lab.commands.options import (
-    count_option,
+    ManyCommand,
+    jobs_option,
     json_flag,
+    kv_blocks_option,
+    many,
+    max_num_seqs_option,
     model_option,
     note,
+    policy_option,
+    programs_option,
+    seeds_option,
     silence_vllm,
-    split_commas,
+    step_time_option,
+    workload_option,
 )
 from agentrt.lab.engine.engines import engine_options, model_in_words
+from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.outcome import Ran
-from agentrt.lab.reports.policies import vllm_version
-from agentrt.lab.runs.contenders import STOCK, Contender, contender, how
+from agentrt.lab.runs.contenders import STOCK, how
 from agentrt.lab.runs.grid import turns
+from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.lab.workloads.traces import KNOWN
+from benchmarks.cells import cells_of, measured
+from benchmarks.harness import Figures, run_shown, show
 from benchmarks.memory.cells import (
     ALL_WORKS,
     RECORDED,
     TRACE_SCALE,
     WORKS,
-    Cell,
-    Load,
     Memory,
+    Scarce,
+    Setup,
+    in_virtual_time,
     recorded,
 )
 from benchmarks.memory.plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
@@ -67,54 +76,55 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMES = ", ".join(ALL_WORKS)
 _HELD = f"{FIRST_HELD_OUT} with --held-out"
 _HELD_OUT = "All workloads with seeds that nothing is tuned on; stock and default alone, one table."
-_names = partial(click.option, multiple=True, callback=split_commas)
 
 EPILOG = """\b
 One cell with what you want to compare, in seconds:
-  python -m benchmarks memory --workload chat --repeat 1 --contender adaptive,adaptive+cost --caps 0
+  python -m benchmarks memory --workload chat --seeds 1 --policy adaptive,adaptive+cost --caps 0
 Real engines, then virtual time with their steps:
-  python -m benchmarks memory --real --model-shape small --workload bfcl --programs 48 --repeat 3 \\
-    --tools 0.15 --contender default,stock+ample --caps 1
+  python -m benchmarks memory --real --model-shape small --workload bfcl --programs 48 --seeds 3 \\
+    --tools 0.15 --policy default,stock+ample --caps 1
 
 \b
 --memory counts for all workloads but chat, the KV-bound chat of 1,024 blocks of 16 tokens.
-With --real, fewer programs and slots: give chat fewer --blocks, of 32 tokens, and tools less time.
+With --real, fewer programs and slots: give chat fewer --kv-blocks, of 32 tokens, and less time to
+tools.
 Contenders: {}.
 """.format(how().replace("; ", ";\n  "))
 
 
 VIRTUAL, REAL = "virtual time", "real engines"
-Key = tuple[Cell, str]
+Key = tuple[Setup, str]
 """A cell, and on what it was served: `VIRTUAL` or `REAL`."""
 
 
-@click.command(epilog=EPILOG)
-@_names(
-    "--workload",
-    metavar="NAME,…",
-    help=f"{_NAMES}, or one [FORMAT:]FILE: {', '.join(KNOWN)}.  [default: the first {len(WORKS)}]",
+@click.command(cls=ManyCommand, epilog=EPILOG)
+@workload_option(
+    f"{_NAMES}, or one [FORMAT:]FILE: {', '.join(KNOWN)}.  [default: the first {len(WORKS)}]"
 )
-@_names("--memory", metavar="X,…", help="Shares of the working set.  [default: 0.25]")
-@_names("--tools", metavar="S,…", help="Median seconds of the commonest tool.")
-@_names("--contender", metavar="NAME,…", help=f"Beside stock.  [default: {','.join(CONTENDERS)}]")
-@_names("--caps", metavar="X,…", help="Caps, in multiples of the programs that fit; 0: none.")
+@many("--memory", metavar="X,…", help="Shares of the working set.  [default: 0.25]")
+@many("--tools", metavar="S,…", help="Median seconds of the commonest tool.")
+@policy_option(
+    f"Contenders beside stock.  [default: {','.join(CONTENDERS)}]", former=["--contender"]
+)
+@many("--caps", metavar="X,…", help="Caps, in multiples of the programs that fit; 0: none.")
 @click.option("--trace", metavar="[FORMAT:]FILE", help=f"Recorded programs: {RECORDED!r}.")
 @click.option("--trace-scale", default=TRACE_SCALE, show_default=True, metavar="X")
 @click.option("--tokenizer", metavar="MODEL", help="Whose tokens recorded texts are counted in.")
-@click.option("--step-time", type=_FILE, metavar="FILE", help="What agentrt calibrate wrote.")
-@count_option("--blocks", about="Of the KV cache, in place of --memory.")
+@step_time_option()
+@kv_blocks_option("Size of the KV cache in blocks, in place of --memory.", least=1)
 @click.option("--load", type=float, metavar="X", help="Arrivals, in shares of the engine's.")
-@count_option("--programs")
+@programs_option()
 @click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies their tokens.")
-@count_option("--max-num-seqs", about="Batch slots.  [default: 16; 4 with --real]")
-@count_option("--repeat", about="With so many seeds.  [default: 5; 1 with --quick]")
-@click.option("--seed", type=int, metavar="N", help=f"Of the first.  [default: 0; {_HELD}]")
+@max_num_seqs_option(suffix="  [default: 16; 4 with --real]")
+@seeds_option(suffix="  [default: 5; 1 with --quick]")
+@click.option("--seed", type=int, metavar="N", help=f"The first seed.  [default: 0; {_HELD}]")
 @click.option("--held-out", is_flag=True, help=_HELD_OUT)
 @click.option("--against", type=_FILE, metavar="FILE", help="Compare with that run's --json.")
 @click.option("--quick", is_flag=True, help="One seed, fewer caps: some minutes on one core.")
 @click.option("--real", is_flag=True, help="On real engines, and then in virtual time.")
 @model_option
 @click.option("--model-shape", metavar="NAME", help="With made-up weights: llama-8b, small, tiny.")
+@jobs_option
 @json_flag("End with all cells as one JSON line.")
 def memory(**options: Any) -> None:
     """Programs whose contexts do not fit into the KV cache: stock, rivals, and our parts.
@@ -131,32 +141,42 @@ def memory(**options: Any) -> None:
     silence_vllm()
     engines = _engines(options)
     bench = _bench(options)
-    measured: dict[Key, list[Found]] = {}
+    found: dict[Key, list[Found]] = {}
     about: list[str] = []
 
     def tell() -> None:
-        cells = {key: found for key, found in measured.items() if found}
-        told = [_told(key, found, asked.seeds) for key, found in cells.items()]
+        cells = {key: seeds for key, seeds in found.items() if seeds}
+        told = [_told(key, seeds, asked.seeds) for key, seeds in cells.items()]
         tables = _tables(cells, together=options["held_out"])
         if earlier is not None and told:
             tables.append(beside_earlier(earlier, told))
         show([*about, *tables] if tables else "", {"cells": told}, as_json=options["as_json"])
 
-    run_shown(_cells(bench, engines, asked, measured, about), tell)
+    if engines is not None:
+        run_shown(_on_both(bench, engines, asked, found, about), tell)
+        return
+    works = [Scarce(bench, setup) for setup in asked.cells]
+    cells = cells_of(works, [asked.lineup], asked.seeds)
+    with measured(cells, in_virtual_time, options["jobs"]) as runs:
+        for (work, _), by_seed in runs.by_seed().items():
+            # A seed that a signal has ended leaves those before it.
+            whole = takewhile(by_seed.__contains__, asked.seeds)
+            found[work.setup, VIRTUAL] = [by_seed[seed] for seed in whole]
+        tell()
 
 
 def _bench(options: dict[str, Any]) -> Memory:
-    trace: Sequence[ProgramShape] = ()
+    trace: tuple[ProgramShape, ...] = ()
     if options["trace"] is not None:
         tokenizer = options["tokenizer"] or options["model"] or ""
         read = recorded(options["trace"], options["trace_scale"] * options["scale"], tokenizer)
         note(read.report())
-        trace = read.programs
+        trace = tuple(read.programs)
     file, real = options["step_time"], options["real"]
     return Memory(
         None if file is None else StepTimeModel.load(file),
         options["max_num_seqs"] or (SLOTS if real else 16),
-        options["blocks"],
+        options["kv_blocks"],
         options["programs"],
         options["load"],
         trace,
@@ -179,43 +199,26 @@ def _engines(options: dict[str, Any]) -> Engines | None:
     return Engines(base, model_in_words(model, shape))
 
 
-async def _cells(
-    bench: Memory,
-    engines: Engines | None,
-    asked: Plan,
-    measured: dict[Key, list[Found]],
-    about: list[str],
+async def _on_both(
+    bench: Memory, engines: Engines, asked: Plan, found: dict[Key, list[Found]], about: list[str]
 ) -> None:
-    if engines is not None:
-        if bench.step_time is None:
-            bench = replace(bench, step_time=await engines.calibrated())
-        about.append(_about(bench, engines))
-    for cell, seed in product(asked.cells, asked.seeds):
-        note(f"{cell}, seed {seed}")
-        load = bench.make(cell, seed)
-        everyone = [*asked.contenders, *map(contender, load.capped(asked.caps))]
-        if engines is not None:
-            found = await _served(engines.run, load, turns(everyone, seed))
-            in_order = {one.name: found[one.name] for one in everyone}
-            measured.setdefault((cell, REAL), []).append(in_order)
-        found = await _served(_in_virtual_time, load, everyone)
-        measured.setdefault((cell, VIRTUAL), []).append(found)
-
-
-async def _served(
-    run: Callable[[Load, Contender], Awaitable[Ran]], load: Load, everyone: Sequence[Contender]
-) -> dict[str, Figures]:
-    found: dict[str, Figures] = {}
-    for one in everyone:
-        began = time.monotonic()
-        found[one.name] = load.figures(await run(load, one))
-        note(f"  {one.name}: {time.monotonic() - began:.0f} s")
-    return found
-
-
-async def _in_virtual_time(load: Load, one: Contender) -> Ran:
-    await asyncio.sleep(0)  # where a signal stops it
-    return load.virtual(one)
+    """Serve each cell on real engines, and then in virtual time with the steps measured there."""
+    if bench.step_time is None:
+        bench = replace(bench, step_time=await engines.calibrated())
+    about.append(_about(bench, engines))
+    for setup, seed in product(asked.cells, asked.seeds):
+        note(f"{setup}, seed {seed}")
+        load = bench.make(setup, seed)
+        everyone = asked.lineup.contenders(load)
+        real: dict[str, Figures] = {}
+        for each in turns(everyone, seed):
+            began = time.monotonic()
+            real[each.name] = load.figures(await engines.run(load, each))
+            note(f"  {each.name}: {time.monotonic() - began:.0f} s")
+        in_order = {each.name: real[each.name] for each in everyone}
+        found.setdefault((setup, REAL), []).append(in_order)
+        await asyncio.sleep(0)  # where a signal stops it
+        found.setdefault((setup, VIRTUAL), []).append(in_virtual_time(load, asked.lineup))
 
 
 def _about(bench: Memory, engines: Engines) -> str:
@@ -254,7 +257,7 @@ def _head(key: Key, found: Sequence[Found]) -> str:
     return f"**{_as_served(cell, found)}**, {on}: {size}, {seeds}"
 
 
-def _as_served(cell: Cell, found: Sequence[Found]) -> Cell:
+def _as_served(cell: Setup, found: Sequence[Found]) -> Setup:
     """A cell with the share of the working set that the KV cache had: blocks may be given."""
     shares = [one[STOCK]["blocks"] / one[STOCK]["wanted"] for one in found]
     return replace(cell, memory=round(median(shares), 2))

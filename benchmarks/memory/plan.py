@@ -18,7 +18,7 @@ from agentrt.lab.runs.contenders import (
     contenders,
 )
 from agentrt.lab.workloads.traces import named
-from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Cell
+from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Lineup, Setup
 from benchmarks.rivals import CONTINUUM, THUNDER
 
 _CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
@@ -44,10 +44,15 @@ FIRST_HELD_OUT = 5000
 class Plan:
     """The cells, whom to run on each, and the caps to try."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[Setup]
     contenders: Sequence[Contender]
     caps: Sequence[float]
     seeds: Sequence[int]
+
+    @property
+    def lineup(self) -> Lineup:
+        """The contenders and the caps of each cell."""
+        return Lineup(tuple(each.name for each in self.contenders), tuple(self.caps))
 
 
 def plan(options: dict[str, Any]) -> Plan:
@@ -63,7 +68,7 @@ def plan(options: dict[str, Any]) -> Plan:
     shares = _numbers(options, "memory") or [0.25]
     tools = _numbers(options, "tools", least=0.0)
     cells = [
-        Cell(work, share, tool_s)
+        Setup(work, share, tool_s)
         for work, share in product(_works(options), shares)
         for tool_s in tools or [ALL_WORKS[work].tool_s]
     ]
@@ -73,7 +78,7 @@ def plan(options: dict[str, Any]) -> Plan:
     first = options["seed"]
     if first is None:
         first = FIRST_HELD_OUT if held_out else 0
-    seeds = range(first, first + (options["repeat"] or (1 if quick else 5)))
+    seeds = range(first, first + (options["seeds"] or (1 if quick else 5)))
     return Plan(
         list(dict.fromkeys(cells)), _contenders(options), [cap for cap in caps if cap], seeds
     )
@@ -97,7 +102,7 @@ def _works(options: dict[str, Any]) -> list[str]:
 def _contenders(options: dict[str, Any]) -> list[Contender]:
     usual = (DEFAULT,) if options["held_out"] else CONTENDERS
     able = [name for name in usual if contender(name).on_engines or not options["real"]]
-    found = contenders([STOCK, *(options["contender"] or able)])
+    found = contenders([STOCK, *(options["policy"] or able)])
     if options["real"]:
         check_on_engines(found)
     return found

@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.bench.results import SPREAD, Column, Figures, Results
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import STOCK
+from benchmarks.harness import SPREAD, Column, Figures, Results
 from benchmarks.rivals import CAP
 
 BEST_CAP, ONE_CAP = "best_cap", "one_cap"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
+
+from agentrt.lab.reports.tables import markdown
 
 MUTANTS = Path("mutants")
 SURVIVED, KILLED, UNTESTED, TIMED_OUT = 0, 1, 33, 36
 """How a trial ends: the exit codes that mutmut keeps by mutant, None for one not tried."""
 _TIMED_OUT = (TIMED_OUT, 24, 152, 255, -24)
+_HEADS = ("module", "mutants", "of them ran out of time", "survived", "killed")
 _SURVIVORS = "Survivors (`.venv/bin/mutmut show NAME` shows one):"
 
 
@@ -50,15 +52,8 @@ def table(folder: Path = MUTANTS) -> str:
         left += missed
     rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows), len(left)))
     names = "\n".join(f"- {name}" for name in left or ["none"])
-    return f"{_as_markdown(rows)}\n\n{_SURVIVORS}\n\n{names}"
-
-
-def _as_markdown(rows: Sequence[tuple[str, int, int, int]]) -> str:
-    lines = [
-        "| module | mutants | of them ran out of time | survived | killed |",
-        "|--------|--------:|------------------------:|---------:|-------:|",
+    cells = [
+        [name, tried, slow, missed, f"{100 * (tried - missed) / max(tried, 1):.0f}%"]
+        for name, tried, slow, missed in rows
     ]
-    for name, tried, slow, missed in rows:
-        killed = 100 * (tried - missed) / max(tried, 1)
-        lines.append(f"| {name} | {tried} | {slow} | {missed} | {killed:.0f}% |")
-    return "\n".join(lines)
+    return f"{markdown(_HEADS, cells)}\n\n{_SURVIVORS}\n\n{names}"

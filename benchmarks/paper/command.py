@@ -19,24 +19,31 @@ import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
+    ManyCommand,
     check_plot,
-    count_option,
     file,
+    jobs_option,
     json_flag,
-    listed,
+    kv_blocks_option,
+    load_option,
+    max_num_seqs_option,
+    policy_option,
+    programs_option,
+    seeds_option,
     silence_vllm,
+    step_time_option,
 )
 from agentrt.lab.commands.progress import do_runs
-from agentrt.lab.reports.policies import vllm_version
-from agentrt.lab.runs.contenders import BASELINE, STOCK, check_in_steps, contenders
+from agentrt.lab.runs.contenders import BASELINE, STOCK, contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
-from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure
 from benchmarks.paper.report import Panel, as_values, draw, page
 from benchmarks.policies.asked import source_of
+from benchmarks.steps.machine import SlotMachine
 
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
-_MAIN_LOADS = "0.8,1,1.3,2,4,8"
+_MAIN_LOADS = ("0.8", "1", "1.3", "2", "4", "8")
 _COARSE = ("1", "1.5", "3", "8")
 """Loads of the workloads that are not in the headline."""
 _TOOL_LOADS = ("1", "2", "4", "8")
@@ -48,7 +55,7 @@ _EPILOG = """\b
 Examples:
   python -m benchmarks paper --quick --seeds 3             # minutes
   python -m benchmarks paper --plot paper.png > paper.md
-  python -m benchmarks paper --workload sessions.jsonl --scale 0.2 --loads 1,2,4
+  python -m benchmarks paper --workload sessions.jsonl --scale 0.2 --load 1,2,4
 
 \b
 A load is a share of what the engine can do; above 1 it is overload for the length of the run.
@@ -56,18 +63,16 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=ManyCommand, epilog=_EPILOG)
 @click.option(
     "--workload",
     metavar="NAME|[FORMAT:]FILE",
     help="One alone, or a trace. Default: mixed with and without tools, over three horizons, "
     "and each of its classes.",
 )
-@click.option(
-    "--loads", default=_MAIN_LOADS, show_default=True, metavar="X,X,…", help="Of the headline."
-)
-@click.option("--policies", default=",".join(POLICIES), show_default=True, metavar="NAME,…")
-@count_option("--programs", default=600, about="Of the middle horizon.")
+@load_option(f"Loads of the headline.  [default: {','.join(_MAIN_LOADS)}]", former=["--loads"])
+@policy_option(f"Policies to compare.  [default: {','.join(POLICIES)}]", former=["--policies"])
+@programs_option("Number of programs of the middle horizon.", default=600)
 @click.option(
     "--scale",
     type=NumberRange(min=0, min_open=True),
@@ -75,11 +80,11 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
     show_default=True,
     help="Multiplies prompts, outputs and the tools' times.",
 )
-@count_option("--seeds", default=1, about="Repeats.")
-@count_option("--max-num-seqs", default=16, about="Batch slots.")
-@count_option("--kv-blocks", default=2048, about="KV blocks of 16 tokens.")
-@file("--step-model", about="How long steps take, from agentrt calibrate.  [default: made up]")
-@count_option("--jobs", about="Processes.  [default: one per core]")
+@seeds_option(default=1, suffix=" The first is 0.")
+@max_num_seqs_option(default=16)
+@kv_blocks_option("Size of the KV cache, in blocks of 16 tokens.", default=2048)
+@step_time_option()
+@jobs_option
 @click.option("--quick", is_flag=True, help="The order of calls alone, in the step simulator.")
 @json_flag("Print all of it as one JSON line, too.")
 @file("--plot", about="Draw token latency against load.")
@@ -108,21 +113,28 @@ def paper(**options: Any) -> None:
 
 def _machine(options: dict[str, Any]) -> Machine:
     batch = options["max_num_seqs"]
-    blocks, times = options["kv_blocks"], options["step_model"]
-    engine = Machine(batch, depth="virtual", kv_blocks=blocks, step_model=times)
-    return Machine(batch, engine.token_s()) if options["quick"] else engine
+    blocks, times = options["kv_blocks"], options["step_time"]
+    engine = Machine(batch, blocks, step_model=times)
+    return SlotMachine(batch, step_s=engine.token_s()) if options["quick"] else engine
 
 
 def _command() -> str:
     """The command line, without what changes nothing in the figures."""
     context = click.get_current_context()
     given = [
-        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        f"--{name.replace('_', '-')}{_said(value)}"
         for name, value in context.params.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         and name not in _ELSEWHERE
     ]
     return " ".join(["python -m benchmarks paper", *given])
+
+
+def _said(value: object) -> str:
+    """An option's value on a command line; nothing for a flag."""
+    if value is True:
+        return ""
+    return f" {','.join(value)}" if isinstance(value, tuple) else f" {value}"
 
 
 def _specs(panel: Panel, machine: Machine, seeds: Sequence[int]) -> list[RunSpec]:
@@ -137,7 +149,7 @@ def _specs(panel: Panel, machine: Machine, seeds: Sequence[int]) -> list[RunSpec
 def _panels(options: dict[str, Any]) -> list[Panel]:
     """Each a source, a horizon, and some loads. Raises `ConfigError` for what cannot be."""
     scale, count = options["scale"], options["programs"]
-    loads, names = _listed(options["loads"]), _policies(options)
+    loads, names = options["load"] or _MAIN_LOADS, _policies(options)
     if options["workload"]:
         source = source_of(options["workload"], scale, scale)
         return [_panel(source.name, source, loads, count, names)]
@@ -164,10 +176,8 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
 
 def _policies(options: dict[str, Any]) -> tuple[str, ...]:
     """The baseline first. The step simulator has no vLLM: its ``fcfs`` decides as ``stock``."""
-    asked = [name for name in _listed(options["policies"]) if name != STOCK]
+    asked = [name for name in options["policy"] or POLICIES if name != STOCK]
     found = contenders([BASELINE if options["quick"] else STOCK, *asked])
-    if options["quick"]:
-        check_in_steps(found)
     return tuple(one.name for one in found)
 
 
@@ -176,12 +186,5 @@ def _panel(
 ) -> Panel:
     found = sorted({Pressure.parse(load) for load in loads}, key=lambda load: load.value)
     if any(load.kind != "load" for load in found):
-        raise ConfigError(f"--loads {','.join(loads)}: give shares of capacity, no bursts")
+        raise ConfigError(f"--load {','.join(loads)}: give shares of capacity, no bursts")
     return Panel(title, [Setting(source, load, count) for load in found], policies)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    found = listed(text)
-    if not found:
-        raise ConfigError("a list of names or loads is empty; leave the option out")
-    return found

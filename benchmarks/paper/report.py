@@ -7,20 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentrt.lab.reports.compare import (
-    LOAD,
-    MS_PER_TOKEN,
-    POLICY,
-    Cell,
-    Column,
-    as_dicts,
-    cells,
-    ratios,
-    table,
-    value,
-)
-from agentrt.lab.reports.plots import draw_panels
-from agentrt.lab.reports.policies import about_engine, about_scales, about_seeds
+from agentrt.lab.reports.compare import Series, as_dicts, cells, value
+from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits, markdown
 from agentrt.lab.runs.grid import RunResult, Setting
 from agentrt.lab.runs.machine import Machine
@@ -31,6 +19,8 @@ from benchmarks.equal_latency import (
     exactly,
     repeats_as_dicts,
 )
+from benchmarks.plots import draw_panels
+from benchmarks.tables import LOAD, MS_PER_TOKEN, POLICY, Column, about_scales, ratios, table
 
 LEVELS = (2.0, 3.0, 5.0)
 """Multiples of the unloaded token latency."""
@@ -50,8 +40,8 @@ class Panel:
     title: str
     settings: Sequence[Setting]
     policies: Sequence[str]
-    cells: Sequence[Cell] = ()
-    by_type: dict[str, list[Cell]] = field(default_factory=dict)
+    cells: Sequence[Series] = ()
+    by_type: dict[str, list[Series]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -78,7 +68,7 @@ class Panel:
         }
         return replace(self, cells=self._cells(own), by_type=by_type if len(types) > 1 else {})
 
-    def _cells(self, results: Sequence[RunResult]) -> list[Cell]:
+    def _cells(self, results: Sequence[RunResult]) -> list[Series]:
         return cells(results, self.settings, self.policies, self.baseline)
 
     def carried(self) -> Iterator[tuple[float, list[Carried]]]:

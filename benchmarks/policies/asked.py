@@ -11,7 +11,7 @@ import click
 import benchmarks.rivals
 import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import check_plot, listed
+from agentrt.lab.commands.options import check_plot
 from agentrt.lab.runs.contenders import STOCK, Contender, check_on_one_engine, contenders
 from agentrt.lab.runs.grid import RunResult, Source
 from agentrt.lab.workloads.arrivals import Pressure
@@ -21,11 +21,12 @@ from agentrt.lab.workloads.shape import Cut
 if TYPE_CHECKING:
     from agentrt.cli.faults import StoppedError
 
+POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
 WORKLOADS = {"sharegpt": "chat", "bfcl": "react"}
 """The paper's names for two of the generators."""
-_VIRTUAL = ("step_model", "jobs")
+_VIRTUAL = ("step_time", "jobs")
 _REAL = ("model", "model_shape")
-_DEFAULT_RATES = "0.7x,0.9x,1.1x,1.3x"
+_DEFAULT_RATES = ("0.7x", "0.9x", "1.1x", "1.3x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,12 @@ def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
     """What the options ask for. Raises `ConfigError` before anything runs."""
     _check_kind(options)
     check_plot(options["plot"])
-    everyone = contenders([STOCK, *listed(options["policies"])])
+    everyone = contenders([STOCK, *(options["policy"] or POLICIES)])
     if not options["virtual"]:
         check_on_one_engine(everyone)
     pressures = _pressures(options)
     programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
-    repeats = options["repeat"] or (3 if options["virtual"] else 2)
+    repeats = options["seeds"] or (3 if options["virtual"] else 2)
     seeds = range(options["seed"], options["seed"] + repeats)
     return Asked(_source(options), pressures, programs, everyone, seeds, options, tuple(flags))
 
@@ -66,19 +67,20 @@ def _check_kind(options: Mapping[str, Any]) -> None:
             how = "has no model" if options["virtual"] else "is needed for that"
             raise ConfigError(f"--{name.replace('_', '-')}: --virtual {how}; leave one of them out")
     for one, other in (("rate", "burst"), ("burst", "programs"), ("model", "model_shape")):
-        if options[one] is not None and options[other] is not None:
+        if options[one] and options[other]:
             names = " and ".join(f"--{n.replace('_', '-')}" for n in (one, other))
             raise ConfigError(f"{names}: give one of them")
 
 
 def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
-    if options["burst"] is not None or (options["rate"] is None and not options["virtual"]):
+    if options["burst"] is not None or (not options["rate"] and not options["virtual"]):
         return [Pressure("at-once")]
-    found = [_pressure(text) for text in listed(options["rate"] or _DEFAULT_RATES)]
+    found = [_pressure(text) for text in options["rate"] or _DEFAULT_RATES]
     if len({pressure.kind for pressure in found}) != 1:
+        rates = ",".join(options["rate"])
         raise ConfigError(
-            f"--rate {options['rate']!r}: give all in programs per second, such as 0.5,0.8, or "
-            "all as shares of what the engine can do, such as 0.9x,1.1x"
+            f"--rate {rates!r}: give all in programs per second, such as 0.5,0.8, or all as "
+            "shares of what the engine can do, such as 0.9x,1.1x"
         )
     return sorted(found, key=lambda pressure: pressure.value)
 

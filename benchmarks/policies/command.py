@@ -11,20 +11,13 @@ import click
 from agentrt.cli.numbers import NumberRange
 from agentrt.cli.options import Options, RunCommand, together
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import silence_vllm
+from agentrt.lab.commands.options import silence_vllm, split_commas
 from agentrt.lab.commands.progress import do_runs
-from agentrt.lab.reports.compare import ALL, as_dicts, cells
-from agentrt.lab.reports.plots import draw_curves
-from agentrt.lab.reports.policies import (
-    about_engine,
-    about_workload,
-    latencies,
-    vllm_version,
-    where_it_went,
-)
+from agentrt.lab.reports.compare import as_dicts, cells
+from agentrt.lab.reports.policies import about_engine
 from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.grid import RunResult, Setting, grid
-from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.traces import KNOWN
 from benchmarks.equal_latency import (
     MEASURES,
@@ -33,14 +26,16 @@ from benchmarks.equal_latency import (
     repeats_as_dicts,
     times,
 )
-from benchmarks.policies.asked import Asked, Measured, read
+from benchmarks.plots import draw_curves
+from benchmarks.policies.asked import POLICIES, Asked, Measured, read
+from benchmarks.tables import ALL, about_workload, latencies, where_it_went
 
 EPILOG = """\b
 Examples:
   python -m benchmarks policies --workload mixed --virtual --rate 0.9x,1.1x --plot curves.png
-  python -m benchmarks policies --workload mixed --burst 12 --policies mlfq,atlas
+  python -m benchmarks policies --workload mixed --burst 12 --policy mlfq,atlas
   python -m benchmarks policies --workload mooncake:conversation_trace.jsonl --virtual --scale 0.25
-  python -m benchmarks policies --workload bfcl --rate 0.2,0.4 --policies atlas -- --dtype float32
+  python -m benchmarks policies --workload bfcl --rate 0.2,0.4 --policy atlas -- --dtype float32
   python -m benchmarks policies --workload mixed --model-shape llama-8b --scale 1 --rate 0.7x,1x
 
 \b
@@ -49,7 +44,6 @@ not depend on the machine. Without it: real engines in real time, one after the 
 Ctrl-C keeps what is done. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
 """
 
-POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
 _work, _engine, _output = Options("Workload"), Options("Engine"), Options("Output")
 _options = together(
     _work.text(
@@ -59,11 +53,13 @@ _options = together(
         f"{', '.join(KNOWN)}.",
         default="mixed",
     ),
-    _work.text(
+    _work.several(
         "--rate",
-        "R,R,…",
+        "rate",
+        "R,…",
         "Poisson arrivals, in programs per second, or with an x in shares of what the engine can "
         "do.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
+        callback=split_commas,
     ),
     _work.count("--burst", "N programs at once.  [default in real time: 9]"),
     _work.count("--programs", "How many arrive.  [default: 150; real time 9]"),
@@ -74,22 +70,30 @@ _options = together(
         type=NumberRange(min=0, min_open=True),
     ),
     _work.count("--calls", "Cut programs after N calls."),
-    _work.text(
-        "--policies",
+    _work.several(
+        "--policy",
+        "policy",
         "NAME,…",
-        "Beside stock; retention and admission after a plus, as in atlas+cost+memory.",
-        default=",".join(POLICIES),
+        "Beside stock; retention and admission after a plus, as in atlas+cost+memory.  [default: "
+        f"{','.join(POLICIES)}]",
+        callback=split_commas,
+        former=["--policies"],
     ),
-    _work.count("--repeat", "With so many seeds.  [default: 3; real 2]", metavar="R"),
-    _work.text("--seed", "N", "The first.", type=int, default=0),
+    _work.count(
+        "--seeds",
+        "Number of seeds, from --seed up.  [default: 3; real 2]",
+        former=["--repeat"],
+    ),
+    _work.text("--seed", "N", "The first seed.", type=int, default=0),
     _work.text(
         "--tokenizer", "MODEL", "Whose tokens recorded texts are counted in.  [default: --model]"
     ),
     _engine.flag("--virtual", "In virtual time, without a model."),
     _engine.file(
-        "--step-model",
-        "With --virtual: how long steps take, from agentrt calibrate.  [default: made up]",
+        "--step-time",
+        "With --virtual: how long steps take, a file of agentrt calibrate.  [default: made up]",
         dir_okay=True,
+        former=["--step-model"],
     ),
     _engine.count("--jobs", "With --virtual.  [default: one per core]", metavar="J"),
     _engine.count("--max-num-seqs", "Batch slots.  [default: 16; real 4]", metavar="B"),
@@ -160,7 +164,7 @@ the sweep bounds it only; ~: repeats differ in how."""
 
 _VIRTUAL_SLOTS = 16
 _FLAGS = {
-    "--max-num-seqs": "batch",
+    "--max-num-seqs": "max_num_seqs",
     "--num-gpu-blocks-override": "kv_blocks",
     "--max-num-batched-tokens": "max_num_batched_tokens",
 }
@@ -171,8 +175,8 @@ def measure_virtual(asked: Asked) -> Measured:
     """All runs, in as many processes as there are cores. A signal keeps what is done."""
     silence_vllm()
     options = asked.options
-    sizes = {"batch": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(asked.flags)}
-    machine = Machine(depth="virtual", step_model=options["step_model"], **sizes)
+    sizes = {"max_num_seqs": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(asked.flags)}
+    machine = Machine(step_model=options["step_time"], **sizes)
     settings = [Setting(asked.source, pressure, asked.programs) for pressure in asked.pressures]
     specs = grid(settings, asked.everyone, asked.seeds, machine)
     for setting in settings:

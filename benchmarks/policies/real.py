@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import hardware
-from agentrt.lab.bench.serving import (
+from agentrt.lab.backends.serving import (
     Open,
     about_engine,
     by_engine,
@@ -23,14 +22,15 @@ from agentrt.lab.bench.serving import (
 )
 from agentrt.lab.commands.progress import Meter, do_on_engines
 from agentrt.lab.engine.engines import LabEngine, engine_options, model_in_words, started
+from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.policies import about_workload, vllm_version
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, Source, arrivals, turns
-from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure, at_once
 from agentrt.lab.workloads.shape import Cut
 from benchmarks.policies.asked import Asked, Measured
+from benchmarks.tables import about_workload
 
 
 @dataclass(slots=True)

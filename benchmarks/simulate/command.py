@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import click
 
-import benchmarks.rivals
-import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.cli.lazy import LazyGroup
 
 _EPILOG = """\b
 Examples:
-  python -m benchmarks simulate run --workload mixed --load 0.95 --policy mlfq atlas srpt
-  python -m benchmarks simulate sweep --workload chat lats --load 0.8 0.95 b0.8 --seeds 3
-  python -m benchmarks simulate routing --workload chat graphs8 --depth virtual --replicas 4
+  python -m benchmarks simulate run --workload mixed --load 0.95 --policy mlfq,atlas,srpt
+  python -m benchmarks simulate sweep --workload chat,lats --load 0.8,0.95,b0.8 --seeds 3
+  python -m benchmarks simulate routing --workload chat,graphs8 --depth virtual --replicas 4
 """
 STUDIES = {
     "routing": (
@@ -20,7 +18,7 @@ STUDIES = {
         "Compare routers over several simulated engines.",
     ),
     "run": (
-        "agentrt.lab.commands.simulate.policies:run",
+        "benchmarks.simulate.run:run",
         "Simulate policies under one setting, as agentrt simulate run does.",
     ),
     "sweep": (

@@ -1,14 +1,60 @@
-"""Which programs a simulation runs."""
+"""Which programs a simulation runs, and on which of the two simulated engines."""
 
 from __future__ import annotations
 
-from agentrt.lab.commands.options import Option, many
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from agentrt.cli.numbers import NumberRange
+from agentrt.cli.options import together
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import Option, text_option, workload_option
+from agentrt.lab.commands.simulate.options import machine_options, read_fleet, read_machine
+from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.traces import KNOWN
+from benchmarks.steps.machine import SlotMachine
 
 DEFAULT_WORKLOADS = ("mixed",)
-workloads_option: Option = many(
-    "--workload",
-    metavar="NAME|[FORMAT:]FILE…",
-    help=f"chat, react, lats, mixed, graphs8, or recorded programs: {', '.join(KNOWN)}.  "
-    "[default: mixed]",
+WORKLOADS = f"chat, react, lats, mixed, graphs8, or recorded programs: {', '.join(KNOWN)}."
+workloads_option: Option = workload_option(f"{WORKLOADS}  [default: mixed]")
+depth_options: Option = together(
+    text_option(
+        "--depth",
+        "[steps|virtual]",
+        "steps: batch slots alone, all steps alike. virtual: vLLM's own scheduler, with memory, "
+        "prefix cache and prefill, as in agentrt simulate; it takes longer.",
+        type=click.Choice(("steps", "virtual")),
+        default="steps",
+    ),
+    text_option(
+        "--step-ms",
+        "MS",
+        "With --depth steps: milliseconds per step, which gives each running call one token.  "
+        "[default: 25]",
+        type=NumberRange(min=0, min_open=True),
+    ),
+    machine_options,
 )
+_OF_DEPTH = {
+    "steps": ("step_ms",),
+    "virtual": ("kv_blocks", "max_num_batched_tokens", "step_time"),
+}
+
+
+def read_depth(options: Mapping[str, Any]) -> Machine:
+    """The engine of `depth_options`. Raises `ConfigError` for options of the other depth."""
+    depth = options["depth"]
+    for other, names in _OF_DEPTH.items():
+        for name in names:
+            if other != depth and options[name] is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} is for --depth {other}; leave it out")
+    if depth == "virtual":
+        return read_machine(options)
+    step_ms = options["step_ms"] or 25.0
+    if not math.isfinite(step_ms):
+        raise ConfigError(f"--step-ms {step_ms}: give a number of milliseconds")
+    return SlotMachine(options["max_num_seqs"], step_s=step_ms / 1000, **read_fleet(options))

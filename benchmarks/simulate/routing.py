@@ -15,30 +15,37 @@ from typing import Any
 import click
 
 import benchmarks.workloads  # noqa: F401  # makes their names known
-from agentrt.lab.commands.options import ManyCommand, count_option, counts, json_flag, many
-from agentrt.lab.commands.progress import do_runs
-from agentrt.lab.commands.simulate.options import (
-    machine_options,
-    read_loads,
-    read_machine,
-    read_sources,
-    scale_options,
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    counts,
+    json_flag,
+    load_option,
+    many,
+    programs_option,
     seeds_option,
 )
-from agentrt.lab.reports.compare import SHORT, WORKLOAD, Cell, Column, as_dicts, table, values
+from agentrt.lab.commands.progress import do_runs
+from agentrt.lab.commands.simulate.options import read_loads, read_sources, scale_options
+from agentrt.lab.reports.compare import Series, as_dicts
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits
-from agentrt.lab.runs.contenders import DEFAULT, Contender, check_in_steps, contender
+from agentrt.lab.runs.contenders import DEFAULT, Contender, contender
 from agentrt.lab.runs.grid import RunResult, RunSpec, Setting
 from agentrt.lab.runs.machine import Machine
 from agentrt.router import make_router, router_names
-from benchmarks.simulate.options import DEFAULT_WORKLOADS, workloads_option
+from benchmarks.simulate.options import (
+    DEFAULT_WORKLOADS,
+    depth_options,
+    read_depth,
+    workloads_option,
+)
+from benchmarks.tables import SHORT, WORKLOAD, Column, table, values
 
 _EPILOG = """\b
 Examples:
-  python -m benchmarks simulate routing --workload chat graphs8 --depth virtual --replicas 4
-  python -m benchmarks simulate routing --router cost agentix:threshold=1024 --depth virtual
-  python -m benchmarks simulate routing --router cost --replicas 1 4 16 64
+  python -m benchmarks simulate routing --workload chat,graphs8 --depth virtual --replicas 4
+  python -m benchmarks simulate routing --router cost,agentix:threshold=1024 --depth virtual
+  python -m benchmarks simulate routing --router cost --replicas 1,4,16,64
 
 \b
 All routers of a seed see the same programs at the same times. A load is the share of what all
@@ -50,13 +57,13 @@ alone. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @workloads_option
 @scale_options
-@many("--router", metavar="NAME…", help="Which to compare.  [default: all]")
-@many("--replicas", metavar="N…", help="On how many engines.  [default: 4]")
-@many("--load", metavar="X…", help="Loads, bursts as b0.8.  [default: 0.9]")
+@many("--router", metavar="NAME,…", help="Which to compare.  [default: all]")
+@many("--replicas", metavar="N,…", help="On how many engines.  [default: 4]")
+@load_option("Loads, bursts as b0.8.  [default: 0.9]")
 @click.option("--policy", default=DEFAULT, show_default=True, metavar="NAME")
-@count_option("--programs", default=50, about="How many for each replica.")
-@seeds_option
-@machine_options
+@programs_option("Number of programs for each replica.", default=50)
+@seeds_option(default=3, suffix=" The first is 0.")
+@depth_options
 @json_flag("Print one JSON object instead of tables.")
 def routing(**options: Any) -> None:
     """Compare routers over several simulated engines.
@@ -68,10 +75,9 @@ def routing(**options: Any) -> None:
         make_router(name)
     routers = options["router"] or router_names()
     replicas = counts("--replicas", options["replicas"] or ("4",))
-    machine = read_machine(options)
+    machine = read_depth(options)
     one = contender(options["policy"])
-    if machine.depth == "steps":
-        check_in_steps([one])
+    machine.check([one])
     runs = _specs(options, replicas, routers, one, machine)
     results, stop = do_runs(runs, options["jobs"])
     found = gather(sorted(results, key=lambda result: runs.index(result.spec)))
@@ -111,13 +117,13 @@ def _specs(
     ]
 
 
-def gather(results: Iterable[RunResult]) -> list[Cell]:
+def gather(results: Iterable[RunResult]) -> list[Series]:
     """The runs that are done, by setting, router and replicas, in the order of the first."""
-    found: dict[tuple[Setting, str, int], Cell] = {}
+    found: dict[tuple[Setting, str, int], Series] = {}
     for result in results:
         machine = result.spec.machine
         key = (result.spec.setting, machine.router, machine.replicas)
-        found.setdefault(key, Cell(*key)).summaries[result.spec.seed] = result.summary
+        found.setdefault(key, Series(*key)).summaries[result.spec.seed] = result.summary
     return list(found.values())
 
 
@@ -133,8 +139,9 @@ _KEY = (
 )
 
 
-def _as_json(found: Sequence[Cell], options: Mapping[str, Any]) -> str:
-    settings = {name: options[name] for name in ("policy", "programs", "seeds", "batch", "depth")}
+def _as_json(found: Sequence[Series], options: Mapping[str, Any]) -> str:
+    settings = {name: options[name] for name in ("policy", "programs", "seeds", "depth")}
+    settings["batch"] = options["max_num_seqs"]
     cells = [
         {"router": cell.name, "replicas": cell.replicas, **values}
         for cell, values in zip(found, as_dicts(found, _MEASURES), strict=True)
@@ -142,7 +149,7 @@ def _as_json(found: Sequence[Cell], options: Mapping[str, Any]) -> str:
     return json.dumps({"settings": settings, "cells": cells})
 
 
-def _as_text(found: Sequence[Cell], machine: Machine) -> str:
+def _as_text(found: Sequence[Series], machine: Machine) -> str:
     head = f"{about_seeds(found[0].seeds)}.\n{about_engine(machine)}"
     parts = [head, table(found, *_KEY, *values(*_MEASURES))]
     several = [one for one in found if _others(one, found)]
@@ -153,7 +160,7 @@ def _as_text(found: Sequence[Cell], machine: Machine) -> str:
     return "\n\n".join(parts)
 
 
-def _others(one: Cell, found: Sequence[Cell]) -> list[Cell]:
+def _others(one: Series, found: Sequence[Series]) -> list[Series]:
     """Other routers that had the same programs on as many replicas."""
     same = (one.setting, one.replicas)
     return [
@@ -161,10 +168,10 @@ def _others(one: Cell, found: Sequence[Cell]) -> list[Cell]:
     ]
 
 
-def _to_best(measure: str, found: Sequence[Cell]) -> list[Column]:
+def _to_best(measure: str, found: Sequence[Series]) -> list[Column]:
     """Each router over whichever of the others is best in the median."""
 
-    def best(one: Cell) -> Cell:
+    def best(one: Series) -> Series:
         return min(_others(one, found), key=lambda other: other.median(measure))
 
     head = SHORT[measure]
@@ -178,14 +185,14 @@ def _spread(ratios: Sequence[float]) -> str:
     return str(Spread.of(ratios)) if ratios else "-"
 
 
-def _to_fewest(found: Sequence[Cell]) -> list[Column]:
+def _to_fewest(found: Sequence[Series]) -> list[Column]:
     """More replicas against the fewest of the same router: medians over seeds.
 
     Over linear: the share of arriving programs that end while others arrive, over the same share
     with the fewest replicas.
     """
 
-    def over(one: Cell, measure: str) -> float:
+    def over(one: Series, measure: str) -> float:
         key = (one.setting.source, one.setting.pressure, one.name)
         same = [
             other
@@ -194,7 +201,7 @@ def _to_fewest(found: Sequence[Cell]) -> list[Column]:
         ]
         return one.median_ratio(measure, min(same, key=lambda other: other.replicas))
 
-    def over_linear(one: Cell) -> str:
+    def over_linear(one: Series) -> str:
         share = over(one, "steady_per_s") / over(one, "offered_per_s")
         return "-" if isnan(share) else f"{share:.3f}"
 

@@ -17,34 +17,42 @@ from agentrt.lab.commands.options import (
     counts,
     file,
     json_flag,
+    load_option,
     many,
+    seeds_option,
 )
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.options import (
-    engine_options,
-    policy_option,
+    fleet_options,
+    policies_option,
     read_grid,
     read_loads,
     read_sources,
     scale_options,
-    seeds_option,
+    scheduler_options,
 )
 from agentrt.lab.commands.simulate.policies import about
-from agentrt.lab.reports.plots import draw_curves
-from agentrt.lab.reports.policies import as_values, conditions, sweep_table
+from agentrt.lab.reports.policies import as_values, conditions
 from agentrt.lab.runs.contenders import BASELINE
 from agentrt.lab.runs.grid import Setting
 from agentrt.lab.workloads.arrivals import Pressure
-from benchmarks.simulate.options import DEFAULT_WORKLOADS, workloads_option
+from benchmarks.plots import draw_curves
+from benchmarks.simulate.options import (
+    DEFAULT_WORKLOADS,
+    depth_options,
+    read_depth,
+    workloads_option,
+)
+from benchmarks.tables import sweep_table
 
 _OF_SWEEP = """\b
 Examples:
-  python -m benchmarks simulate sweep --workload chat react lats --load 0.8 0.9 0.95 --programs 500
-  python -m benchmarks simulate sweep --load 0.8 0.9 0.95 b0.8 1.3 --policy mlfq plas atlas srpt \\
+  python -m benchmarks simulate sweep --workload chat,react,lats --load 0.8,0.9,0.95 --programs 500
+  python -m benchmarks simulate sweep --load 0.8,0.9,0.95,b0.8,1.3 --policy mlfq,plas,atlas,srpt \\
       --seeds 5 --programs 4000 --plot curves.png
-  python -m benchmarks simulate sweep --load b0.8 --policy plas adaptive adaptive+hints --hints 0.5
+  python -m benchmarks simulate sweep --load b0.8 --policy plas,adaptive,adaptive+hints --hints 0.5
   python -m benchmarks simulate sweep --workload sessions.jsonl.gz --output-scale 0.2
-  python -m benchmarks simulate sweep --workload chat --offline --programs 1000 2000 4000
+  python -m benchmarks simulate sweep --workload chat --offline --programs 1000,2000,4000
 
 \b
 Loads are shares of the engine's capacity: 0.9 are Poisson arrivals, b0.8 is a mean load of
@@ -61,35 +69,38 @@ _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 @click.command(cls=ManyCommand, epilog=_OF_SWEEP)
 @workloads_option
 @scale_options
-@many("--load", metavar="X…", help=f"Loads, bursts as b0.8.  [default: {','.join(_LOADS)}]")
-@policy_option
+@load_option(f"Loads, bursts as b0.8.  [default: {','.join(_LOADS)}]")
+@policies_option
 @click.option("--offline", is_flag=True, help="All programs at once: compare makespans.")
 @many(
     "--programs",
-    metavar="N…",
+    metavar="N,…",
     help="How many; several with --offline.  [default: 1000; all of a trace]",
 )
-@seeds_option
-@engine_options
+@seeds_option(default=3, suffix=" The first is 0.")
+@fleet_options
+@depth_options
+@scheduler_options
 @json_flag("End with all of it as one JSON line.")
 @file("--plot", about="Draw latency against load.")
 def sweep(**options: Any) -> None:
     """Simulate every policy under every load on every workload."""
     check_plot(options["plot"])
     seeds = list(range(options["seeds"]))
-    specs = read_grid(options, _settings(options), seeds)
-    with compared(specs, options["jobs"], BASELINE) as found:
-        if not found:
+    machine = read_depth(options)
+    specs = read_grid(options, _settings(options), seeds, machine)
+    with compared(specs, options["jobs"], BASELINE) as series:
+        if not series:
             return
         common = conditions(specs, seeds, BASELINE)
-        ran = sorted({cell.setting.count for cell in found})
+        ran = sorted({cell.setting.count for cell in series})
         click.echo(f"{', '.join(map(str, ran))} programs. {about(specs, seeds)}\n")
-        click.echo(sweep_table(found, BASELINE))
+        click.echo(sweep_table(series, BASELINE))
         if options["as_json"]:
-            click.echo(json.dumps(as_values(found, specs, common)))
+            click.echo(json.dumps(as_values(series, specs, common)))
         if options["plot"]:
             measures = ("makespan_s",) if options["offline"] else ("mean_s", "p99_s")
-            draw_curves(found, options["plot"], measures)
+            draw_curves(series, options["plot"], measures)
 
 
 def _settings(options: Mapping[str, Any]) -> list[Setting]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import multiprocessing
 import traceback
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from agentrt.lab.commands.progress import run_all
 from benchmarks.stress.faults import Violation
 from benchmarks.stress.plans import CasePlan, draw_case
 from benchmarks.stress.watch import Figures
@@ -141,25 +140,17 @@ def run_seeds(
         yield outcome
 
 
-def run_all(
+def run_cases(
     seeds: range, jobs: int, *, twice: int = 0, without: Collection[str] = ()
 ) -> Iterator[Outcome]:
-    """Run the cases of all seeds in so many processes, and give their outcomes in their order."""
+    """Run the cases of all seeds in so many processes; with one, the outcomes are in order."""
     run = partial(_run_piece, twice=twice, without=without)
     if jobs == 1:
         yield from run_seeds(seeds, twice=twice, without=without)
         return
-    import_all()
     pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-        for outcomes in pool.map(run, pieces):
-            yield from outcomes
-
-
-def import_all() -> None:
-    """Import vLLM, before processes are forked that would each take seconds for it."""
-    import agentrt.executors.vllm.scheduler  # noqa: F401
-    import benchmarks.stress.clients  # noqa: F401
+    for outcomes in run_all(pieces, jobs, run):
+        yield from outcomes
 
 
 def _run_piece(seeds: range, twice: int, without: Collection[str]) -> list[Outcome]:

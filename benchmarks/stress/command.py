@@ -7,10 +7,18 @@ from collections import Counter
 
 import click
 
-from agentrt.lab.bench.results import run_shown, show
-from agentrt.lab.commands.options import count_option, note, seed_option, silence_vllm
+from agentrt.lab.commands.options import (
+    count_option,
+    many,
+    note,
+    policy_option,
+    seed_option,
+    silence_vllm,
+)
 from agentrt.lab.reports.tables import markdown
-from benchmarks.stress.cases import Outcome, run_all
+from benchmarks.cells import check_names
+from benchmarks.harness import run_shown, show
+from benchmarks.stress.cases import Outcome, run_cases
 from benchmarks.stress.cases import shrink as shrink_case
 from benchmarks.stress.plans import FEATURES, describe, draw_case
 from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
@@ -37,12 +45,11 @@ Examples:
     is_flag=True,
     help="Show the first case that fails without what its failure does not need, and stop.",
 )
-@click.option(
+@many(
     "--without",
-    multiple=True,
-    type=click.Choice(FEATURES),
-    help="A kind of request or disturbance to leave out; may be repeated. A seed's case is another "
-    "one then.",
+    metavar="NAME,…",
+    help="Kinds of requests and disturbances to leave out, of "
+    f"{', '.join(FEATURES)}. A seed's case is another one then.",
 )
 @click.pass_context
 def stress(
@@ -64,11 +71,12 @@ def stress(
     """
     if ctx.invoked_subcommand is not None:
         return None
+    check_names("--without", without, FEATURES)
     silence_vllm()
     done = _Cases()
 
     async def work() -> None:
-        for outcome in run_all(range(seed, seed + cases), jobs, twice=_TWICE, without=without):
+        for outcome in run_cases(range(seed, seed + cases), jobs, twice=_TWICE, without=without):
             if done.add(outcome) and (show_all or done.failed[outcome.invariant] <= _SHOWN):
                 note(f"{outcome.report}\n    again: {_line(outcome.seed, without)}")
             if outcome.invariant and shrink:
@@ -95,7 +103,8 @@ class _Cases:
         self.number += 1
         if outcome.invariant:
             self.failed[outcome.invariant] += 1
-            self._firsts.setdefault(outcome.invariant, outcome.seed)
+            first = self._firsts.get(outcome.invariant, outcome.seed)
+            self._firsts[outcome.invariant] = min(first, outcome.seed)
         return bool(outcome.invariant)
 
     def table(self) -> str:
@@ -119,28 +128,25 @@ def _show_shrunk(seed: int, without: tuple[str, ...]) -> None:
 @count_option("--workloads", "Number of workloads, each under stock and every policy.", default=500)
 @seed_option
 @count_option("--jobs", "Number of processes that share the work.", default=1)
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    type=click.Choice(POLICIES),
-    help="A policy to compare, with the retention and admission that go with it; may be repeated.  "
-    "[default: all]",
+@policy_option(
+    "Policies to compare, with the retention and admission that go with each, of "
+    f"{', '.join(POLICIES)}.  [default: all]"
 )
 @count_option("--worst", "Number of workloads in the table of the worst.", default=10)
-def ratios(workloads: int, seed: int, jobs: int, policies: tuple[str, ...], worst: int) -> int:
+def ratios(workloads: int, seed: int, jobs: int, policy: tuple[str, ...], worst: int) -> int:
     """The time until random workloads have ended, beside stock's scheduler.
 
     Every context fits into the cache. Fails if a workload takes more than 1.15 times as long as
     with stock under the defaults, or more than 1.5 times under another policy; the worst are shown
     with what explains them.
     """
+    policies = check_names("--policy", policy, POLICIES)
     silence_vllm()
     done: list[Ratio] = []
 
     async def work() -> None:
         seeds = range(seed, seed + workloads)
-        for number, compared in enumerate(compare_all(seeds, policies or POLICIES, jobs), 1):
+        for number, compared in enumerate(compare_all(seeds, policies, jobs), 1):
             done.extend(compared)
             if number % 50 == 0:
                 note(f"{number} of {workloads} workloads")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import random
 import statistics
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
+from agentrt.lab.commands.progress import run_all
 from agentrt.lab.reports.tables import markdown
 from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
 from agentrt.scheduler.policies import BUILT_IN
 from benchmarks.harness import percentile
-from benchmarks.stress.cases import import_all
 from benchmarks.stress.faults import Violation
 from benchmarks.stress.plans import CasePlan
 from benchmarks.stress.watch import Figures
@@ -102,12 +100,7 @@ def compare(seed: int, policies: Sequence[str]) -> list[Ratio]:
 def compare_all(seeds: range, policies: Sequence[str], jobs: int) -> Iterator[list[Ratio]]:
     """Compare policies with stock on the workload of each seed, in so many processes."""
     run = partial(compare, policies=tuple(policies))
-    if jobs == 1:
-        yield from map(run, seeds)
-        return
-    import_all()
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-        yield from pool.map(run, seeds)
+    yield from run_all(seeds, jobs, run)
 
 
 def _ratio(plan: CasePlan, policy: str, ours: Run, stock: Run) -> Ratio:

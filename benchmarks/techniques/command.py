@@ -29,10 +29,9 @@ from agentrt.executors.transformers import TransformersExecutor
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import SPREAD, Column, Figures, Results
 from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
 from agentrt.lab.runs.grid import turns
-from benchmarks.harness import WHOLE, ratios, run_with_table
+from benchmarks.harness import SPREAD, WHOLE, Column, Figures, Results, ratios, run_with_table
 from benchmarks.servers import StockServer
 from benchmarks.techniques.attention import ATTENTIONS, PlainModel, PlainThread
 from benchmarks.techniques.table import OF_A_TRAINED_MODEL, TECHNIQUES, Technique
@@ -73,7 +72,7 @@ class Side(NamedTuple):
     metavar="MS",
     about="Between the client and the server. A program is sent once.",
 )
-@many("--only", metavar="NAME…", help="These techniques.  [default: all]")
+@many("--only", metavar="NAME,…", help="These techniques.  [default: all]")
 @click.option("--quick", is_flag=True, help="With a tiny model, whose steps take milliseconds.")
 @model_option
 @json_option

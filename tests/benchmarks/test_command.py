@@ -58,7 +58,7 @@ def test_help_lists_them_all_and_loads_none() -> None:
     ("args", "words"),
     [
         (["atack"], ["'atack'", "did you mean 'attack'?", "submit"]),
-        (["scheduler", "--cases", "fcfs+mru"], ["unknown policy 'fcfs+mru'", "fcfs+cost"]),
+        (["scheduler", "--policy", "fcfs+mru"], ["unknown policy 'fcfs+mru'", "fcfs+cost"]),
         (["scheduler", "--running", "few"], ["--running 'few'", "from 1 up"]),
         (["techniques", "--only", "magic"], ["'magic'", "Tree of Thoughts"]),
         (["generators", "--only", "wrk"], ["'wrk'", "guidellm"]),

@@ -10,7 +10,8 @@ import pytest
 
 from agentrt.lab.engine.step_time import StepWork
 from benchmarks.__main__ import call
-from benchmarks.external import FITTED, GPUS, Trial, cells, errors, run, table, verdict
+from benchmarks.cells import Cell, Measured
+from benchmarks.external import FITTED, GPUS, Jobs, cells, errors, figures, table, verdict
 from benchmarks.workloads import agents
 from benchmarks.workloads.agents import LONGEST
 
@@ -54,10 +55,17 @@ def test_errors_are_of_medians_and_the_fitted_cell_counts_in_none() -> None:
     assert "232.9 / 200.0 [190-210] (-14%)" in rows[1]
     assert rows[1].rstrip(" |").endswith("70.0")
     assert verdict(PREDICTED) == "median error of 2 cells: 7% (FCFS 14%, Continuum 0%)"
-    assert {"gpu": "H100", "jobs_per_s": 3.0, "who": "default", "predicted": [70.0]} | {
-        "measured": None,
-        "metrics": [{}],
-    } in cells(PREDICTED, {key: [{}] for key in PREDICTED})
+
+
+def test_cells_have_the_figures_of_their_seeds_in_order() -> None:
+    jobs = Jobs("H100", 3.0)
+    done = {
+        Cell(jobs, "default", seed): {"in_turns": 70.0 + seed, "duration": 9.0} for seed in (2, 1)
+    }
+    assert cells(Measured(done)) == [
+        {"gpu": "H100", "jobs_per_s": 3.0, "who": "default", "predicted": [71.0, 72.0]}
+        | {"measured": None, "metrics": [{"duration": 9.0}] * 2}
+    ]
 
 
 @pytest.mark.engine
@@ -81,12 +89,11 @@ def test_a_cell_by_the_command(
 @pytest.mark.engine
 def test_the_seconds_are_those_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "JOBS", 1)
-    trial, seconds, metrics = run(Trial("A100", 1.0, "stock", 0))
+    found = figures(Jobs("A100", 1.0).load(0), "stock")
     [job] = agents.swe_smith(1.0, 0)
     base_s = GPUS["A100"].step_time.base_s
-    assert seconds > job.output_tokens * base_s
-    assert metrics["mean_jct_s"] == pytest.approx(seconds + len(job.calls) - 1)
-    assert trial.seed == 0
+    assert found["in_turns"] > job.output_tokens * base_s
+    assert found["mean_jct_s"] == pytest.approx(found["in_turns"] + len(job.calls) - 1)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_toys_table_states_the_paper_beside_it(capsys: pytest.CaptureFixture[str
 
 def test_figure_20_ends_with_the_optimum(capsys: pytest.CaptureFixture[str]) -> None:
     args = (20, "--workload", "react", "--load", "0.8,1.2", "--policy", "fcfs")
-    size = ("--programs", 60, "--batch", 2, "--jobs", 1)
+    size = ("--programs", 60, "--max-num-seqs", 2, "--jobs", 1)
     found = told_json(capsys, *args, *size, "--json")
     assert [cell["policy"] for cell in found["cells"]] == ["fcfs", "srpt"] * 2
     assert all(cell["measures"]["mean_s"]["ratio"] > 1 for cell in found["cells"][::2])

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import first_runs
+from benchmarks import cells
 from benchmarks.__main__ import call
-from benchmarks.first_runs import Trial, by_mix, ratios, report
+from benchmarks.cells import Cell, Measured
+from benchmarks.first_runs import Newcomers, ratios, report, times
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 from tests.cli.conftest import check
 
@@ -61,28 +62,26 @@ def test_limits_are_those_that_clients_set() -> None:
 
 
 def test_ratios_are_of_completion_times() -> None:
-    over = ratios(ended(1.0, 3.0), ended(1.0, 2.0), ended(0.5, 1.5))
+    base, first = times(ended(1.0, 3.0)), times(ended(1.0, 2.0))
+    over = ratios({**first, "known": 1.0}, base)
     assert over["mean"] == pytest.approx(0.75)
     assert over["longest"] == pytest.approx(2 / 3)
     assert over["p99"] == pytest.approx(1.99 / 2.98)
     assert over["known"] == pytest.approx(0.5)
-    assert "known" not in ratios(ended(1.0), ended(1.0))
+    assert "known" not in ratios(first, base)
 
 
 def test_a_row_is_the_median_of_the_seeds_and_the_summary_counts_rows() -> None:
     """Seeds may come in any order; a mix reaches what is wanted when its median does."""
-
-    def measured(mix: str, seed: int, mean: float) -> Any:
-        found = {"default": {"mean": mean, "p99": 1.0, "longest": 1.1, "known": 0.5}}
-        return Trial(mix, seed, ("default",)), found
-
-    results = by_mix(
-        [
-            measured("chat", 0, 1.02),
-            *(measured("demo", seed, mean) for seed, mean in ((2, 0.95), (0, 0.8), (1, 0.9))),
-            measured("coding-chat", 0, 0.98),
-        ]
-    )
+    base = {"mean": 1.0, "p99": 1.0, "longest": 1.0}
+    means = [("chat", 0, 1.02), ("demo", 2, 0.95), ("demo", 0, 0.8), ("demo", 1, 0.9)]
+    done = {}
+    for mix, seed, mean in [*means, ("coding-chat", 0, 0.98)]:
+        done[Cell(Newcomers(mix), "stock", seed)] = base
+        mine = {"mean": mean, "p99": 1.0, "longest": 1.1, "known": 0.5}
+        done[Cell(Newcomers(mix), "default", seed)] = mine
+    over = Measured(done).over("stock", ratios)
+    results = {(mix.name, policy): seeds for (mix, policy), seeds in over.items()}
     assert [one["mean"] for one in results["demo", "default"]] == [0.8, 0.9, 0.95]
     shown = report(results)
     [row] = [line for line in shown.splitlines() if line.startswith("| demo")]
@@ -102,7 +101,7 @@ def test_a_row_is_the_median_of_the_seeds_and_the_summary_counts_rows() -> None:
 @pytest.mark.engine
 def test_the_smallest_mix_through_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     """Under fcfs ours decides as stock does; a policy that never learns has no second run."""
-    line = ["first-runs", "--mixes", "demo", "--policy", "fcfs,default", "--seeds", "1"]
+    line = ["first-runs", "--workload", "demo", "--policy", "fcfs,default", "--seeds", "1"]
     assert call([*line, "--jobs", "1", "--json"]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     plain, ours = json.loads(last)["cells"]
@@ -119,7 +118,7 @@ def test_the_smallest_mix_through_the_command(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--mixes", "dema"], ["unknown mix 'dema'", "demo"]),
+        (["--workload", "dema"], ["unknown mix 'dema'", "demo"]),
         (["--policy", "stock"], ["'stock'", "every ratio is to stock", "default"]),
         (["--policy", "mru"], ["unknown policy 'mru'", "atlas"]),
         (["--policy", "atlas+ample"], ["'atlas+ample'", "such as default"]),
@@ -132,5 +131,5 @@ def test_bad_input(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(first_runs, "do_all", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(cells, "do_all", lambda *_: pytest.fail("it ran"))
     check(capsys, call(["first-runs", *args]), *words)

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from agentrt.lab.bench.results import Figures, Results
 from benchmarks.front import command as front
 from benchmarks.front import fronts
 from benchmarks.front.command import COLUMNS, measure
+from benchmarks.harness import Figures, Results
 from benchmarks.serve import SINGLES, Turn, user
 from benchmarks.servers import Server
 from tests.doubles.scripted_engine import ScriptedEngine

@@ -148,7 +148,7 @@ class Terminated(Interrupted):
 @pytest.fixture
 def asked(tmp_path: Path) -> list[str]:
     TIMES.save(tmp_path / "times.json")
-    size = ["--shape", "tiny", "--programs", "2", "--step-time", str(tmp_path / "times.json")]
+    size = ["--model-shape", "tiny", "--programs", "2", "--step-time", str(tmp_path / "times.json")]
     return ["gpu", *size, "--out", str(tmp_path / "out")]
 
 
@@ -241,7 +241,7 @@ def test_who_hangs_is_stopped_when_the_time_is_up(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--blocks", "20"], "--blocks 20: a call may fill 34; give as many"),
+        (["--kv-blocks", "20"], "--kv-blocks 20: a call may fill 34; give as many"),
         (["--goodput", "itl:5"], "give ms as in ttft:2000,tpot:100,jct:60000"),
     ],
 )

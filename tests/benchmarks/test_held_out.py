@@ -13,8 +13,8 @@ from benchmarks.memory.cells import ALL_WORKS, HELD_OUT_WORKS, WORKS
 from benchmarks.memory.plan import CONTENDERS, plan
 
 NOTHING: dict[str, Any] = {
-    **dict.fromkeys(("workload", "memory", "tools", "contender", "caps"), ()),
-    **dict.fromkeys(("trace", "seed", "repeat"), None),
+    **dict.fromkeys(("workload", "memory", "tools", "policy", "caps"), ()),
+    **dict.fromkeys(("trace", "seed", "seeds"), None),
     **dict.fromkeys(("held_out", "quick", "real"), False),
 }
 TRACE = {"trace": Path("agents.jsonl")}
@@ -38,7 +38,7 @@ def test_held_out_seeds_begin_where_none_was_tuned_on() -> None:
     assert list(asked.seeds) == [*range(5000, 5005)]
     assert [one.name for one in asked.contenders] == ["stock", "default"]
     assert not asked.caps
-    asked = plan({**NOTHING, "held_out": True, "seed": 7, "repeat": 1, "caps": ("1",)})
+    asked = plan({**NOTHING, "held_out": True, "seed": 7, "seeds": 1, "caps": ("1",)})
     assert (list(asked.seeds), asked.caps) == ([7], [1.0])
     usual = plan(NOTHING)
     assert list(usual.seeds) == [*range(5)]
@@ -57,7 +57,7 @@ def test_recorded_sessions_need_a_trace(capsys: pytest.CaptureFixture[str]) -> N
 def test_one_table_and_a_run_against_an_earlier_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    small = ["memory", "--held-out", "--programs", "3", "--repeat", "1", "--json"]
+    small = ["memory", "--held-out", "--programs", "3", "--seeds", "1", "--json"]
     few = [*small, "--workload", ",".join(HELD_OUT_WORKS), "--scale", "0.2"]
     assert call(few) == 0
     printed = capsys.readouterr().out

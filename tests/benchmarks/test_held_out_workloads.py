@@ -9,7 +9,7 @@ import pytest
 
 from agentrt.lab.workloads.arrivals import daily
 from agentrt.lab.workloads.shape import ProgramShape
-from benchmarks.memory.cells import HELD_OUT_WORKS, Cell, Memory
+from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, Setup
 from benchmarks.memory.held_out import (
     BRANCHES,
     CATALOGUE,
@@ -27,7 +27,7 @@ def some(name: str, count: int = 30, seed: int = 5000) -> list[ProgramShape]:
 
 @pytest.mark.parametrize("name", HELD_OUT_WORKS)
 def test_a_seed_gives_one_list_of_programs(name: str) -> None:
-    cell = Cell(name, 0.25, HELD_OUT_WORKS[name].tool_s)
+    cell = Setup(name, 0.25, HELD_OUT_WORKS[name].tool_s)
     once, again, other = (Memory(count=12).programs(cell, seed) for seed in (1, 1, 2))
     assert once == again
     assert [one.calls for one in once] != [one.calls for one in other]

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from agentrt.lab.bench.results import Results
 from benchmarks.__main__ import call
+from benchmarks.harness import Results
 from benchmarks.interrupts import command as interrupts
 
 
@@ -17,7 +17,7 @@ def test_the_last_line_has_each_transports_ratios(
     monkeypatch.setattr(interrupts, "_QUICK", {"calls": 20, "repeat": 1, "rounds": 1})
     monkeypatch.setattr(interrupts, "AT_ONCE", 2)
     names = ["thread", "process"]
-    given = ["--transports", ",".join(names), "--quick", "--json"]
+    given = ["--transport", ",".join(names), "--quick", "--json"]
     assert call(["interrupts", *given]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["transports"]
     assert [one["transport"] for one in found] == names
@@ -35,5 +35,5 @@ async def test_both_sides_reach_a_server(name: str) -> None:
 
 
 def test_an_unknown_transport_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["interrupts", "--transports", "pigeon"]) == 2
+    assert call(["interrupts", "--transport", "pigeon"]) == 2
     assert "'pigeon': there are thread, process, mcp-stdio" in capsys.readouterr().err

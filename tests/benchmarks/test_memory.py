@@ -12,8 +12,8 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.backends import serving
 from agentrt.lab.backends.real import run_real
-from agentrt.lab.bench import serving
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.program import Stock
@@ -25,9 +25,9 @@ from agentrt.scheduler.records import CachedBlocks
 from benchmarks.__main__ import call
 from benchmarks.memory.cells import (
     GPU,
-    Cell,
-    Load,
     Memory,
+    MemoryLoad,
+    Setup,
     added_tokens,
     context_tokens,
     with_ample_memory,
@@ -44,17 +44,17 @@ NAMES = "thunderagent,continuum,adaptive,adaptive+memory,srpt+cost+memory,stock+
 
 @pytest.mark.engine
 def test_one_cell_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--workload", "chat", "--programs", "30", "--blocks", "300"]
+    asked = ["--workload", "chat", "--programs", "30", "--kv-blocks", "300"]
     assert (
         call(
             [
                 "memory",
                 *asked,
-                "--repeat",
+                "--seeds",
                 "1",
                 "--caps",
                 "1",
-                "--contender",
+                "--policy",
                 NAMES,
                 "--json",
             ]
@@ -85,8 +85,8 @@ def test_real_engines_and_then_virtual_time(
     """Memory is short on both, and what is computed again is counted on both."""
     times = tmp_path / "times.json"
     StepTimeModel(2e-3, 1e-5, 1e-5, 0.0).save(times)
-    size = ["--workload", "bfcl", "--programs", "16", "--scale", "0.4", "--blocks", "45"]
-    who = ["--contender", "stock", "--caps", "0", "--repeat", "1", "--tools", "0.01"]
+    size = ["--workload", "bfcl", "--programs", "16", "--scale", "0.4", "--kv-blocks", "45"]
+    who = ["--policy", "stock", "--caps", "0", "--seeds", "1", "--tools", "0.01"]
     real = ["--real", "--model-shape", "tiny", "--step-time", str(times), "--json"]
     assert call(["memory", *size, *who, *real]) == 0
     cells = json.loads(capsys.readouterr().out.splitlines()[-1])["cells"]
@@ -180,8 +180,8 @@ def test_continuum_has_what_a_program_pinned_there_for_its_next_call() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--real", "--contender", "srpt+ample"), "'srpt+ample' runs in virtual time only"),
-        (("--real", "--contender", "continuum"), "'continuum' runs in virtual time only"),
+        (("--real", "--policy", "srpt+ample"), "'srpt+ample' runs in virtual time only"),
+        (("--real", "--policy", "continuum"), "'continuum' runs in virtual time only"),
         (("--model-shape", "tiny"), "a model needs --real"),
         (("--real", "--model", "m", "--model-shape", "tiny"), "give one of them"),
         (("--real", "--model-shape", "huge"), "known: llama-8b, small, tiny"),
@@ -221,7 +221,7 @@ async def test_an_engine_is_warm_and_knows_nothing_when_it_counts(
     programs = [ProgramShape(name, "t", chain, arrives_s=0.01) for name in "abcd"]
     size = VirtualOptions(2, 64, 32, max_model_len=400)
     _, _, ample = with_ample_memory(programs, size, GPU)
-    load = Load(programs, size, GPU, ample, 2048, 4.0)
+    load = MemoryLoad(programs, size, GPU, ample, 2048, 4.0)
     ran = await engines.run(load, contender("default+ample"))
     assert load.figures(ran)["blocks"] == 64
     warm_up = [note for note in engine.told if isinstance(note, str) and "warm-up" in note]
@@ -299,9 +299,9 @@ def test_the_working_set_is_what_is_used_again() -> None:
 def test_recorded_programs_are_drawn_without_return() -> None:
     chain = (CallShape(1, 9), CallShape(1, 20, after=(0,), extends=0, gap_s=3.0))
     trace = [ProgramShape(f"p{n}", "t", chain) for n in range(9)]
-    drawn = Memory(count=5, trace=trace).programs(Cell("recorded", 1.0, 0.1), 0)
+    drawn = Memory(count=5, trace=tuple(trace)).programs(Setup("recorded", 1.0, 0.1), 0)
     assert len({program.program_id for program in drawn}) == 5
     assert [program.calls[1].gap_s for program in drawn] == pytest.approx([0.3] * 5)
     long = replace(trace[0], program_id="long", calls=(CallShape(1, 20000),))
     with pytest.raises(ConfigError, match=r"the trace has 9 programs whose .* and 10 are asked"):
-        Memory(count=10, trace=[*trace, long]).programs(Cell("recorded", 1.0, 0.1), 0)
+        Memory(count=10, trace=(*trace, long)).programs(Setup("recorded", 1.0, 0.1), 0)

@@ -20,10 +20,10 @@ def test_a_row_counts_what_was_tried_by_module(tmp_path: Path) -> None:
     write(tmp_path, "router/speed", KILLED, UNTESTED)
     write(tmp_path, "scheduler/table", None)
     lines = table(tmp_path).splitlines()
-    assert lines[2:5] == [
-        "| graph/dag.py | 3 | 1 | 1 | 67% |",
-        "| router/speed.py | 2 | 0 | 1 | 50% |",
-        "| all | 5 | 1 | 2 | 60% |",
+    assert [line.replace(" ", "") for line in lines[2:5]] == [
+        "|graph/dag.py|3|1|1|67%|",
+        "|router/speed.py|2|0|1|50%|",
+        "|all|5|1|2|60%|",
     ]
     assert lines[-2:] == ["- graph.f__mutmut_2", "- router.f__mutmut_2"]
 

@@ -43,7 +43,7 @@ def case(tmp_path: Path) -> list[str]:
     trace.write_text(f"{_dag('long', 20)}\n{_dag('short', 1)}\n", encoding="utf-8")
     StepTimeModel(1.0, 0.0, 0.0, 0.0).save(times)
     loads = f"{ALONE},{TOGETHER}"
-    files = ("--workload", str(trace), "--step-model", str(times), "--loads", loads)
+    files = ("--workload", str(trace), "--step-time", str(times), "--load", loads)
     return ["paper", *files, *OPTIONS]
 
 
@@ -69,7 +69,7 @@ def test_a_case_worked_out_by_hand(
     case: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    policies = ("--policies", "stock,adaptive,srpt")
+    policies = ("--policy", "stock,adaptive,srpt")
     text, panel = _run([*case, *depth, *policies], capsys)
     assert panel["unloaded_s_per_token"] == pytest.approx(1.0)
     cells = {(float(cell["arrivals"]), cell["policy"]): _medians(cell) for cell in panel["cells"]}
@@ -104,14 +104,13 @@ def test_a_case_worked_out_by_hand(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--policies", "lifo"], ["unknown policy 'lifo'", "srpt"]),
-        (["--quick", "--policies", "priority-path"], ["'priority-path'", "adaptive"]),
+        (["--policy", "lifo"], ["unknown policy 'lifo'", "srpt"]),
+        (["--quick", "--policy", "priority-path"], ["'priority-path'", "adaptive"]),
         (["--workload", "tea"], ["'tea'", "chat"]),
-        (["--loads", "fast"], ["'fast'", "0.9"]),
-        (["--loads", "b0.8"], ["b0.8", "no bursts"]),
-        (["--loads", ","], ["empty"]),
+        (["--load", "fast"], ["'fast'", "0.9"]),
+        (["--load", "b0.8"], ["b0.8", "no bursts"]),
         (["--plot", "curves.txt"], ["--plot", ".png"]),
-        (["--step-model", "no.json"], ["no.json", "agentrt calibrate"]),
+        (["--step-time", "no.json"], ["no.json", "agentrt calibrate"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

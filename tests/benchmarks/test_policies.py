@@ -15,14 +15,14 @@ from tests.cli.conftest import check
 
 SMALL = (
     *("--virtual", "--workload", "mixed", "--scale", "0.05", "--programs", "3", "--calls", "4"),
-    *("--rate", "1x,3x", "--max-num-seqs", "2", "--jobs", "1", "--repeat", "2"),
+    *("--rate", "1x,3x", "--max-num-seqs", "2", "--jobs", "1", "--seeds", "2"),
 )
 
 
 @pytest.mark.engine
 def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawing = ("--plot", str(tmp_path / "curves.png"))
-    policies = ("--policies", "priority-path,fcfs,fcfs+cost,atlas,atlas+cost")
+    policies = ("--policy", "priority-path,fcfs,fcfs+cost,atlas,atlas+cost")
     flags = ("--", "--num-gpu-blocks-override", "512")
     assert call(["policies", *SMALL, *policies, *drawing, "--json", *flags]) == 0
     out, _ = capsys.readouterr()
@@ -55,11 +55,11 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--virtual", "--policies", "lifo"], ["unknown policy 'lifo'", "priority-path", "atlas"]),
-        (["--virtual", "--policies", "priority"], ["'priority'", "priority-service"]),
-        (["--virtual", "--policies", "atlas+mru"], ["unknown policy 'atlas+mru'", "fcfs+cost"]),
-        (["--policies", "srpt"], ["'srpt' runs in virtual time only"]),
-        (["--policies", "stock+ample"], ["'stock+ample'", "python -m benchmarks memory"]),
+        (["--virtual", "--policy", "lifo"], ["unknown policy 'lifo'", "priority-path", "atlas"]),
+        (["--virtual", "--policy", "priority"], ["'priority'", "priority-service"]),
+        (["--virtual", "--policy", "atlas+mru"], ["unknown policy 'atlas+mru'", "fcfs+cost"]),
+        (["--policy", "srpt"], ["'srpt' runs in virtual time only"]),
+        (["--policy", "stock+ample"], ["'stock+ample'", "python -m benchmarks memory"]),
         (["--virtual", "--rate", "fast"], ["--rate 'fast'", "0.5", "0.9x"]),
         (["--virtual", "--rate", "0x"], ["--rate '0x'", "0.9x"]),
         (["--virtual", "--rate", "1,2x"], ["--rate '1,2x'", "programs per second", "shares"]),
@@ -67,10 +67,10 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--programs", "3", "--burst", "4"], ["--burst and --programs", "one of them"]),
         (["--model", "m", "--model-shape", "tiny"], ["--model and --model-shape"]),
         (["--virtual", "--model", "m"], ["--model", "--virtual has no model"]),
-        (["--step-model", "s.json"], ["--step-model", "--virtual"]),
-        (["--virtual", "--step-model", "no.json"], ["no.json", "agentrt calibrate"]),
+        (["--step-time", "s.json"], ["--step-time", "--virtual"]),
+        (["--virtual", "--step-time", "no.json"], ["no.json", "agentrt calibrate"]),
         (["--virtual", "--workload", "tea"], ["'tea'", "chat"]),
-        (["--virtual", "--repeat", "0"], ["'--repeat'", "x>=1"]),
+        (["--virtual", "--seeds", "0"], ["'--seeds'", "x>=1"]),
         (["--virtual", "--scale", "0"], ["'--scale'", "x>0"]),
         (["--virtual", "--plot", "curves.txt"], ["--plot", ".png"]),
         (["--model-shape", "huge"], ["'huge'", "llama-8b, small, tiny"]),
@@ -82,8 +82,8 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--vitual"], ["--vitual", "--virtual"]),
         (["memory", "--workload", "chart"], ["no workload is named 'chart'", "chat"]),
         (["memory", "--memory", "x"], ["--memory 'x'", "0.25"]),
-        (["memory", "--contender", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
-        (["memory", "--contender", "cap:0"], ["unknown policy 'cap:0'", "cap:N"]),
+        (["memory", "--policy", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
+        (["memory", "--policy", "cap:0"], ["unknown policy 'cap:0'", "cap:N"]),
         (["memory", "--trace", "none.jsonl"], ["'none.jsonl': there is no such file"]),
     ],
 )

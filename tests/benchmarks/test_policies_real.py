@@ -19,7 +19,7 @@ from agentrt.lab.backends.real import run_real
 from agentrt.lab.engine.virtual import PrioritizedCall, VirtualOptions
 from agentrt.lab.outcome import Summary
 from agentrt.lab.program import LiveProgram, Stock
-from agentrt.lab.reports.compare import Cell
+from agentrt.lab.reports.compare import Series
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import Setting, Source
 from agentrt.lab.workloads.arrivals import Pressure
@@ -79,12 +79,12 @@ SOME = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
 Curves = Mapping[str, Mapping[float, Sequence[float]]]
 
 
-def cells(curves: Curves, kind: Any = "load") -> list[Cell]:
+def cells(curves: Curves, kind: Any = "load") -> list[Series]:
     """By policy and load: the token latency of each repeat; P95 and P99 are twice, thrice it."""
     found = []
     for policy, curve in curves.items():
         for load, latencies in curve.items():
-            cell = Cell(Setting(REACT, Pressure(kind, load), 10), policy)
+            cell = Series(Setting(REACT, Pressure(kind, load), 10), policy)
             for seed, value in enumerate(latencies):
                 cell.summaries[seed] = replace(
                     SOME, token_latency_s=value, token_p95_s=2 * value, token_p99_s=3 * value

@@ -59,7 +59,7 @@ def test_a_benchmark_that_is_stopped_prints_its_table_so_far(
         yield "stock", {"step_us": 9.0}
 
     monkeypatch.setattr(command, "measure", measure)
-    sizes = ["--cases", "fcfs", "--running", "2", "--waiting", "3,4"]
+    sizes = ["--policy", "fcfs", "--running", "2", "--waiting", "3,4"]
     assert call(["scheduler", *sizes]) == 128 + signal.SIGINT
     said = capsys.readouterr()
     assert "| 2       | 3       | stock | 8         |" in said.out

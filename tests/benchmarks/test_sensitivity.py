@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks import sensitivity
 from benchmarks.__main__ import call
-from benchmarks.memory.cells import Cell
-from benchmarks.sensitivity import Constant, Trial, constants, run
+from benchmarks.memory.cells import MemoryLoad, Setup
+from benchmarks.sensitivity import Constant, HeldOut, Variant, constants, figures
 from tests.cli.conftest import check
 
-SMALL = Trial(Cell("map_reduce_64", 0.25, 0.2), 5000, 1)
+
+def small() -> MemoryLoad:
+    return HeldOut(Setup("map_reduce_64", 0.25, 0.2), 1).load(5000)
 
 
 @pytest.mark.engine
 def test_another_value_is_another_decision_for_this_run_only() -> None:
     """Of all constants at least one counts in a tiny run, and none is left changed."""
-    _, as_it_is = run(SMALL)
+    load = small()
+    as_it_is = figures(load, None)
     found = [one for one in constants() if one.times(2.0) != one.value]
     for one in sorted(found, key=lambda one: one.name != "SCANNED"):  # which counts today
-        _, changed = run(replace(SMALL, constant=one, factor=2.0))
-        if changed != as_it_is:
+        if figures(load, Variant(one, 2.0)) != as_it_is:
             break
     else:
         pytest.fail("no constant counts")
-    assert run(SMALL)[1] == as_it_is
+    assert figures(load, None) == as_it_is
 
 
 @pytest.mark.engine
@@ -38,19 +39,16 @@ def test_a_table_of_half_and_twice(
     """The gain of a fake rule: what it makes of a run is what the table says."""
     few = [Constant("GAIN", "m", 4.0), Constant("ONE", "m", 1), Constant("BAD", "m", 0.5)]
 
-    def made(trial: Trial) -> tuple[Trial, Any]:
-        one = trial.constant
-        if one is not None and one.name == "BAD" and trial.factor == 2:
-            return trial, None
-        gain = trial.factor if one == few[0] and trial.cell.workload == "day" else 1.0
-        return trial, {
-            "ms_per_token": gain,
-            "mean_jct_s": 5.0,
-            "p99_jct_s": 1.0 + trial.seed * gain,
-        }
+    def made(load: Any, variant: Variant | None) -> Any:
+        if variant is not None and variant.constant.name == "BAD" and variant.factor == 2:
+            return None
+        work, seed = load
+        gain = variant.factor if variant and variant.constant == few[0] and work == "day" else 1.0
+        return {"ms_per_token": gain, "mean_jct_s": 5.0, "p99_jct_s": 1.0 + seed * gain}
 
     monkeypatch.setattr(sensitivity, "constants", lambda: few)
-    monkeypatch.setattr(sensitivity, "run", made)
+    monkeypatch.setattr(sensitivity, "figures", made)
+    monkeypatch.setattr(HeldOut, "load", lambda self, seed: (self.setup.workload, seed))
     assert call(["sensitivity", "--jobs", "1", "--json"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     cells = {row[0]: row[1:] for line in lines[2:] for row in [_cells(line)]}
@@ -75,9 +73,8 @@ def _cells(line: str) -> list[str]:
 @pytest.mark.engine
 def test_a_value_that_makes_no_sense_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     missing = Constant("NO_SUCH_NAME", "agentrt.scheduler.config", 4.0)
-    trial = replace(SMALL, constant=missing, factor=2.0)
-    assert run(trial) == (trial, None)
-    assert "NO_SUCH_NAME times 2 on map_reduce_64" in capsys.readouterr().err
+    assert figures(small(), Variant(missing, 2.0)) is None
+    assert "NO_SUCH_NAME times 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

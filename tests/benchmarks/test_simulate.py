@@ -21,7 +21,7 @@ from benchmarks.__main__ import call
 from tests.cli.conftest import check
 from tests.cli.test_help import run
 
-TINY = ("--programs", "20", "--batch", "4", "--jobs", "1")
+TINY = ("--programs", "20", "--max-num-seqs", "4", "--jobs", "1")
 
 
 def told(capsys: pytest.CaptureFixture[str], *args: object) -> str:
@@ -38,8 +38,8 @@ def told_json(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
 
 
 def test_run_compares_to_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("run", "--workload", "react", "--load", "1.2", "--policy", "atlas", "srpt", *TINY)
-    text = told(capsys, *args, "--repeat", "2")
+    args = ("run", "--workload", "react", "--load", "1.2", "--policy", "atlas,srpt", *TINY)
+    text = told(capsys, *args, "--seeds", "2")
     assert "20 programs (react), arrivals: 1.2. 2 seeds (0-1): medians (least-most)." in text
     assert "4 batch slots; every step takes 25.00 ms" in text
     assert "| ratio to fcfs " in text
@@ -53,7 +53,7 @@ def test_run_compares_to_the_baseline(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_run_with_and_without_hints(capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("run", "--workload", "react", "--policy", "plas", "plas+hints", *TINY)
+    args = ("run", "--workload", "react", "--policy", "plas,plas+hints", *TINY)
     found = told_json(capsys, *args, "--hints", "0.7", "--json")
     assert [cell["policy"] for cell in found["cells"]] == ["fcfs", "plas", "plas+hints"]
     assert found["settings"]["hints"] == 0.7
@@ -78,7 +78,7 @@ def test_run_of_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         log,
         "--policy",
         "atlas",
-        *("--batch", "1", "--jobs", "1"),
+        *("--max-num-seqs", "1", "--jobs", "1"),
         "--json",
     )
     assert {cell["workload"] for cell in found["cells"]} == {"log"}
@@ -97,7 +97,7 @@ SESSIONS = """\
 def test_sweep_ends_with_json_and_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = told(
         capsys,
-        *("sweep", "--workload", "react", "chat", "--load", "0.8", "1.2", "b0.8", "--seeds", 2),
+        *("sweep", "--workload", "react,chat", "--load", "0.8,1.2,b0.8", "--seeds", 2),
         *("--policy", "atlas", *TINY, "--json", "--plot", tmp_path / "out.png"),
     )
     found = json.loads(text.splitlines()[-1])
@@ -111,8 +111,19 @@ def test_sweep_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     logs = [tmp_path / name for name in ("one.jsonl", "two.jsonl")]
     for log in logs:
         log.write_text(SESSIONS, encoding="utf-8")
-    args = ("sweep", "--workload", *logs, "--output-scale", "0.5", "--load", "0.9", "--json")
-    size = ("--seeds", 2, "--batch", 1, "--jobs", 1)
+    args = (
+        "sweep",
+        "--workload",
+        logs[0],
+        "--workload",
+        logs[1],
+        "--output-scale",
+        "0.5",
+        "--load",
+        "0.9",
+        "--json",
+    )
+    size = ("--seeds", 2, "--max-num-seqs", 1, "--jobs", 1)
     assert call([str(word) for word in ("simulate", *args, *size)]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out.splitlines()[-1])["cells"]
@@ -132,15 +143,15 @@ def test_sweep_of_a_trace_tells_that_its_programs_sleep(
     args = ["sweep", "--workload", str(log), "--load", "0.9", "--programs", "9", "--seeds", "1"]
     assert call(["simulate", *args, "--jobs", "1"]) == 0
     assert "sessions at 0.9: programs sleep between their calls" in capsys.readouterr().err
-    assert call(["simulate", *args, "--jobs", "1", "--gap-scale", "0", "--batch", "1"]) == 0
+    assert call(["simulate", *args, "--jobs", "1", "--gap-scale", "0", "--max-num-seqs", "1"]) == 0
     assert "sleep" not in capsys.readouterr().err
 
 
 def test_offline_compares_makespans(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(
         capsys,
-        *("sweep", "--workload", "react", "--offline", "--programs", "10", "20", "--seeds", "1"),
-        *("--policy", "atlas", "--batch", "4", "--jobs", "1"),
+        *("sweep", "--workload", "react", "--offline", "--programs", "10,20", "--seeds", "1"),
+        *("--policy", "atlas", "--max-num-seqs", "4", "--jobs", "1"),
     )
     assert "| programs at once |" in text
     assert "| makespan / fcfs |" in text
@@ -205,7 +216,7 @@ def _group(leader: int) -> list[int]:
         (["run", "--load", "-1"], ["load '-1'"]),
         (["run", "--load", "b3"], ["load 'b3'", "between 0.1 and 1.9"]),
         (["run", "--programs", "0"], ["'--programs'", "x>=1"]),
-        (["run", "--repeat", "0"], ["'--repeat'", "x>=1"]),
+        (["run", "--seeds", "0"], ["'--seeds'", "x>=1"]),
         (["run", "--step-ms", "0"], ["'--step-ms'", "x>0"]),
         (["run", "--step-ms", "inf"], ["--step-ms inf"]),
         (["run", "--policy", "lifo+hints"], ["unknown policy 'lifo+hints'"]),
@@ -218,13 +229,13 @@ def _group(leader: int) -> list[int]:
         (["run", "--workload", "missing.jsonl"], ["missing.jsonl", "mooncake"]),
         (["run", "--depth", "deep"], ["'--depth'", "'virtual'"]),
         (["run", "--kv-blocks", "9"], ["--kv-blocks is for --depth virtual"]),
-        (["run", "--step-model", "x.json"], ["--step-model is for --depth virtual"]),
+        (["run", "--step-time", "x.json"], ["--step-time is for --depth virtual"]),
         (["run", "--depth", "virtual", "--step-ms", "9"], ["--step-ms is for --depth steps"]),
-        (["run", "--depth", "virtual", "--step-model", "x.json"], ["x.json", "calibrate"]),
+        (["run", "--depth", "virtual", "--step-time", "x.json"], ["x.json", "calibrate"]),
         (["sweep", "--workload", "weka:missing.jsonl"], ["missing.jsonl"]),
-        (["sweep", "--load", "0.8", "b"], ["load 'b'"]),
+        (["sweep", "--load", "0.8,b"], ["load 'b'"]),
         (["sweep", "--programs", "0"], ["--programs '0'"]),
-        (["sweep", "--programs", "10", "20"], ["--programs", "--offline"]),
+        (["sweep", "--programs", "10,20"], ["--programs", "--offline"]),
         (["sweep", "--offline", "--load", "0.8"], ["--offline", "leave --load out"]),
         (["sweep", "--seeds", "0"], ["'--seeds'", "x>=1"]),
         (["sweep", "--plot", "x"], ["--plot 'x'", ".svg"]),
@@ -261,8 +272,7 @@ def test_a_drawing_without_matplotlib(
 
 @pytest.mark.parametrize("command", [[], ["run"], ["sweep"], ["routing"]])
 def test_help_teaches_with_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    name = "agentrt" if command == ["run"] else "python -m benchmarks"
-    assert f"Examples:\n    {name} simulate" in told(capsys, *command, "--help")
+    assert "Examples:\n    python -m benchmarks simulate" in told(capsys, *command, "--help")
 
 
 def test_steps_need_no_engine() -> None:

@@ -9,7 +9,18 @@ import pytest
 
 from tests.benchmarks.test_simulate import told
 
-TINY = ("--workload", "react", "--programs", "4", "--batch", "4", "--seeds", "2", "--jobs", "1")
+TINY = (
+    "--workload",
+    "react",
+    "--programs",
+    "4",
+    "--max-num-seqs",
+    "4",
+    "--seeds",
+    "2",
+    "--jobs",
+    "1",
+)
 
 
 def test_routers_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +34,7 @@ def test_routers_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_more_replicas_against_fewer(capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("--router", "cost", "--replicas", "1", "3", "--programs", "60")
+    args = ("--router", "cost", "--replicas", "1,3", "--programs", "60")
     text = told(capsys, "routing", *TINY, *args)
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| react")]
     assert [row[3].strip() for row in rows[:2]] == ["1", "3"]
@@ -31,7 +42,7 @@ def test_more_replicas_against_fewer(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("--router", "cost:margin=0", "agentix:threshold=9", "--json")
+    args = ("--router", "cost:margin=0,agentix:threshold=9", "--json")
     found: Any = json.loads(told(capsys, "routing", *TINY, *args))
     assert [cell["router"] for cell in found["cells"]] == ["cost:margin=0", "agentix:threshold=9"]
     assert [cell["replicas"] for cell in found["cells"]] == [4, 4]
@@ -42,7 +53,7 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_depth_virtual_knows_caches(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("vllm")
-    args = ("--depth", "virtual", "--router", "cost", "round-robin", "--replicas", "2")
+    args = ("--depth", "virtual", "--router", "cost,round-robin", "--replicas", "2")
     found: Any = json.loads(told(capsys, "routing", *TINY, *args, "--json"))
     ours, theirs = (cell["by_seed"]["prefix_hit_share"] for cell in found["cells"])
     assert all(mine > other for mine, other in zip(ours, theirs, strict=True))
@@ -50,7 +61,17 @@ def test_depth_virtual_knows_caches(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_policies_on_several_engines(capsys: pytest.CaptureFixture[str]) -> None:
     """Four engines with four times the programs keep the latency of one."""
-    args = ("--policy", "fcfs", "--workload", "react", "--batch", "4", "--jobs", "1", "--json")
+    args = (
+        "--policy",
+        "fcfs",
+        "--workload",
+        "react",
+        "--max-num-seqs",
+        "4",
+        "--jobs",
+        "1",
+        "--json",
+    )
     fleet = ("--replicas", "4", "--router", "least-used")
     one: Any = json.loads(told(capsys, "run", *args, "--programs", "40"))
     four: Any = json.loads(told(capsys, "run", *args, *fleet, "--programs", "160"))

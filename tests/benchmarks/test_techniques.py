@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from agentrt import Context, Runtime, program
 from agentrt.executors.transformers import TransformersExecutor
-from agentrt.lab.bench.results import Results
+from benchmarks.harness import Results
 from benchmarks.techniques.attention import ATTENTIONS, PlainModel, PlainThread
 from benchmarks.techniques.command import Bench, ours, techniques, text_of, timed
 from benchmarks.techniques.table import TECHNIQUES

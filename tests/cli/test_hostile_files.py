@@ -36,7 +36,7 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "new key": ("f.json", ("keys", "new", "acme", "--file", "{}")),
     "history": ("f.json", ("run", "prog.py", "--policy", "adaptive", "--history", "{}")),
     "trace": ("f.jsonl", (*SIMULATE, "--workload", "{}")),
-    "step model": ("f.json", (*SIMULATE, "--depth", "virtual", "--step-model", "{}")),
+    "step model": ("f.json", (*SIMULATE, "--workload", "trace.jsonl", "--step-time", "{}")),
 }
 """What reads a file: its name, and the command."""
 

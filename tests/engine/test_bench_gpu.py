@@ -14,8 +14,8 @@ pytestmark = pytest.mark.engine
 
 
 def test_all_tables_of_a_small_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    size = ["--programs", "3", "--blocks", "40", "--repeat", "1"]
-    asked = ["gpu", "--minutes", "30", "--shape", "tiny", *size]
+    size = ["--programs", "3", "--kv-blocks", "40", "--seeds", "1"]
+    asked = ["gpu", "--minutes", "30", "--model-shape", "tiny", *size]
     assert call([*asked, "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     assert (tmp_path / "out" / "tables.md").read_text() == text

@@ -16,11 +16,11 @@ from agentrt.executors.frontend import Frontend
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.store import SQLiteStore
-from agentrt.lab.bench import replays
-from agentrt.lab.bench.replays import RealReplay
+from agentrt.lab.runs import real
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import Setting, Source, grid
 from agentrt.lab.runs.machine import Machine
+from agentrt.lab.runs.real import RealReplay
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.journals import Recording, read_recording
 from agentrt.runtime.durable import Durable
@@ -81,8 +81,8 @@ async def test_what_a_real_engine_did_it_does_again(
     async def its_front(_: object) -> Frontend:
         return front
 
-    monkeypatch.setattr(replays, "engine_for", lambda one, base: engine)
-    monkeypatch.setattr(replays, "open_frontend", its_front)
+    monkeypatch.setattr(real, "engine_for", lambda one, base: engine)
+    monkeypatch.setattr(real, "open_frontend", its_front)
     setting = Setting(Source("j", tmp_path / "j"), Pressure("recorded"))
     everyone = contenders(["fcfs", "atlas"])
     [spec, _] = grid([setting], everyone, [0], Machine())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrt.lab.backends.steps import Steps
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
@@ -13,6 +12,7 @@ from agentrt.lab.outcome import Ran
 from agentrt.lab.program import Stock
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler import SchedulerConfig
+from benchmarks.steps.simulator import Steps
 
 
 def run_virtual(

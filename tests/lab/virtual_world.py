@@ -35,9 +35,7 @@ from agentrt.steady import MachineClocks
 from tests.doubles.scripted import ScriptedExecutor
 
 TIMES = StepTimeModel(6e-3, 25e-6, 1e-4, 4e-8)
-MACHINE = Machine(
-    3, depth="virtual", kv_blocks=220, max_num_batched_tokens=256, step_model=TIMES, in_flight=1
-)
+MACHINE = Machine(3, kv_blocks=220, max_num_batched_tokens=256, step_model=TIMES, in_flight=1)
 QUANTA = (0.05, 0.1, 0.2, 0.4, 0.8)
 FCFS = SchedulerConfig("fcfs", quanta=QUANTA)
 ATLAS = SchedulerConfig("atlas", quanta=QUANTA)

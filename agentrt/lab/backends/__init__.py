@@ -1,1 +1,1 @@
-"""Where programs of the laboratory run: simulated steps, virtual engines, real ones."""
+"""Where programs of the laboratory run: engines in virtual time, and real ones."""

@@ -20,12 +20,12 @@ from agentrt.cli.signals import Interrupts
 from agentrt.cli.values import check_output
 from agentrt.executors.base import last_reply
 from agentrt.executors.vllm.options import EngineOptions, check_model, has_gpus
-from agentrt.lab.bench.results import hardware
 from agentrt.lab.commands.options import note
 from agentrt.lab.engine.engines import LabEngine, StockEngine, started
+from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.step_time import Sample, StepTimeModel, StepWork, fit
-from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.machine import vllm_version
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig
 

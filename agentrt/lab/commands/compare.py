@@ -173,8 +173,8 @@ def _plans(targets: Sequence[str], options: dict[str, Any], turns: int) -> list[
 def _replayed(
     run: Courses, sizes: Mapping[str, Any], repeats: int, known: Values | None
 ) -> Comparison:
-    sizes = {mine: sizes[its] for mine, its in SIZES.items() if its in sizes}
-    machine = Machine(depth="virtual", step_model=fitted(run), **sizes)
+    sizes = {name: sizes[name] for name in SIZES if name in sizes}
+    machine = Machine(step_model=fitted(run), **sizes)
     ours, meter = SchedulerConfig(), Meter(repeats)
     stock, first, again = (list[Courses]() for _ in range(3))
     for repeat in range(repeats):

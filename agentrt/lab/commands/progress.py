@@ -20,7 +20,7 @@ from agentrt.cli.signals import Interrupts, end_now, taken
 from agentrt.cli.streams import say
 from agentrt.errors import EngineError
 from agentrt.executors.vllm.processes import interrupts_blocked
-from agentrt.lab.reports.compare import Cell, cells
+from agentrt.lab.reports.compare import Series, cells
 from agentrt.lab.runs.grid import RunResult, RunSpec, do
 
 _SAID_EVERY_S = 10.0
@@ -70,7 +70,7 @@ def _stopped(stop: StoppedError, done: int, runs: int) -> StoppedError:
 
 
 @contextmanager
-def compared(specs: Sequence[RunSpec], jobs: int | None, baseline: str) -> Iterator[list[Cell]]:
+def compared(specs: Sequence[RunSpec], jobs: int | None, baseline: str) -> Iterator[list[Series]]:
     """The runs as cells of a comparison, for the body to print; then a signal is raised."""
     results, stop = do_runs(specs, jobs)
     settings = list(dict.fromkeys(spec.setting for spec in specs))

@@ -18,8 +18,11 @@ from agentrt.lab.commands.options import (
     count_option,
     file,
     json_flag,
-    many,
+    kv_blocks_option,
+    max_num_seqs_option,
+    policy_option,
     silence_vllm,
+    step_time_option,
 )
 from agentrt.lab.commands.progress import do_all
 from agentrt.lab.engine.step_time import step_time
@@ -35,8 +38,8 @@ _EPILOG = """\b
 Examples:
   agentrt run mine.py --n 16 --journal mine.journal
   agentrt journal replay mine.journal
-  agentrt journal replay mine.journal --policy fcfs atlas adaptive+cost+memory --plot mine.png
-  agentrt journal replay mine.journal --replicas 2 --router cost --batch 8
+  agentrt journal replay mine.journal --policy fcfs,atlas,adaptive+cost+memory --plot mine.png
+  agentrt journal replay mine.journal --replicas 2 --router cost --max-num-seqs 8
   agentrt journal replay mine.journal --depth real -- --dtype float32
 
 \b
@@ -52,22 +55,17 @@ full. Outputs have as many tokens as recorded (ignore_eos), whatever the model s
 same work. What it says stands in later prompts for what was recorded; nothing else comes of it.
 """
 _DEPTHS = ("virtual", "real")
-_OF_DEPTH = {"step_model": "virtual", "model": "real", "engine_flags": "real"}
+_OF_DEPTH = {"step_time": "virtual", "model": "real", "engine_flags": "real"}
 _POLICIES = ("fcfs", "adaptive+cost+memory")
 _UNKNOWN = """{}: neither the engine nor its policy is recorded: sizes are those of the options,
-such as --batch and --kv-blocks, or made up"""
+such as --max-num-seqs and --kv-blocks, or made up"""
 _SEVERAL = "{}: its programs ran under several policies: none is replayed as the recorded one"
-SIZES = {
-    "batch": "max_num_seqs",
-    "kv_blocks": "kv_blocks",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "replicas": "replicas",
-    "router": "router",
-    "block_size": "block_size",
-    "in_flight": "in_flight",
-}
-"""Of `Machine`, and what a journal calls them."""
-_GIVEN = ("batch", "kv_blocks", "max_num_batched_tokens", "replicas", "router")
+SIZES = (
+    *("max_num_seqs", "kv_blocks", "max_num_batched_tokens"),
+    *("replicas", "router", "block_size", "in_flight"),
+)
+"""Sizes of a `Machine`, as a journal calls them, too."""
+_GIVEN = ("max_num_seqs", "kv_blocks", "max_num_batched_tokens", "replicas", "router")
 
 
 class ReplayCommand(RunCommand, ManyCommand):
@@ -79,11 +77,7 @@ class ReplayCommand(RunCommand, ManyCommand):
 
 @click.command(cls=ReplayCommand, epilog=_EPILOG)
 @click.argument("journal", metavar="FILE", type=click.Path(path_type=Path))
-@many(
-    "--policy",
-    metavar="NAME…",
-    help=f"Which to compare, after the recorded one.  [default: {','.join(_POLICIES)}]",
-)
+@policy_option(f"Policies to compare, after the recorded one.  [default: {','.join(_POLICIES)}]")
 @click.option(
     "--depth",
     type=click.Choice(_DEPTHS),
@@ -92,15 +86,12 @@ class ReplayCommand(RunCommand, ManyCommand):
     help="In virtual time, or on a real engine, which takes as long as the recording.",
 )
 @click.option("--model", metavar="MODEL", help="The real engine's.  [default: the recorded one]")
-@count_option("--replicas", about="On so many engines.")
+@count_option("--replicas", about="Number of engines.  [default: as recorded]")
 @click.option("--router", metavar="NAME", help="What spreads the calls over replicas.")
-@count_option("--batch", metavar="B", about="How many calls run at a time.")
-@count_option("--kv-blocks", about="The KV cache, in blocks.", least=2)
-@count_option("--max-num-batched-tokens", about="Tokens that a step computes at most.")
-@file(
-    "--step-model",
-    about="How long steps take, from agentrt calibrate.  [default: fitted to the recorded calls]",
-)
+@max_num_seqs_option(suffix="  [default: as recorded]")
+@kv_blocks_option("Size of the KV cache, in blocks.  [default: as recorded]")
+@count_option("--max-num-batched-tokens", about="Maximum number of tokens that a step computes.")
+@step_time_option("  [default: fitted to the recorded calls]")
 @json_flag("Print one JSON object instead of tables.")
 @file("--plot", about="Draw each program's latency against the recorded one.")
 def replay(journal: Path, **options: Any) -> None:
@@ -114,15 +105,15 @@ def replay(journal: Path, **options: Any) -> None:
     recording = _read(journal)
     everyone = replays.policies(recording, options["policy"] or _POLICIES)
     sizes = _sizes(recording, options)
-    times = options["step_model"] or step_time(call.account for call in recording.calls)
-    machine = Machine(depth="virtual", step_model=times, **sizes)
+    times = options["step_time"] or step_time(call.account for call in recording.calls)
+    machine = Machine(step_model=times, **sizes)
     setting = Setting(Source(journal.name, journal), Pressure("recorded"))
     click.echo(setting.source.trace().report(), err=True)
     if "scheduler" not in recording.engine:
         click.echo((_SEVERAL if recording.engines else _UNKNOWN).format(journal), err=True)
     specs = grid([setting], everyone, [0], machine)
     if options["depth"] == "real":
-        from agentrt.lab.bench.replays import measure
+        from agentrt.lab.runs.real import measure
 
         head, settings, found, stop = measure(recording, everyone, specs[0], sizes, options)
     else:
@@ -164,14 +155,14 @@ def _check_depth(options: Mapping[str, Any]) -> None:
 
 def _differ(recording: Recording) -> list[str]:
     """The options for sizes in which the recorded engines differ."""
-    told = [{name: one.get(theirs) for name, theirs in SIZES.items()} for one in recording.engines]
+    told = [{name: one.get(name) for name in SIZES} for one in recording.engines]
     return [name for name in _GIVEN if len({one[name] for one in told}) > 1]
 
 
 def _sizes(recording: Recording, options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the recorded engine that a `Machine` has, but for what is given."""
     engine = recording.engine
-    sizes = {ours: engine[theirs] for ours, theirs in SIZES.items() if theirs in engine}
+    sizes = {name: engine[name] for name in SIZES if name in engine}
     sizes |= {name: options[name] for name in SIZES if options.get(name) is not None}
     if several := [name for name in _differ(recording) if name not in sizes]:
         given = ", ".join(f"--{name.replace('_', '-')}" for name in several)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median
 from typing import Any
 
 from agentrt.lab.outcome import Summary
-from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
+from agentrt.lab.reports.tables import Spread, digits, in_digits
 from agentrt.lab.runs.grid import RunResult, Setting
 
-_PLAIN = {
+PLAIN = {
     "mean_s": ("mean", "mean latency, s"),
     "p50_s": ("P50", "P50 latency, s"),
     "p95_s": ("P95", "P95 latency, s"),
@@ -27,31 +26,15 @@ _PLAIN = {
     "tool_share": ("in tools", "in tools, share of all time"),
     "preemptions": ("preemptions", "preemptions"),
 }
-_OF_ENGINE = {
-    "token_p95_s": ("s/token P95", "P95 of token latency, s/token"),
-    "token_p99_s": ("s/token P99", "P99 of token latency, s/token"),
-    "mean_steps": ("mean steps", "mean latency, engine steps"),
-    "p95_steps": ("P95 steps", "P95 latency, engine steps"),
-    "prefix_hit_share": ("prefix hits", "prefix hits, share of prompt tokens"),
-    "recomputed_tokens": ("recomputed", "tokens computed again after preemptions"),
-    "cpu_us": ("CPU us/step", "the scheduler's CPU per step, us"),
-}
-_OF_FLEET = {
-    "balance": ("balance", "the busiest engine's time over the mean"),
-    "steady_per_s": ("ended in time", "ended before the last arrival, programs per second"),
-}
-"""Fields of `Summary` that runs are compared by: a column's head, and what it is with its unit.
-Some are known, or of interest, of an engine with a memory only, some of several engines."""
-SHORT = {name: short for name, (short, _) in (_PLAIN | _OF_ENGINE | _OF_FLEET).items()}
-MEASURES = {name: what for name, (_, what) in _PLAIN.items()}
-ALL = {name: what for name, (_, what) in (_PLAIN | _OF_ENGINE).items()}
+"""Fields of `Summary` that runs are compared by: a column's head, and what it is with its unit."""
+MEASURES = {name: what for name, (_, what) in PLAIN.items()}
 SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
 """Measures that read better as a percentage."""
 
 
 @dataclass(slots=True)
-class Cell:
-    """A policy, or a router over ``replicas``, under a setting: its summaries by seed.
+class Series:
+    """The runs of a policy, or of a router over ``replicas``, under a setting: summaries by seed.
 
     ``baseline`` are those of what it is compared with.
     """
@@ -71,7 +54,7 @@ class Cell:
         found = (getattr(self.summaries[seed], measure) for seed in self.seeds)
         return [math.nan if value is None else float(value) for value in found]
 
-    def ratios(self, measure: str, to: Cell | None = None) -> list[float]:
+    def ratios(self, measure: str, to: Series | None = None) -> list[float]:
         """A measure by seed, over that of the baseline, or of another, with the same programs.
 
         Empty where no seed was run with both, or where one is not known or the other's is nothing.
@@ -88,19 +71,19 @@ class Cell:
     def median(self, measure: str) -> float:
         return median(self.values(measure))
 
-    def median_ratio(self, measure: str, to: Cell | None = None) -> float:
+    def median_ratio(self, measure: str, to: Series | None = None) -> float:
         """The median ratio to the baseline, or to another; NaN where there is none."""
         return median(self.ratios(measure, to) or [math.nan])
 
 
 def cells(
     results: Iterable[RunResult], settings: Sequence[Setting], names: Sequence[str], baseline: str
-) -> list[Cell]:
+) -> list[Series]:
     """The runs that are done, by setting and policy in the order in which they were asked for."""
-    found: dict[tuple[Setting, str], Cell] = {}
+    found: dict[tuple[Setting, str], Series] = {}
     for result in results:
         key = (result.spec.setting, result.spec.contender.name)
-        found.setdefault(key, Cell(*key)).summaries[result.spec.seed] = result.summary
+        found.setdefault(key, Series(*key)).summaries[result.spec.seed] = result.summary
     for (setting, _), cell in found.items():
         base = found.get((setting, baseline))
         cell.baseline = base.summaries if base else {}
@@ -111,37 +94,7 @@ def cells(
 # -- tables ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table with a row for each cell."""
-
-    head: str
-    text: Callable[[Cell], object]
-
-
-def table(cells: Sequence[Cell], *columns: Column) -> str:
-    """As Markdown."""
-    rows = [[column.text(cell) for column in columns] for cell in cells]
-    return markdown([column.head for column in columns], rows)
-
-
-WORKLOAD = Column("workload", lambda cell: cell.setting.source.name)
-LOAD = Column("load", lambda cell: cell.setting.label)
-POLICY = Column("policy", lambda cell: cell.name)
-MS_PER_TOKEN = Column("ms/token", lambda cell: f"{1000 * cell.median('token_latency_s'):.1f}")
-
-
-def values(*measures: str) -> list[Column]:
-    """A column with the values of each measure."""
-    return [Column(SHORT[one], partial(value, measure=one)) for one in measures]
-
-
-def ratios(*measures: str, over: str) -> list[Column]:
-    """A column with the ratios of each measure to the baseline's, whose name is ``over``."""
-    return [Column(f"{SHORT[one]} / {over}", partial(ratio, measure=one)) for one in measures]
-
-
-def value(cell: Cell, measure: str) -> str:
+def value(cell: Series, measure: str) -> str:
     """A measure's median over the seeds, with the least and the greatest; a dash for unknown."""
     known = cell.values(measure)
     if any(map(math.isnan, known)):
@@ -151,7 +104,7 @@ def value(cell: Cell, measure: str) -> str:
     return in_digits(spread, unit) if len(known) > 1 else f"{digits(spread.median)}{unit}"
 
 
-def ratio(cell: Cell, measure: str) -> str:
+def ratio(cell: Series, measure: str) -> str:
     """A measure over the baseline's in the same seed: the median, the least and the greatest."""
     found = cell.ratios(measure)
     if not found:
@@ -162,7 +115,7 @@ def ratio(cell: Cell, measure: str) -> str:
 # -- for machines ------------------------------------------------------------------------
 
 
-def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[dict[str, Any]]:
+def as_dicts(cells: Sequence[Series], measures: Iterable[str] = MEASURES) -> list[dict[str, Any]]:
     """Each cell as JSON-able values, by seed, too; None is not known."""
     names = tuple(measures)
     return [
@@ -179,12 +132,12 @@ def as_dicts(cells: Sequence[Cell], measures: Iterable[str] = MEASURES) -> list[
     ]
 
 
-def by_seed(cell: Cell, measure: str) -> list[float | None]:
+def by_seed(cell: Series, measure: str) -> list[float | None]:
     """In the order of ``seeds``; None is not known."""
     return [None if math.isnan(value) else value for value in cell.values(measure)]
 
 
-def _measured(cell: Cell, measure: str) -> dict[str, float | None]:
+def _measured(cell: Series, measure: str) -> dict[str, float | None]:
     values = cell.values(measure)
     known = not any(map(math.isnan, values))
     return {

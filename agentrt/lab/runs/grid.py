@@ -17,9 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from agentrt.errors import ConfigError, InvariantError
-from agentrt.lab.backends.steps import Steps
-from agentrt.lab.driver import drive
+from agentrt.errors import ConfigError
 from agentrt.lab.outcome import Ran, Summary
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import Machine
@@ -195,7 +193,11 @@ def grid(
     seeds: Sequence[int],
     machine: Machine,
 ) -> list[RunSpec]:
-    """Every contender under every setting with every seed; those of one seed side by side."""
+    """Every contender under every setting with every seed; those of one seed side by side.
+
+    Raises `ConfigError` for a contender that cannot run on the machine.
+    """
+    machine.check(everyone)
     return [
         RunSpec(setting, seed, one, machine)
         for setting, (repeat, seed) in product(settings, enumerate(seeds))
@@ -225,12 +227,4 @@ def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
 
 def run(spec: RunSpec, programs: Sequence[ProgramShape]) -> Ran:
     """The run, with all that came of each program."""
-    machine, one = spec.machine, spec.contender
-    count, router = machine.replicas, machine.router
-    if machine.depth == "virtual":
-        fleet = {"replicas": count, "router": router if count > 1 else None}
-        return one.run(programs, machine.virtual_options(), machine.step_time(), **fleet)
-    if one.config is None:
-        raise InvariantError("vLLM's own scheduler runs in depth 'virtual' only")
-    engines = Steps(one.config, machine.batch, machine.step_s, replicas=count, router=router)
-    return drive(engines, programs)
+    return spec.machine.run(spec.contender, programs)

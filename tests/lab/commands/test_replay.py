@@ -23,12 +23,12 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore
-from agentrt.lab.bench import replays
+from agentrt.lab.runs import real
 from agentrt.lab.workloads import journals
 from agentrt.scheduler import SchedulerConfig
 from tests.cli.conftest import check
 from tests.lab.answering import WholeEngine
-from tests.lab.bench.test_replays import write_two
+from tests.lab.runs.test_real import write_two
 from tests.lab.virtual_world import ATLAS, FCFS, MACHINE, TIMES, World, record_burst
 from tests.lab.workloads.test_journals import Written
 
@@ -58,7 +58,7 @@ async def test_the_recording_stands_beside_what_each_policy_would_have_done(
 ) -> None:
     journal, times = await recorded(tmp_path / "j"), tmp_path / "times.json"
     TIMES.save(times)
-    args = (journal, "--step-model", times, "--policy", "fcfs", "atlas", "adaptive+cost+memory")
+    args = (journal, "--step-time", times, "--policy", "fcfs,atlas,adaptive+cost+memory")
     found = runs(capfd, *args)
     assert list(found) == ["recorded", "atlas", "fcfs", "adaptive+cost+memory"]
     assert found["atlas"]["latencies_s"] == pytest.approx(found["recorded"]["latencies_s"])
@@ -112,7 +112,7 @@ async def test_a_journal_that_does_not_say_on_what_it_ran(
     journal = await recorded(tmp_path / "j")
     with closing(sqlite3.connect(journal)) as writer, writer:
         writer.execute("DELETE FROM agentrt_journal WHERE key LIKE 'engine%'")
-    out, err = replayed(capfd, journal, "--batch", 2, "--kv-blocks", 300, "--policy", "plas")
+    out, err = replayed(capfd, journal, "--max-num-seqs", 2, "--kv-blocks", 300, "--policy", "plas")
     assert "neither the engine nor its policy is recorded" in err
     assert "2 batch slots, 300 KV blocks" in out
     assert "| plas " in out
@@ -138,9 +138,9 @@ def on_an_engine(patch: pytest.MonkeyPatch, engine: WholeEngine) -> list[EngineO
         made.append(base)
         return engine
 
-    patch.setattr(replays, "engine_for", make)
-    patch.setattr(replays, "started", engine.started)
-    patch.setattr(replays, "open_frontend", engine.front)
+    patch.setattr(real, "engine_for", make)
+    patch.setattr(real, "started", engine.started)
+    patch.setattr(real, "open_frontend", engine.front)
     return made
 
 
@@ -212,15 +212,17 @@ async def test_a_journal_that_two_engines_have_written(
     policy is the recorded one.
     """
     path = await recorded(tmp_path / "j")
-    other = World(FCFS, replace(MACHINE, batch=2).virtual_options(), TIMES)
+    other = World(FCFS, replace(MACHINE, max_num_seqs=2).virtual_options(), TIMES)
     async with (
         await Journal.open(lambda: SQLiteStore(path), JournalOptions()) as journal,
         Runtime(other, journal=journal) as runtime,
     ):
         await describe_engine(runtime, FCFS)
     capfd.readouterr()
-    check(capfd, call(["journal", "replay", str(path)]), "of several sizes: choose by --batch")
-    out, err = replayed(capfd, path, "--batch", 3, "--policy", "plas")
+    check(
+        capfd, call(["journal", "replay", str(path)]), "of several sizes: choose by --max-num-seqs"
+    )
+    out, err = replayed(capfd, path, "--max-num-seqs", 3, "--policy", "plas")
     assert "ran under several policies: none is replayed as the recorded one" in err
     assert "3 batch slots, 220 KV blocks" in out
     names = [line.split()[1] for line in out.splitlines() if line.startswith("| ")]
@@ -247,7 +249,7 @@ async def test_what_cannot_be_replayed_is_refused(
         ((journal, "--plot", tmp_path / "plot.txt"), "--plot"),
         ((journal, "--model", "m"), "--model is for --depth real"),
         ((journal, "--", "--dtype", "half"), "flags after -- is for --depth real"),
-        ((journal, *REAL, "--step-model", text), "--step-model is for --depth virtual"),
+        ((journal, *REAL, "--step-time", text), "--step-time is for --depth virtual"),
     ):
         capfd.readouterr()
         check(capfd, call(["journal", "replay", *map(str, args)]), said)

@@ -14,12 +14,12 @@ from agentrt.errors import ConfigError, InvariantError
 from agentrt.lab.commands.progress import run_all
 from agentrt.lab.outcome import Summary
 from agentrt.lab.program import Stock
-from agentrt.lab.reports.compare import Cell, as_dicts, cells
+from agentrt.lab.reports.compare import Series, as_dicts, cells
 from agentrt.lab.runs.contenders import Contender, contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, arrivals, do, grid
-from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure, bursts, share_in_time
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from benchmarks.steps.machine import SlotMachine
 
 REACT = Source("react")
 SOME = Summary(
@@ -41,7 +41,7 @@ SOME = Summary(
 
 def small(*names: str, loads: tuple[str, ...] = ("0.9",), seeds: int = 1) -> list[RunSpec]:
     settings = [Setting(REACT, Pressure.parse(load), 20) for load in loads]
-    return grid(settings, contenders(names), range(seeds), Machine(batch=4))
+    return grid(settings, contenders(names), range(seeds), SlotMachine(max_num_seqs=4))
 
 
 # -- pressure --------------------------------------------------------------------------
@@ -57,9 +57,9 @@ def test_twice_the_load_is_half_the_time() -> None:
     programs = REACT.programs(50, 1)
     slow, fast = (Pressure("load", x).arrange(programs, 2.0, 7) for x in (0.5, 1.0))
     assert slow[-1].arrives_s == pytest.approx(2 * fast[-1].arrives_s)
-    assert Pressure("load", 0.5).rate_per_s(Machine(4).capacity_per_s(programs)) == pytest.approx(
-        0.5 * 4 / 0.025 * 50 / sum(p.output_tokens for p in programs)
-    )
+    assert Pressure("load", 0.5).rate_per_s(
+        SlotMachine(4).capacity_per_s(programs)
+    ) == pytest.approx(0.5 * 4 / 0.025 * 50 / sum(p.output_tokens for p in programs))
 
 
 def test_other_ways_to_arrive() -> None:
@@ -134,7 +134,7 @@ def test_programs_of_a_trace_come_again_once_all_have_come(log: Source) -> None:
 def test_recorded_programs_come_as_they_stand(log: Source) -> None:
     setting = Setting(log, Pressure("recorded"), 10)
     assert setting.count == 4
-    assert setting.arrivals(Machine(), 3) == log.trace().programs
+    assert setting.arrivals(SlotMachine(), 3) == log.trace().programs
 
 
 def test_sleeping_programs_bring_their_work_late() -> None:
@@ -192,7 +192,7 @@ def test_what_is_not_known_has_no_ratio_and_is_json() -> None:
     setting = Setting(REACT, Pressure.parse("0.9"), 20)
     unknown = {0: replace(SOME, slowdown=math.nan)}
     for baseline in ({0: SOME}, unknown):
-        cell = Cell(setting, "atlas", summaries=unknown, baseline=baseline)
+        cell = Series(setting, "atlas", summaries=unknown, baseline=baseline)
         measured = as_dicts([cell], ["slowdown"])[0]
         assert set(measured["measures"]["slowdown"].values()) == {None}
         json.dumps(measured, allow_nan=False)

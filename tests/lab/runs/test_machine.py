@@ -11,6 +11,7 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.runs import machine as module
 from agentrt.lab.runs.machine import Machine, cached_tokens
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from benchmarks.steps.machine import SlotMachine
 
 CHAT = ProgramShape(
     "chat",
@@ -27,13 +28,13 @@ def test_of_a_prompt_is_cached_what_an_earlier_call_left_there() -> None:
 
 
 def test_alike_steps_are_filled_by_outputs_alone() -> None:
-    assert Machine(4, 0.5).capacity_per_s([CHAT]) == pytest.approx(4 / 0.5 / 30)
+    assert SlotMachine(4, step_s=0.5).capacity_per_s([CHAT]) == pytest.approx(4 / 0.5 / 30)
 
 
 def test_virtual_steps_are_filled_by_prompts_too(tmp_path: Path) -> None:
     times = StepTimeModel(base_s=4.0, per_prefill_token_s=1.0, per_decode_s=2.0)
     times.save(tmp_path / "times.json")
-    machine = Machine(4, depth="virtual", step_model=tmp_path / "times.json")
+    machine = Machine(4, step_model=tmp_path / "times.json")
     outputs = 30 * (4.0 / 4 + 2.0)
     prompts = 60 + 50
     context = (10 * (100 + 5) + 20 * (160 + 10)) * times.per_context_token_s
@@ -42,14 +43,14 @@ def test_virtual_steps_are_filled_by_prompts_too(tmp_path: Path) -> None:
 
 
 def test_a_call_may_fill_the_whole_cache() -> None:
-    options = Machine(4, depth="virtual", kv_blocks=11, max_num_batched_tokens=64).virtual_options()
+    options = Machine(4, kv_blocks=11, max_num_batched_tokens=64).virtual_options()
     assert (options.max_num_seqs, options.max_model_len) == (4, 160)
     assert (options.kv_blocks, options.max_num_batched_tokens) == (11, 64)
 
 
-def test_it_tells_what_counts_at_its_depth() -> None:
-    assert Machine(4, 0.5).to_dict() == {"batch": 4, "depth": "steps", "step_s": 0.5}
-    told = Machine(depth="virtual").to_dict()
+def test_it_tells_what_counts_of_its_kind() -> None:
+    assert SlotMachine(4, step_s=0.5).to_dict() == {"batch": 4, "depth": "steps", "step_s": 0.5}
+    told = Machine().to_dict()
     assert (told["kv_blocks"], told["step_time"]["model"]) == (8192, "made up")
     assert "step_s" not in told
 
@@ -57,4 +58,4 @@ def test_it_tells_what_counts_at_its_depth() -> None:
 def test_without_vllm_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"vLLM is not installed; install agentrt\[engine\]"):
-        Machine(depth="virtual")
+        Machine()

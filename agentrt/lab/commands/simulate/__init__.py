@@ -8,7 +8,7 @@ from agentrt.cli.lazy import LazyGroup
 
 _EPILOG = """\b
 Examples:
-  agentrt simulate run --workload programs.jsonl --load 0.95 --policy mlfq atlas srpt
+  agentrt simulate run --workload programs.jsonl --load 0.95 --policy mlfq,atlas,srpt
 """
 _MOVED = ("routing", "sweep")
 STUDIES = {
@@ -32,7 +32,6 @@ class SimulateGroup(LazyGroup):
 def simulate() -> None:
     """Study policies in virtual time, without a model, on programs of a trace.
 
-    The queues, the process table and the policies are those of the engine. What is
-    simulated is the engine: batch slots, and steps that all take the same time. With
-    --depth virtual, vLLM's own scheduler runs, and only its model is left out.
+    vLLM's own scheduler decides, with its KV cache; only its model is left out, and steps take
+    what a step-time model says.
     """

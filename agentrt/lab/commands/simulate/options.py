@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,15 +11,18 @@ import click
 from agentrt.cli.numbers import NumberRange
 from agentrt.cli.options import together
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import Option, count_option, file, many, silence_vllm
-from agentrt.lab.runs.contenders import (
-    BASELINE,
-    DEFAULT,
-    DEFAULT_HINTS,
-    HINTED,
-    check_in_steps,
-    contenders,
+from agentrt.lab.commands.options import (
+    Option,
+    count_option,
+    jobs_option,
+    kv_blocks_option,
+    max_num_seqs_option,
+    policy_option,
+    silence_vllm,
+    step_time_option,
+    text_option,
 )
+from agentrt.lab.runs.contenders import BASELINE, DEFAULT, DEFAULT_HINTS, HINTED, contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure, share_in_time
@@ -35,15 +37,9 @@ def _scale(name: str, about: str, *, zero: bool = False) -> Option:
 
 
 _POLICIES = ("mlfq", "plas", "atlas", DEFAULT)
-policy_option: Option = many(
-    "--policy",
-    metavar="NAME…",
-    help="Policies to compare: default is what agentrt run uses, adaptive is its order of calls "
+policies_option: Option = policy_option(
+    "Policies to compare: default is what agentrt run uses, adaptive is its order of calls "
     f"without its retention and admission.  [default: {','.join(_POLICIES)}]",
-)
-seeds_option: Option = count_option("--seeds", default=3, about="How many seeds, from 0 up.")
-jobs_option: Option = count_option(
-    "--jobs", metavar="J", about="Processes.  [default: one per core]"
 )
 ABOUT_TRACE = f"Recorded programs: {', '.join(KNOWN)}."
 scale_options: Option = together(
@@ -51,119 +47,81 @@ scale_options: Option = together(
     _scale("--output-scale", "tokens of outputs"),
     _scale("--gap-scale", "seconds between calls", zero=True),
 )
-_MACHINE: Option = together(
-    count_option("--batch", default=32, metavar="B", about="How many calls run at a time."),
-    click.option(
-        "--depth",
-        type=click.Choice(("steps", "virtual")),
-        default="steps",
-        show_default=True,
-        help="steps: batch slots alone, all steps alike. virtual: vLLM's own scheduler, with "
-        "memory, prefix cache and prefill; it needs vLLM and takes longer.",
-    ),
-    click.option(
-        "--step-ms",
-        type=NumberRange(min=0, min_open=True),
-        metavar="MS",
-        help="steps: milliseconds per step, which gives each running call one token.  "
-        "[default: 25]",
-    ),
-    count_option(
-        "--kv-blocks",
-        about="virtual: the KV cache, in blocks of 16 tokens.  [default: 8192]",
-        least=2,
-    ),
+machine_options: Option = together(
+    max_num_seqs_option(default=32),
+    kv_blocks_option("Size of the KV cache, in blocks of 16 tokens.  [default: 8192]"),
     count_option(
         "--max-num-batched-tokens",
-        about="virtual: tokens that a step computes at most.  [default: 2048]",
+        about="Maximum number of tokens that a step computes.  [default: 2048]",
     ),
-    file(
-        "--step-model",
-        about="virtual: how long steps take, from agentrt calibrate.  [default: made up]",
-    ),
+    step_time_option(),
+    jobs_option,
 )
-machine_options: Option = together(_MACHINE, jobs_option)
 """The simulated engine alone."""
-engine_options: Option = together(
+fleet_options: Option = together(
     count_option(
         "--replicas",
         default=1,
         about="Simulate N engines; a load is the share of what all of them can do.",
     ),
-    click.option(
+    text_option(
         "--router",
-        metavar="NAME",
-        help="What spreads the calls over replicas: cost, or another of agentrt serve --router.",
+        "NAME",
+        "What spreads the calls over replicas: cost, or another of agentrt serve --router.",
     ),
-    _MACHINE,
-    click.option(
-        "--hints",
-        type=NumberRange(0, 1),
-        metavar="X",
-        help="How well the sizes that NAME+hints is told correlate with the true ones.  "
-        "[default: 0.5]",
-    ),
-    click.option("--beta", type=float, metavar="X", help="Anti-starvation; inf: never promote."),
-    click.option(
-        "--lane",
-        type=float,
-        metavar="X",
-        help="The share of the batch that adaptive keeps for the oldest programs; 0: none.  "
-        "[default: 0.05]",
-    ),
-    jobs_option,
 )
-"""The simulated engine or engines, and the scheduler."""
+scheduler_options: Option = together(
+    text_option(
+        "--hints",
+        "X",
+        "How well the sizes that NAME+hints is told correlate with the true ones.  [default: 0.5]",
+        type=NumberRange(0, 1),
+    ),
+    text_option("--beta", "X", "Anti-starvation; inf: never promote.", type=float),
+    text_option(
+        "--lane",
+        "X",
+        "The share of the batch that adaptive keeps for the oldest programs; 0: none.  "
+        "[default: 0.05]",
+        type=float,
+    ),
+)
 
 
 # -- what they ask for -----------------------------------------------------------------
 
 
 def read_grid(
-    options: Mapping[str, Any], settings: Sequence[Setting], seeds: Sequence[int]
+    options: Mapping[str, Any],
+    settings: Sequence[Setting],
+    seeds: Sequence[int],
+    machine: Machine,
 ) -> list[RunSpec]:
     """The runs that are asked for, each policy after `BASELINE`. Raises `ConfigError`."""
-    given = {name: options[name] for name in ("beta", "lane") if options[name] is not None}
+    overrides = {name: options[name] for name in ("beta", "lane") if options[name] is not None}
     names, hints = options["policy"] or _POLICIES, options["hints"]
     if hints is not None and not any(HINTED in name.split("+") for name in names):
         raise ConfigError(
             f"--hints {hints:g}: no policy gets them; name one with +{HINTED}, such as "
-            f"--policy {names[-1]} {names[-1]}+{HINTED}"
+            f"--policy {names[-1]},{names[-1]}+{HINTED}"
         )
     how_good = DEFAULT_HINTS if hints is None else hints
-    everyone = contenders([BASELINE, *names], SchedulerConfig(**given), how_good)
-    machine = read_machine(options)
-    if machine.depth == "steps":
-        check_in_steps(everyone)
+    everyone = contenders([BASELINE, *names], SchedulerConfig(**overrides), how_good)
     warn_of_sleepers(settings, machine)
     return grid(settings, everyone, seeds, machine)
 
 
-_OF_DEPTH = {
-    "steps": ("step_ms",),
-    "virtual": ("kv_blocks", "max_num_batched_tokens", "step_model"),
-}
-
-
 def read_machine(options: Mapping[str, Any]) -> Machine:
-    """The simulated engine. Raises `ConfigError` for options of another depth than its own."""
-    depth = options["depth"]
-    for other, names in _OF_DEPTH.items():
-        for name in names:
-            if other != depth and options[name] is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{option} is for --depth {other}; leave it out")
-    if depth == "virtual":
-        silence_vllm()
-    given = {name: options[name] for name in _OF_DEPTH[depth] if options[name] is not None}
-    if (step_ms := given.pop("step_ms", None)) is not None:
-        if not math.isfinite(step_ms):
-            raise ConfigError(f"--step-ms {step_ms}: give a number of milliseconds")
-        given["step_s"] = step_ms / 1000
-    return Machine(options["batch"], depth=depth, **given, **_fleet(options))
+    """The simulated engine, or engines. Raises `ConfigError`."""
+    silence_vllm()
+    names = ("kv_blocks", "max_num_batched_tokens")
+    sizes = {name: options[name] for name in names if options[name] is not None}
+    return Machine(
+        options["max_num_seqs"], step_model=options["step_time"], **sizes, **read_fleet(options)
+    )
 
 
-def _fleet(options: Mapping[str, Any]) -> dict[str, Any]:
+def read_fleet(options: Mapping[str, Any]) -> dict[str, Any]:
     """How many engines and which router, for commands that have one of each."""
     replicas, router = options.get("replicas", 1), options.get("router")
     if not isinstance(replicas, int):

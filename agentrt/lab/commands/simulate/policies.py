@@ -8,20 +8,30 @@ from typing import Any
 
 import click
 
+from agentrt.cli.lazy import REMOVED_IN
+from agentrt.cli.options import together
+from agentrt.cli.streams import say
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
-    count_option,
+    Option,
     json_flag,
+    programs_option,
+    seed_option,
+    seeds_option,
+    text_option,
 )
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.options import (
     ABOUT_TRACE,
-    engine_options,
-    policy_option,
+    fleet_options,
+    machine_options,
+    policies_option,
     read_grid,
+    read_machine,
     read_sources,
     scale_options,
+    scheduler_options,
 )
 from agentrt.lab.reports.policies import (
     about_engine,
@@ -33,65 +43,93 @@ from agentrt.lab.reports.policies import (
     values_table,
 )
 from agentrt.lab.runs.contenders import BASELINE
-from agentrt.lab.runs.grid import GENERATORS, RunSpec, Setting, Source
+from agentrt.lab.runs.grid import RunSpec, Setting, Source
+from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure
 
-_OF_RUN = """\b
+_EPILOG = """\b
 Examples:
   agentrt simulate run --workload programs.jsonl --load 0.95
-  agentrt simulate run --workload mooncake:trace.jsonl --policy mlfq atlas srpt --repeat 5
-  agentrt simulate run --workload programs.jsonl --depth virtual --json
+  agentrt simulate run --workload mooncake:trace.jsonl --policy mlfq,atlas,srpt --seeds 5
+  agentrt simulate run --workload programs.jsonl --replicas 4 --router cost --json
 
 \b
 A load is the share of what the engine's slots can do: at 1 they are busy all the time.
-Ratios are to fcfs with the same programs; with --repeat the median is shown,
+Ratios are to fcfs with the same programs; with --seeds the median is shown,
 with the least and the greatest. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
-
-
-@click.command(cls=ManyCommand, epilog=_OF_RUN)
-@click.option("--workload", metavar="[FORMAT:]FILE", help=ABOUT_TRACE)
-@scale_options
-@policy_option
-@click.option(
-    "--load", metavar="X", help="Share of capacity, in bursts as b0.8.  [default: 0.9; as recorded]"
+_NO_STEPS = (
+    "--depth steps: the step simulator is in a checkout of agentrt now, as "
+    "'python -m benchmarks simulate run --depth steps'; leave the option out for virtual time"
 )
-@count_option("--programs", about="How many.  [default: 1000; all of a trace]")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="The first seed.")
-@count_option("--repeat", default=1, about="With so many seeds.")
-@engine_options
-@json_flag("Print one JSON object instead of tables.")
+
+
+def _one_depth(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Say that there is one depth now. Raises `ConfigError` for the other one."""
+    if value == "steps":
+        raise ConfigError(_NO_STEPS)
+    if value is not None:
+        say(
+            f"--depth {value} is the only depth now; the option works until version {REMOVED_IN}, "
+            "so leave it out"
+        )
+
+
+run_options: Option = together(
+    scale_options,
+    policies_option,
+    text_option(
+        "--load", "X", "Share of capacity, in bursts as b0.8.  [default: 0.9; as recorded]"
+    ),
+    programs_option("Number of programs.  [default: 1000; all of a trace]"),
+    seed_option,
+    seeds_option(default=1),
+    fleet_options,
+    scheduler_options,
+    json_flag("Print one JSON object instead of tables."),
+)
+
+
+@click.command(cls=ManyCommand, epilog=_EPILOG)
+@click.option("--workload", metavar="[FORMAT:]FILE", help=ABOUT_TRACE)
+@run_options
+@machine_options
+@click.option(
+    "--depth",
+    type=click.Choice(("steps", "virtual")),
+    hidden=True,
+    expose_value=False,
+    callback=_one_depth,
+)
 def run(**options: Any) -> None:
     """Simulate policies under one setting, on the same programs at the same times.
 
     For each: latency of programs (mean, P50, P95, P99), slowdown, token latency,
-    throughput, makespan, where the time went, preemptions.
+    throughput, makespan, where the time went, preemptions. vLLM's own scheduler decides, and only
+    its model is left out, so vLLM must be installed.
     """
-    [source] = read_sources([options["workload"] or _usual_workload()], options)
+    if options["workload"] is None:
+        raise ConfigError("--workload: give recorded programs as FILE or FORMAT:FILE")
+    simulate_run(options, read_machine(options))
+
+
+def simulate_run(options: dict[str, Any], machine: Machine) -> None:
+    """Simulate the policies that `run_options` name on a machine, and report."""
+    [source] = read_sources([options["workload"]], options)
     setting = Setting(source, _pressure(source, options), options["programs"])
-    seeds = list(range(options["seed"], options["seed"] + options["repeat"]))
-    specs = read_grid(options, [setting], seeds)
-    with compared(specs, options["jobs"], BASELINE) as found:
-        if not found:
+    seeds = list(range(options["seed"], options["seed"] + options["seeds"]))
+    specs = read_grid(options, [setting], seeds, machine)
+    with compared(specs, options["jobs"], BASELINE) as series:
+        if not series:
             return
         common = conditions(specs, seeds, BASELINE)
         if options["as_json"]:
-            click.echo(json.dumps(as_values(found, specs, common)))
+            click.echo(json.dumps(as_values(series, specs, common)))
             return
-        what = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
-        parts = [f"{what} {about(specs, seeds)}", values_table(found)]
-        parts += [ratios_table(found, BASELINE)] if len(found) > 1 else []
+        head = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
+        parts = [f"{head} {about(specs, seeds)}", values_table(series)]
+        parts += [ratios_table(series, BASELINE)] if len(series) > 1 else []
         click.echo("\n\n".join(parts))
-
-
-def _usual_workload() -> str:
-    if _USUAL not in GENERATORS:
-        raise ConfigError("--workload: give recorded programs as FILE or FORMAT:FILE")
-    return _USUAL
-
-
-_USUAL = "mixed"
-"""The workload of a checkout that nobody names."""
 
 
 def about(specs: Sequence[RunSpec], seeds: Sequence[int]) -> str:

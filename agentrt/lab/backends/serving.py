@@ -12,8 +12,8 @@ from agentrt.lab.backends.real import run_real
 from agentrt.lab.engine.engines import LabEngine, lab_engine
 from agentrt.lab.engine.virtual import StockPolicy
 from agentrt.lab.outcome import Ran
-from agentrt.lab.reports.policies import vllm_version
 from agentrt.lab.runs.contenders import Contender
+from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.arrivals import at_once
 from agentrt.lab.workloads.shape import Cut, ProgramShape
 

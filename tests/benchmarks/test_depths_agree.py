@@ -24,8 +24,8 @@ TIED = 0.03
 
 QUANTA = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 # Ample memory, and prompts that are computed in chunks beside the decoding calls.
-VIRTUAL = Machine(BATCH, depth="virtual", kv_blocks=16384, max_num_batched_tokens=512)
-STEPS = Machine(BATCH, VIRTUAL.token_s())
+VIRTUAL = Machine(BATCH, kv_blocks=16384, max_num_batched_tokens=512)
+STEP_S = VIRTUAL.token_s()
 
 Make = Callable[[str, Random], ProgramShape]
 
@@ -78,7 +78,7 @@ def test_they_agree_in_the_order_of_policies(make: Make) -> None:
     virtual: dict[str, float] = {}
     for policy in POLICIES:
         config = SchedulerConfig(policy=policy, quanta=QUANTA)
-        run = simulate(programs, config, batch=BATCH, step_s=STEPS.step_s)
+        run = simulate(programs, config, batch=BATCH, step_s=STEP_S)
         steps[policy] = _mean_s(run.outcomes)
         options = VIRTUAL.virtual_options()
         virtual[policy] = _mean_s(run_virtual(programs, config, engine=options).outcomes)

@@ -18,11 +18,11 @@ from agentrt.errors import ConfigError
 from agentrt.executors.frontend import Frontend
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.bench.results import hardware
-from agentrt.lab.bench.serving import Open, about_engine, by_engine, engine_for, serve, warm_up
+from agentrt.lab.backends.serving import Open, about_engine, by_engine, engine_for, serve, warm_up
 from agentrt.lab.commands.options import note
 from agentrt.lab.commands.progress import Meter, do_on_engines
 from agentrt.lab.engine.engines import LabEngine, engine_options, started
+from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.runs.contenders import Contender, check_on_one_engine
 from agentrt.lab.runs.grid import RunSpec
 from agentrt.lab.runs.replays import Replayed, ended_of
@@ -181,6 +181,6 @@ def _engine_options(
     if not model:
         raise ConfigError(_NO_MODEL)
     given = (*chain(*flags), *options["engine_flags"])
-    base = engine_options(model, None, sizes.get("batch"), given)
+    base = engine_options(model, None, sizes.get("max_num_seqs"), given)
     prepare_environment(base)
     return base

@@ -12,10 +12,10 @@ pytest.importorskip("vllm")
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.bench import replays
-from agentrt.lab.bench.replays import RealReplay, rendered
+from agentrt.lab.runs import real
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import Setting, Source, grid
+from agentrt.lab.runs.real import RealReplay, rendered
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.journals import Recording, read_recording
 from tests.lab.answering import WholeEngine
@@ -53,8 +53,8 @@ async def test_all_do_the_recorded_work_with_what_the_engine_says(
     answered here, and beside that the recorded text.
     """
     recording, engine = await recorded(tmp_path / "j"), WholeEngine()
-    monkeypatch.setattr(replays, "engine_for", lambda one, base: engine)
-    monkeypatch.setattr(replays, "open_frontend", engine.front)
+    monkeypatch.setattr(real, "engine_for", lambda one, base: engine)
+    monkeypatch.setattr(real, "open_frontend", engine.front)
     replay = real_replay(tmp_path / "j", recording, engine, ["fcfs"])
     await replay.run()
     asked = {call.call_id: call.spec for call in engine.calls if "warm-up" not in call.call_id}
@@ -81,8 +81,8 @@ async def test_who_shares_an_engine_and_what_is_said_meanwhile(
     journal, engine = Written(tmp_path / "j"), WholeEngine()
     write_two(journal)
     recording = read_recording(journal.write())
-    monkeypatch.setattr(replays, "engine_for", lambda one, base: engine)
-    monkeypatch.setattr(replays, "open_frontend", engine.front)
+    monkeypatch.setattr(real, "engine_for", lambda one, base: engine)
+    monkeypatch.setattr(real, "open_frontend", engine.front)
     said: list[tuple[int, str]] = []
     replay = real_replay(
         *(journal.path, recording, engine, ["fcfs", "stock", "atlas"]),

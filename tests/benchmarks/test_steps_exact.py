@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.lab.backends.steps import Steps
 from agentrt.lab.driver import drive
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies.adaptive import Adaptive
+from benchmarks.steps.simulator import Steps
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 CONFIGS = st.builds(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agentrt.cli.faults import StoppedError
-from agentrt.lab.bench import results
-from agentrt.lab.bench.results import Column, Results, run_shown
+from benchmarks import harness as results
+from benchmarks.harness import Column, Results, run_shown
 
 
 async def stopped_by(number: int) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from agentrt.lab.backends.base import Backend, CallEnded, Replicas
-from agentrt.lab.backends.slots import Job, Slots, step_of
 from agentrt.lab.oracles import KNOWING, Laws, make_policy
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
@@ -29,6 +28,7 @@ from agentrt.scheduler.policies import level_ends
 from agentrt.scheduler.programs import ProgramStats
 from agentrt.scheduler.records import EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProgramTotals
+from benchmarks.steps.slots import Job, Slots, step_of
 
 
 class Steps(Backend):

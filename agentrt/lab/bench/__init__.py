@@ -1,1 +1,0 @@
-"""Replays on real engines, and how results are measured and shown."""

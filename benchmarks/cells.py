@@ -1,0 +1,130 @@
+"""The one cell runner: a workload, a contender and a seed are a cell, and its run gives figures.
+
+A study says which cells there are and what the figures of a run are. The cells run in processes of
+their own (`agentrt.lab.commands.progress`), and a signal keeps those that are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import product
+from typing import Any, Generic, Protocol, TypeVar
+
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.progress import do_all
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.outcome import Ran
+from agentrt.lab.runs.contenders import Contender
+from agentrt.lab.workloads.shape import ProgramShape
+from benchmarks.harness import Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every contender serves in the cells of a workload and a seed, and the engine's size."""
+
+    programs: Sequence[ProgramShape]
+    options: VirtualOptions
+    times: StepTimeModel
+
+    def virtual(self, contender: Contender) -> Ran:
+        """Run a contender in virtual time."""
+        return contender.run(self.programs, self.options, self.times)
+
+
+class Workload(Hashable, Protocol):
+    """A workload by plain values."""
+
+    def load(self, seed: int) -> Load:
+        """Make its programs with a seed, and the engine that they run on."""
+
+
+W = TypeVar("W", bound=Workload)
+C = TypeVar("C", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell(Generic[W, C]):
+    """One run, by plain values."""
+
+    workload: W
+    contender: C
+    seed: int
+
+
+def cells_of(workloads: Sequence[W], contenders: Sequence[C], seeds: Sequence[int]) -> list[Any]:
+    """Every contender on every workload with every seed; those of one seed side by side."""
+    return [Cell(work, name, seed) for work, seed, name in product(workloads, seeds, contenders)]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Generic[W, C]):
+    """The cells that are done, in the order in which they were asked for."""
+
+    cells: Mapping[Cell[W, C], Any]
+
+    def __bool__(self) -> bool:
+        return bool(self.cells)
+
+    def by_seed(self) -> dict[tuple[W, C], dict[int, Any]]:
+        """Return each contender's figures on each workload, by seed."""
+        groups: dict[tuple[W, C], dict[int, Any]] = {}
+        for cell, figures in self.cells.items():
+            groups.setdefault((cell.workload, cell.contender), {})[cell.seed] = figures
+        return groups
+
+    def over(
+        self, base: C, ratios: Callable[[Figures, Figures], Figures]
+    ) -> dict[tuple[W, C], list[Figures]]:
+        """Return the ``ratios`` of the other contenders' figures to those of ``base`` by seed.
+
+        Seeds that were not run with both are left out.
+        """
+        groups = self.by_seed()
+        groups_over = {
+            (work, name): [
+                ratios(mine, groups[work, base][seed])
+                for seed, mine in sorted(figures.items())
+                if seed in groups.get((work, base), ())
+            ]
+            for (work, name), figures in groups.items()
+            if name != base
+        }
+        return {key: seeds for key, seeds in groups_over.items() if seeds}
+
+
+@contextmanager
+def measured(
+    cells: Sequence[Cell[W, C]], figures: Callable[[Any, C], Any], jobs: int | None
+) -> Iterator[Measured[W, C]]:
+    """Run the cells, for the body to report; then a signal that has ended them is raised.
+
+    ``figures`` gets a cell's load and contender; like the cells it is sent to other processes.
+    """
+    done, stop = do_all(cells, jobs, partial(_measure, figures))
+    results = dict(done)
+    yield Measured({cell: results[cell] for cell in cells if cell in results})
+    if stop is not None:
+        raise stop
+
+
+def _measure(figures: Callable[[Any, C], Any], cell: Cell[W, C]) -> tuple[Cell[W, C], Any]:
+    return cell, figures(_load(cell.workload, cell.seed), cell.contender)
+
+
+@lru_cache(maxsize=1)
+def _load(workload: Workload, seed: int) -> Load:
+    # The cells of one workload and seed follow each other in a worker.
+    return workload.load(seed)
+
+
+def check_names(option: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the names, or all that are known where there are none. Raises `ConfigError`."""
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown {option} {name!r}; available: {', '.join(known)}")
+    return list(names or known)

@@ -1,0 +1,114 @@
+"""Tables of policies by load: a row for each cell, with what it is compared by in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from agentrt.lab.reports.compare import MEASURES, PLAIN, Series, ratio, value
+from agentrt.lab.reports.policies import about_seeds
+from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.grid import Source
+from agentrt.lab.workloads.replay import Scales
+
+_OF_ENGINE = {
+    "token_p95_s": ("s/token P95", "P95 of token latency, s/token"),
+    "token_p99_s": ("s/token P99", "P99 of token latency, s/token"),
+    "mean_steps": ("mean steps", "mean latency, engine steps"),
+    "p95_steps": ("P95 steps", "P95 latency, engine steps"),
+    "prefix_hit_share": ("prefix hits", "prefix hits, share of prompt tokens"),
+    "recomputed_tokens": ("recomputed", "tokens computed again after preemptions"),
+    "cpu_us": ("CPU us/step", "the scheduler's CPU per step, us"),
+}
+_OF_FLEET = {
+    "balance": ("balance", "the busiest engine's time over the mean"),
+    "steady_per_s": ("ended in time", "ended before the last arrival, programs per second"),
+}
+"""Fields of `Summary` that runs are compared by: a column's head, and what it is with its unit.
+Some are known, or of interest, of an engine with a memory only, some of several engines."""
+SHORT = {name: short for name, (short, _) in (PLAIN | _OF_ENGINE | _OF_FLEET).items()}
+ALL = {name: what for name, (_, what) in (PLAIN | _OF_ENGINE).items()}
+_COMPARED = ("mean_s", "p95_s", "p99_s", "slowdown", "token_latency_s")
+_OFFLINE = ("makespan_s", "mean_s", "token_latency_s")
+"""What a sweep compares to the baseline."""
+_LATENCIES = (
+    *("mean_s", "p50_s", "p95_s", "p99_s"),
+    *("token_latency_s", "token_p95_s", "token_p99_s"),
+)
+_WHERE = (
+    *("waiting_share", "service_share", "tool_share"),
+    *("prefix_hit_share", "recomputed_tokens", "preemptions"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table with a row for each cell."""
+
+    head: str
+    text: Callable[[Series], object]
+
+
+def table(cells: Sequence[Series], *columns: Column) -> str:
+    """As Markdown."""
+    rows = [[column.text(cell) for column in columns] for cell in cells]
+    return markdown([column.head for column in columns], rows)
+
+
+WORKLOAD = Column("workload", lambda cell: cell.setting.source.name)
+LOAD = Column("load", lambda cell: cell.setting.label)
+POLICY = Column("policy", lambda cell: cell.name)
+MS_PER_TOKEN = Column("ms/token", lambda cell: f"{1000 * cell.median('token_latency_s'):.1f}")
+
+
+def values(*measures: str) -> list[Column]:
+    """A column with the values of each measure."""
+    return [Column(SHORT[one], partial(value, measure=one)) for one in measures]
+
+
+def ratios(*measures: str, over: str) -> list[Column]:
+    """A column with the ratios of each measure to the baseline's, whose name is ``over``."""
+    return [Column(f"{SHORT[one]} / {over}", partial(ratio, measure=one)) for one in measures]
+
+
+def about_scales(scales: Scales) -> str:
+    """What programs were multiplied by."""
+    return f"prompts x {scales.context:g}, outputs x {scales.output:g}, gaps x {scales.gap:g}"
+
+
+def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
+    """The programs, how they were scaled, and over what the medians are."""
+    cut = "" if source.cut.calls is None else f"; at most {source.cut.calls} calls"
+    room = "" if source.cut.tokens is None else f"; no call above {source.cut.tokens} tokens"
+    return (
+        f"Workload: {source.name}, {programs} programs a run; "
+        f"{about_scales(source.scales)}{cut}{room}. {about_seeds(seeds)}; "
+        "ratios are to stock in the same repeat, and in all but throughput below 1 is better."
+    )
+
+
+def sweep_table(cells: Sequence[Series], baseline: str) -> str:
+    """Ratios of latencies (or makespans) to the baseline's; below 1 is better."""
+    measures = _OFFLINE if cells[0].setting.pressure.kind == "at-once" else _COMPARED
+    first = Column(MEASURES[measures[0]], lambda cell: value(cell, measures[0]))
+    return table(cells, WORKLOAD, _load(cells), POLICY, first, *ratios(*measures, over=baseline))
+
+
+def latencies(cells: Sequence[Series], baseline: str) -> str:
+    """Latencies of programs, and per token; ratios below 1 are better."""
+    mean = Column("mean, s", lambda cell: value(cell, "mean_s"))
+    over = ratios(*_LATENCIES, over=baseline)
+    return table(cells, _load(cells), POLICY, mean, *over, MS_PER_TOKEN)
+
+
+def where_it_went(cells: Sequence[Series], baseline: str) -> str:
+    """Shares of the programs' time, the prefix cache, preemptions; in real time the CPU, too."""
+    real = ("cpu_us",) if any(cell.ratios("cpu_us") for cell in cells) else ()
+    over = ratios("throughput_per_s", "mean_steps", "p95_steps", *real, over=baseline)
+    return table(cells, _load(cells), POLICY, *values(*_WHERE, *real), *over)
+
+
+def _load(cells: Sequence[Series]) -> Column:
+    """The load, or how many programs come at once."""
+    return replace(LOAD, head=cells[0].setting.axis)
