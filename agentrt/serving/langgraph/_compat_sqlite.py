@@ -213,7 +213,7 @@ class CommitGroups:
             try:
                 await self._in_thread(self._raw.commit)
                 error = None
-            except sqlite3.Error as failure:
+            except Exception as failure:
                 error = failure
                 await self._in_thread(self._raw.rollback)
             finally:
