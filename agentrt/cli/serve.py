@@ -115,6 +115,13 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     least=0,
     default=10.0,
 )
+@_server.seconds(
+    "--early-answers",
+    "An answer in one piece that takes longer than this begins with status 200, and newlines keep "
+    "its connection open until its JSON comes; 0: it begins when it is known.",
+    least=0,
+    default=25.0,
+)
 @_server.seconds("--drain-timeout", "How long a stop waits for what runs.", least=0, default=30.0)
 @_server.text("--seed", "N", "Makes sampled calls repeatable.", type=int, default=0)
 @_tenants.file(

@@ -50,6 +50,7 @@ class ServeJob:
     journal: JournalPlan | None = None
     park_s: float = 60.0
     keep_alive_s: float = 10.0
+    early_s: float = 25.0
     server_tools: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -99,6 +100,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         journal=server_journal(options, served.values()),
         park_s=options["park_after"],
         keep_alive_s=options["keep_alive"],
+        early_s=options["early_answers"],
         server_tools=read_server_tools(options),
     )
 

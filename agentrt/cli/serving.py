@@ -192,6 +192,7 @@ class Serving:
             lifetimes=job.lifetimes,
             park_s=job.park_s,
             keep_alive_s=job.keep_alive_s,
+            early_s=job.early_s,
             server_tools=job.server_tools,
         )
 

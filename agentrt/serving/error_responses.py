@@ -112,8 +112,8 @@ class SupersededError(AgentrtError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the call was called off: its client sent the request again with the same "
-            "Idempotency-Key, and the later one is answered"
+            "the call was called off: its client sent the request again, with the same "
+            "Idempotency-Key or as a retry that it counts, and the later one is answered"
         )
 
 

@@ -96,10 +96,11 @@ class Server:
     which hosts may be called at the ends of runs, ``lifetimes`` how long threads and items stay.
     A recorded program that has waited ``park_s`` seconds for humans or a time alone leaves memory
     (0: it never does). A stream that has been silent for ``keep_alive_s`` seconds says that it
-    lives (0: it never does). ``server_tools`` has the names of tools that stand for those of
-    Anthropic's servers, by the kinds of these. If the server ``has_users``, authorization hooks
-    separate the users of a tenant. It runs on a ``machine`` with these clocks. ``response_rows``
-    keep the responses of the Responses API where a database is open.
+    lives (0: it never does), and an answer in one piece begins after ``early_s`` seconds, though it
+    is not known yet (0: it never does). ``server_tools`` has the names of tools that stand for
+    those of Anthropic's servers, by the kinds of these. If the server ``has_users``, authorization
+    hooks separate the users of a tenant. It runs on a ``machine`` with these clocks.
+    ``response_rows`` keep the responses of the Responses API where a database is open.
     """
 
     runtime: Runtime
@@ -121,6 +122,7 @@ class Server:
     live: Counter[str] = field(default_factory=Counter)
     park_s: float = 60.0
     keep_alive_s: float = 10.0
+    early_s: float = 0.0
     server_tools: Mapping[str, str] = field(default_factory=dict)
     has_users: bool = False
     machine: MachineClocks = field(default_factory=MachineClocks)

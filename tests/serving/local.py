@@ -145,6 +145,7 @@ async def open_server(
     strict: bool = False,
     reminders: bool = True,
     keep_alive_s: float = 10.0,
+    early_s: float = 0.0,
     is_shared: bool = False,
     submit: bool = False,
     apis: Sequence[Any] = (programs,),
@@ -175,6 +176,7 @@ async def open_server(
             bounds=bounds or Bounds(),
             submit=submit,
             keep_alive_s=keep_alive_s,
+            early_s=early_s,
         )
         listener = Listener("127.0.0.1", 0)
         async with (

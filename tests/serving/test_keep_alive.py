@@ -20,6 +20,7 @@ from agentrt.executors.base import Chunk
 from agentrt.request import Call
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from agentrt.serving.frontend.dispatch import FrontendApp
+from agentrt.serving.frontend.retries import RETRY
 from agentrt.serving.keep_alive import COMMENT, PING, KeepAlive
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import Server
@@ -329,6 +330,78 @@ async def test_a_call_that_is_not_streamed_keeps_its_status() -> None:
     assert start["status"] == 400
 
 
+# -- answers in one piece ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_an_answer_in_one_piece_may_begin_before_it_is_known(path: str) -> None:
+    """With newlines, which JSON may have before it."""
+    async with open_server(kind=Waiting, keep_alive_s=SOON_S, early_s=SOON_S) as local:
+        async with local.client.stream("POST", path, json=ask(path, "hi")) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == "application/json"
+            assert answer.headers["x-agentrt-program"]
+            parts, came = answer.aiter_raw(), b""
+            while came.count(b"\n") < 3:
+                came += await anext(parts)
+            local.engine.go.set()
+            came += b"".join([part async for part in parts])
+        assert came.startswith(b"\n\n\n{")
+        plain = (await local.client.post(path, json=ask(path, "hi"))).json()
+        assert json.loads(came).keys() == plain.keys()
+
+
+async def test_official_clients_read_answers_that_begin_early() -> None:
+    from anthropic import AsyncAnthropic
+    from openai import AsyncOpenAI
+
+    async with (
+        open_server(kind=Waiting, keep_alive_s=SOON_S, early_s=SOON_S) as local,
+        AsyncOpenAI(base_url=f"{local.url}/v1", api_key="none") as openai,
+        AsyncAnthropic(base_url=local.url, api_key="none") as anthropic,
+    ):
+        user: Any = [{"role": "user", "content": "hi"}]
+        calls: list[asyncio.Task[Any]] = [
+            asyncio.create_task(openai.chat.completions.create(model="scripted", messages=user)),
+            asyncio.create_task(openai.responses.create(model="scripted", input="hi")),
+            asyncio.create_task(
+                anthropic.messages.create(model="scripted", messages=user, max_tokens=32)
+            ),
+        ]
+        await local.until(lambda: len(local.engine.open) == 3)
+        async with local.client.stream("POST", CHAT, json=ask(CHAT, "hi")) as answer:
+            parts = answer.aiter_raw()
+            await anext(parts)  # by then, the others have begun
+            local.engine.go.set()
+            async for _ in parts:
+                pass
+        chat, response, message = await asyncio.gather(*calls)
+        assert chat.choices[0].message.content == SAYS
+        assert response.output_text == SAYS
+        assert message.content[0].text == SAYS
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_an_error_after_an_early_beginning_is_no_answer(path: str) -> None:
+    """The connection breaks, and the client that comes again gets the error with its status."""
+    async with open_server(kind=Waiting, keep_alive_s=SOON_S, early_s=SOON_S) as local:
+        session = {"x-session-id": "mine"}
+        request = local.client.build_request("POST", path, json=ask(path, "hi"), headers=session)
+        answer = await local.client.send(request, stream=True)
+        assert answer.status_code == 200
+        parts = answer.aiter_raw()
+        assert await anext(parts) == b"\n"
+        assert (await local.client.delete("/v1/sessions/mine")).is_success
+
+        async def read() -> list[bytes]:
+            return [part async for part in parts]
+
+        with pytest.raises(httpx.RemoteProtocolError):
+            await read()
+        await local.until(lambda: not local.engine.open)
+        assert local.server.tenants.calls("default") == 0
+
+
 # -- a client that comes again -------------------------------------------------------------
 
 
@@ -350,6 +423,32 @@ async def test_a_client_that_comes_again_never_has_two_calls(path: str, stream: 
         assert answer.status_code == 200
         assert local.engine.most == 1
         assert not any(row.calls for row in local.runtime.table)
+
+
+@pytest.mark.parametrize("early_s", [0.0, SOON_S])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", APIS)
+async def test_a_call_that_is_cut_while_it_waits_for_admission_never_begins(
+    path: str, stream: bool, early_s: float
+) -> None:
+    async with open_server(
+        kind=Waiting, slots=1, is_shared=True, keep_alive_s=SOON_S, early_s=early_s
+    ) as local:
+        calls = local.server.tenants.calls
+        first = asyncio.create_task(local.client.post(path, json=ask(path, "first")))
+        await local.until(lambda: local.engine.open)
+        second = asyncio.create_task(
+            local.client.post(path, json={**ask(path, "second"), "stream": stream})
+        )
+        await local.until(lambda: calls("default") == 2)
+        await asyncio.sleep(0)
+        assert len(local.engine.open) == 1
+        second.cancel()
+        await local.until(lambda: calls("default") == 1)
+        local.engine.go.set()
+        assert (await first).status_code == 200
+        await local.until(lambda: calls("default") == 0)
+        assert len(local.engine.calls) == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -384,3 +483,114 @@ async def test_a_key_of_another_tenant_ends_nothing() -> None:
         await local.until(lambda: len(local.engine.open) == 2)
         local.engine.go.set()
         assert [(await task).status_code for task in tasks] == [200, 200]
+
+
+def retried(count: int, **more: str) -> dict[str, str]:
+    """The headers of a try, as the SDKs of OpenAI and Anthropic send them."""
+    return {"x-stainless-retry-count": str(count), "user-agent": "OpenAI/Python", **more}
+
+
+async def test_official_clients_count_their_tries() -> None:
+    """And send nothing else by which a server knows that a request comes again."""
+    from anthropic import AsyncAnthropic, InternalServerError
+    from openai import AsyncOpenAI
+    from openai import InternalServerError as OpenAIError
+
+    heads: list[str] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
+        answer = "HTTP/1.1 503 No\r\nretry-after-ms: 1\r\ncontent-length: 2\r\nconnection: close"
+        writer.write(f"{answer}\r\n\r\n{{}}".encode())
+        await writer.drain()
+        writer.close()
+
+    user: Any = [{"role": "user", "content": "hi"}]
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        url = f"http://{host}:{port}"
+        async with (
+            AsyncOpenAI(base_url=url, api_key="none", max_retries=2) as openai,
+            AsyncAnthropic(base_url=url, api_key="none", max_retries=2) as anthropic,
+        ):
+            with pytest.raises(OpenAIError):
+                await openai.chat.completions.create(model="scripted", messages=user)
+            with pytest.raises(InternalServerError):
+                await anthropic.messages.create(model="scripted", messages=user, max_tokens=32)
+    counts = [head.partition(f"{RETRY.decode()}: ")[2][:1] for head in heads]
+    assert counts == ["0", "1", "2"] * 2
+    assert not any("idempotency" in head for head in heads)
+
+
+def another(engine: Waiting, before: set[str]) -> Callable[[], bool]:
+    return lambda: not before.issuperset(engine.open)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", APIS)
+async def test_a_counted_retry_ends_the_try_before(path: str, stream: bool) -> None:
+    """The server cannot see that the first connection is dead: a proxy keeps it open."""
+    async with open_server(kind=Waiting) as local:
+        body = {**ask(path, "try me"), "stream": stream}
+        tries: list[asyncio.Task[httpx.Response]] = []
+        for count in range(3):
+            headers = retried(count)
+            tries.append(asyncio.create_task(local.client.post(path, json=body, headers=headers)))
+            await local.until(another(local.engine, {*local.engine.open}))
+            assert len(local.engine.open) == 1
+        local.engine.go.set()
+        assert (await tries[-1]).status_code == 200
+        assert local.engine.most == 1
+        for cut in tries[:-1]:
+            await asyncio.wait([cut])
+            assert "retry" in str(cut.exception() or cut.result().text)
+        assert local.server.tenants.calls("default") == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (retried(0), retried(1, **{"x-session-id": "other"}), "hi"),
+        (retried(0), retried(1, **{"user-agent": "Anthropic/JS"}), "hi"),
+        (retried(0), retried(2), "hi"),
+        (retried(0), retried(0), "hi"),
+        (retried(0), retried(1), "something else"),
+        ({}, retried(1), "hi"),
+        (retried(0), {}, "hi"),
+        (retried(0), retried(1, **{"x-agentrt-tenant": "other"}), "hi"),
+    ],
+)
+async def test_requests_that_are_no_retries_end_nothing(
+    first: dict[str, str], second: dict[str, str], text: str
+) -> None:
+    async with open_server(kind=Waiting) as local:
+        tasks = [
+            asyncio.create_task(local.client.post(CHAT, json=ask(CHAT, said), headers=headers))
+            for said, headers in (("hi", first), (text, second))
+        ]
+        await local.until(lambda: len(local.engine.open) == 2)
+        local.engine.go.set()
+        assert [(await task).status_code for task in tasks] == [200, 200]
+
+
+async def test_an_equal_request_beside_is_not_taken_for_the_try_before() -> None:
+    """1. Two equal requests at once: a retry may belong to either. 2. One of them is cut, so that
+    the server sees it: the next retry is its own.
+    """
+    async with open_server(kind=Waiting) as local:
+
+        def send(count: int) -> asyncio.Task[httpx.Response]:
+            body = ask(CHAT, "hi")
+            return asyncio.create_task(local.client.post(CHAT, json=body, headers=retried(count)))
+
+        both = [send(0), send(0)]
+        await local.until(lambda: len(local.engine.open) == 2)
+        third = send(1)
+        await local.until(lambda: len(local.engine.open) == 3)
+        both[0].cancel()
+        await local.until(lambda: len(local.engine.open) == 2)
+        fourth = send(1)
+        await local.until(lambda: len(local.engine.open) == 3)
+        local.engine.go.set()
+        answers = await asyncio.gather(both[1], third, fourth)
+        assert [answer.status_code for answer in answers] == [200] * 3

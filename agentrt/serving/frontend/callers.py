@@ -104,6 +104,11 @@ class RequestCaller(Caller):
             self.error = InvariantError("the server failed")
         return self.error
 
+    @property
+    def failed_or_left(self) -> bool:
+        """Whether a call failed, or the client went before its answer."""
+        return self.is_gone or self.error is not None
+
     def limited(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
 

@@ -31,13 +31,14 @@ from agentrt.serving.frontend.bounds import (
     within_window,
 )
 from agentrt.serving.frontend.conversations import MESSAGES, RESPONSES
-from agentrt.serving.frontend.exchange import Exchange, Key, clearer
+from agentrt.serving.frontend.exchange import Exchange, clearer
 from agentrt.serving.frontend.left_out import LeftOut
 from agentrt.serving.frontend.messages import read_request
 from agentrt.serving.frontend.response_items import TRIGGER, references
 from agentrt.serving.frontend.response_requests import TOOL_SERVER_TYPES, Model, Prepared, prepare
 from agentrt.serving.frontend.response_socket import ResponseSocket
 from agentrt.serving.frontend.responses import ASKING, Asking, Kept, ResponseStore
+from agentrt.serving.frontend.retries import Tries
 from agentrt.serving.frontend.server_tools import (
     ServedTool,
     described,
@@ -111,7 +112,7 @@ class FrontendApp:
         self._server = server
         self._known = [KnownFields(front.app) for front in fronts if strict]
         self._fronts = tuple(fronts)
-        self._tries: dict[Key, Exchange] = {}
+        self._tries = Tries()
         every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
         self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
         self._store = ResponseStore(server.runtime.now, lambda: server.response_rows)

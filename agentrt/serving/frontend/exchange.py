@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from agentrt.serving.frontend.conversations import (
 )
 from agentrt.serving.frontend.response_answers import AnswerEdit
 from agentrt.serving.frontend.responses import Finished, ResponseStore
+from agentrt.serving.frontend.retries import Tries, Try
 from agentrt.serving.frontend.server_tools import ServedTool, ToolLoop
 from agentrt.serving.keep_alive import STREAM, ping_of, send_now
 from agentrt.serving.programs.client_programs import Entry
@@ -42,10 +44,8 @@ from agentrt.serving.programs.hints import read_hints
 from agentrt.serving.programs.identity import CLAIMED, read_claim
 from agentrt.serving.server import Server
 
+_LOG = logging.getLogger(__name__)
 _OK = 200
-_KEY = b"idempotency-key"
-Key = tuple[str, str, bytes]
-"""Tenant, path, and what the client calls its request."""
 _ERROR = b"event: error"
 _BEFORE = {RESPONSES: 2}
 """Events of a stream that come before its call has begun."""
@@ -62,13 +62,13 @@ class Exchange:
     server runs for it, by their names.
 
     In the Responses API, ``before`` are the items of the chat that the request goes on from, and
-    ``edit`` makes vLLM's answer the client's. ``tries`` are the requests under way whose clients
-    gave them a key, so that they can come again.
+    ``edit`` makes vLLM's answer the client's. ``tries`` are the requests under way that can come
+    again.
     """
 
     server: Server
     store: ResponseStore
-    tries: dict[Key, Exchange]
+    tries: Tries
     tenant: str
     path: str
     fields: Mapping[str, Any]
@@ -85,8 +85,8 @@ class Exchange:
     _pieces: int = 0
     _reads: int = 0
     _size: int = 0
-    _key: Key | None = None
-    _over: asyncio.Event | None = None
+    _try: Try | None = None
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
     _early: asyncio.TimerHandle | None = None
     _is_early: bool = False
     _is_stream: bool = False
@@ -109,8 +109,8 @@ class Exchange:
         its program is over.
         """
         hashes = await self._hashes()
-        if key := scope["state"]["headers"].get(_KEY):
-            await self._supersede(key)
+        digest, now = hashes[-1] if hashes else b"", asyncio.get_running_loop().time()
+        self._try = await self.tries.begin(self, scope, self.tenant, digest, now)
         try:
             self._entry = self._enter(scope, hashes)
             caller = self._caller = RequestCaller(self.server.runtime, self._entry)
@@ -126,13 +126,18 @@ class Exchange:
             caller.is_gone = message["type"] == "http.disconnect"
             return message
 
-        if (keep_alive_s := self.server.keep_alive_s) and self.fields.get("stream") is True:
-            later = asyncio.get_running_loop().call_later
+        later, streams = asyncio.get_running_loop().call_later, self.fields.get("stream") is True
+        if (keep_alive_s := self.server.keep_alive_s) and streams:
             self._early = later(keep_alive_s, self._begin_early, send)
+        elif (early_s := self.server.early_s) and keep_alive_s and not streams:
+            self._early = later(early_s, self._begin_whole, send)
         try:
             with calling(caller):
                 await app(scope, receive_watched, self._sending(send))
         except Exception as error:
+            if self._is_early and self.fields.get("stream") is not True:
+                self._break_off(str(error))
+                return
             if not self._is_stream:
                 raise
             # vLLM's Responses break their stream off where the other APIs end it with an event.
@@ -144,8 +149,7 @@ class Exchange:
             if not self._goes_on(app):
                 await caller.close()
                 self._leave()
-            if self._key is not None:
-                self._end_try()
+            self._end_try()
 
     def _sending(self, send: Send) -> Send:
         """Send the answer by ``send``, and read it as it passes."""
@@ -166,23 +170,22 @@ class Exchange:
 
         return send_watched
 
-    async def _supersede(self, key: bytes) -> None:
-        """End an earlier try of the same request, whose client comes again with the same key.
+    async def supersede(self) -> None:
+        """End this try, whose client comes again, and wait until it is over.
 
-        The connection of that try may have been cut in a way that this server cannot see.
+        Its connection may have been cut in a way that this server cannot see.
         """
-        own = self.tenant, self.path, key
-        while (earlier := self.tries.get(own)) is not None:
-            earlier._caller.call_off(SupersededError())
-            assert earlier._over is not None
-            await earlier._over.wait()
-        self.tries[own] = self
-        self._key, self._over = own, asyncio.Event()
+        self._caller.call_off(SupersededError())
+        await self._over.wait()
 
     def _end_try(self) -> None:
         """The try is over, and the client may come again."""
-        if self._key is not None and self._over is not None:
-            del self.tries[self._key]
+        if self._try is not None:
+            own, self._try = self._try, None
+            start: Message = getattr(self, "_start", {})
+            caller: RequestCaller | None = getattr(self, "_caller", None)
+            failed = start.get("status") != _OK or caller is None or caller.failed_or_left
+            self.tries.end(own, asyncio.get_running_loop().time(), failed=failed)
             self._over.set()
 
     # -- the request -------------------------------------------------------------------
@@ -250,6 +253,29 @@ class Exchange:
         alive = {"type": "http.response.body", "body": ping_of(self.path), "more_body": True}
         send_now(send(alive))
 
+    def _begin_whole(self, send: Send) -> None:
+        """Begin an answer in one piece that has not come for long: newlines, which JSON may have
+        before it, keep its connection open.
+        """
+        headers = [(b"content-type", b"application/json")]
+        start: Message = {"type": "http.response.start", "status": _OK, "headers": headers}
+        self._begin(start)
+        self._is_early = send_now(send(start))
+        self._say_alive(send)
+
+    def _say_alive(self, send: Send) -> None:
+        send_now(send({"type": "http.response.body", "body": b"\n", "more_body": True}))
+        later = asyncio.get_running_loop().call_later
+        self._early = later(self.server.keep_alive_s, self._say_alive, send)
+
+    def _break_off(self, why: str) -> None:
+        """Leave an answer in one piece without its end, so that the server closes the connection.
+
+        Its status has been sent, and no client may take an error for an answer: clients send the
+        request again, and get the error with a status of its own.
+        """
+        _LOG.warning("%s: broken off after its answer had begun: %s", self.path, why)
+
     def _begin(self, start: Message) -> None:
         """The answer's head, which gets the program. That of a refusal waits for its body."""
         if self._early is not None:
@@ -304,6 +330,9 @@ class Exchange:
             return
         status = self._start["status"]
         body = clearer(self.path, status, bytes(self._body))
+        if self._is_early and self.fields.get("stream") is not True:
+            self._break_off(body.decode(errors="replace"))
+            return
         if self._is_early:
             await send(
                 {"type": "http.response.body", "body": last_event(self.path, from_json(body))}

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import orjson
 import pytest
 import pytest_asyncio
 from langchain_core.runnables import RunnableConfig
@@ -17,6 +18,7 @@ from langgraph.pregel.remote import RemoteGraph
 from langgraph.types import Command
 from langgraph_sdk import get_client, get_sync_client
 
+from agentrt.serving.langgraph.protocol.socket import REPLAYED
 from tests.serving.langgraph.graphs import TURN_S, Steps
 from tests.serving.langgraph.runs.test_runs import DONE, IN
 from tests.serving.langgraph.serve import Serving
@@ -117,3 +119,80 @@ async def test_input_at_a_checkpoint_is_no_answer(it: Serving, remote: Any) -> N
     state = await graph.aget_state(config)
     assert state.values["steps"] == ["in", "first"]
     assert state.next == ("ask",)
+
+
+async def asked_for(http: httpx.AsyncClient, thread: str, **asked: Any) -> list[tuple[str, Any]]:
+    """Return what a stream has before it waits: the methods of its events, with what they say."""
+    events: list[tuple[str, Any]] = []
+    path = f"/threads/{thread}/stream/events"
+    async with asyncio.timeout(TURN_S), http.stream("POST", path, json=asked) as stream:
+        async for line in stream.aiter_lines():
+            if line.startswith("data:"):
+                event = orjson.loads(line[5:])
+                data = event["params"]["data"]
+                events.append((event["method"], data.get("event", data.get("payload"))))
+            if line == f": {REPLAYED}":
+                break
+    return events
+
+
+async def test_its_newest_streams_take_many_turns_of_a_thread(remote: Any) -> None:
+    """Each turn gets its own values, question and end, and not those of earlier turns."""
+    graph, config = remote("ask"), in_thread()
+    for turn in range(1, 4):
+        async with asyncio.timeout(TURN_S):
+            async with await graph.astream_events(IN, config, version="v3") as run:
+                values = [len(values.get("steps", ())) async for values in run.values]
+                assert values[-1] == 4 * turn - 2
+                assert await run.interrupted()
+                assert len(await run.interrupts()) == 1
+            answer: Command[Any] = Command(resume=str(turn))
+            async with await graph.astream_events(answer, config, version="v3") as run:
+                done = await run.output()
+        assert done["steps"][-2:] == [f"answered {turn}", "last"]
+        assert len(done["steps"]) == 4 * turn
+
+
+async def test_its_newest_streams_end_at_the_second_question(remote: Any) -> None:
+    """The answer to the first question begins a run that asks the second one."""
+    graph, config = remote("twice"), in_thread()
+    for given, question in ((IN, "one"), (Command(resume="a"), "two")):
+        async with (
+            asyncio.timeout(TURN_S),
+            await graph.astream_events(given, config, version="v3") as run,
+        ):
+            assert [values async for values in run.values]
+            assert [each["value"] for each in await run.interrupts()] == [question]
+    async with await graph.astream_events(Command(resume="b"), config, version="v3") as run:
+        assert (await run.output())["steps"] == ["in", "a", "b"]
+
+
+async def test_who_watches_for_questions_sees_how_the_thread_stands(it: Serving) -> None:
+    """The last question alone, and the end of the last run; other streams have all that was."""
+    thread = str(uuid4())
+    watched = {"channels": ["lifecycle", "input"]}
+    everything = {"channels": ["lifecycle", "input", "values"]}
+    async with httpx.AsyncClient(base_url=it.url, timeout=TURN_S) as http:
+
+        async def turn(given: Any) -> None:
+            params = {"assistant_id": "twice", "input": given}
+            command = {"id": 1, "method": "run.start", "params": params}
+            answer = (await http.post(f"/threads/{thread}/commands", json=command)).json()
+            await http.get(f"/threads/{thread}/runs/{answer['result']['run_id']}/join")
+
+        def questions(events: list[tuple[str, Any]]) -> list[Any]:
+            return [data for method, data in events if method == "input.requested"]
+
+        await turn(IN)
+        assert questions(await asked_for(http, thread, **watched)) == ["one"]
+        await turn("a")
+        assert questions(await asked_for(http, thread, **watched)) == ["two"]
+        assert questions(await asked_for(http, thread, **everything)) == ["one", "two"]
+        await turn("b")
+        assert questions(await asked_for(http, thread, **watched)) == []
+        await turn(IN)
+        await turn("a")
+        await turn("b")
+        for asked, ends in ((watched, 1), (everything, 2)):
+            events = await asked_for(http, thread, **asked)
+            assert events.count(("lifecycle", "completed")) == ends

@@ -1,4 +1,5 @@
-"""Where we reach into aiosqlite, for connections that use their threads only where it pays.
+"""Where we reach into aiosqlite: connections that use their threads only where it pays, and one
+whose transactions share their commits.
 
 ``tests/serving/langgraph/database/test_sqlite_connections.py`` fails when what is overridden is
 gone.
@@ -7,77 +8,316 @@ gone.
 from __future__ import annotations
 
 import asyncio
-import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from threading import Lock
-from typing import Any
+from types import TracebackType
+from typing import Any, cast
 
 import aiosqlite
+from aiosqlite.context import contextmanager
 
-_WRITES = re.compile(r"\s*(BEGIN IMMEDIATE|INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
+_CHUNK = 64
+"""Rows that a cursor fetches at once."""
+_SAVEPOINT = "agentrt_turn"
+_LARGEST_DIRECT = 64 * 2**10
+"""Bytes of the values of a statement that needs no thread."""
+_UNDONE = "the transaction was undone with others"
 
 
 class SqliteConnection(aiosqlite.Connection):
-    """A connection that passes to its thread what may wait for the disk or for a lock, and does
-    the rest at once: each way to the thread and back takes a turn of the event loop.
+    """A connection that reads. It passes to its thread what may wait for the disk, and does the
+    rest at once: each way to the thread and back takes a turn of the event loop.
 
-    While it is ``direct``, it does all but commits at once: in a transaction that has begun to
-    write, whose statements are about single rows. Connections that write have the same ``lock``,
-    which passes from one to the next at once; for SQLite's own they would look again and again,
-    after longer and longer pauses. Without a lock it only reads.
+    While it is ``direct``, it executes statements at once: they are about single rows.
     """
 
-    def __init__(self, path: str, lock: Lock | None = None, *, timeout: float) -> None:
+    def __init__(self, path: str, *, timeout: float) -> None:
         connect = partial(sqlite3.connect, path, timeout, check_same_thread=False)
-        super().__init__(connect, 64)
+        super().__init__(connect, _CHUNK)
         self._thread.daemon = True
-        self._lock, self._timeout = lock, timeout
-        self._has_lock = False
         self.direct = False
 
-    def stop(self) -> asyncio.Future[Any] | None:
-        self._tx.put_nowait((None, self._give_up))
-        return super().stop()
-
     async def _execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        call = fn if self._lock is None else partial(self._locked, fn)
         if self._running and self._connection and self._is_quick(fn, args):
-            return call(*args, **kwargs)
+            return fn(*args, **kwargs)
         inner: Any = super()._execute
-        return await inner(call, *args, **kwargs)
+        return await inner(fn, *args, **kwargs)
 
     def _is_quick(self, function: Any, args: tuple[Any, ...]) -> bool:
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-        if name == "rollback":
-            return self._lock is None or not self._conn.in_transaction
-        if name in ("cursor", "commit"):
-            return name == "cursor"
+        if name in ("cursor", "rollback"):  # it only reads
+            return True
         if isinstance(owner, sqlite3.Cursor):
             return self.direct or name == "close" or args[:1] == ("BEGIN",)
         return False
 
-    def _locked(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call ``function``, with the lock from where a transaction begins to write to its end."""
-        if not self._has_lock and args and isinstance(args[0], str) and _WRITES.match(args[0]):
-            assert self._lock is not None
-            if not self._lock.acquire(timeout=self._timeout):
-                raise sqlite3.OperationalError("database is locked")
-            self._has_lock = True
-        closes = getattr(function, "__name__", "") == "close" and function.__self__ is self._conn
+
+class CommitGroup:
+    """Transactions that are committed together."""
+
+    def __init__(self) -> None:
+        self.is_ending = False
+        self._over = asyncio.Event()
+        self._error: Exception | None = None
+
+    def end(self, error: Exception | None) -> None:
+        """Record that the group is on the disk, or the error that undid all of it."""
+        self._error = error
+        self._over.set()
+
+    async def stored(self) -> None:
+        """Wait until the group is on the disk. Raises the error that undid it."""
+        await self._over.wait()
+        if self._error is not None:
+            raise type(self._error)(*self._error.args) from self._error
+
+
+class CommitGroups:
+    """The one connection by which a process writes to an SQLite file.
+
+    Transactions take turns, each in a savepoint. Those that arrive while others are being committed
+    form the next group: it has a single commit, and so waits for the disk once. A transaction is
+    stored when its group is (`CommitGroup.stored`); other connections do not see it earlier. A
+    transaction that fails is undone alone. Where SQLite undoes all that is not committed, as for a
+    full disk, each transaction of the group gets the error.
+    """
+
+    def __init__(
+        self, path: str, prepare: Callable[[sqlite3.Connection], None], *, timeout: float
+    ) -> None:
+        self._path, self._prepare, self._timeout = path, prepare, timeout
+        self._connection: SqliteConnection | None = None
+        self._opening = asyncio.Lock()
+        self._turns = asyncio.Lock()
+        self._group: CommitGroup | None = None
+        self._error: Exception | None = None
+        self._commits: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> SqliteConnection:
+        """Return the connection, which the first call opens."""
+        async with self._opening:
+            if self._connection is None:
+                connection = SqliteConnection(self._path, timeout=self._timeout)
+                await connection
+                connection._conn.isolation_level = None
+                self._prepare(connection._conn)
+                async with connection.execute("PRAGMA journal_mode=WAL"):
+                    pass
+                self._connection = connection
+        return self._connection
+
+    async def close(self) -> None:
+        """Commit what has ended, and close the connection. It may be opened again."""
+        while self._commits:
+            await asyncio.wait(list(self._commits))
+        async with self._turns:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.close()
+
+    async def begin(self) -> CommitGroup:
+        """Begin a transaction when its turn has come, and return its group. Unless this raises,
+        `end` or `abandon` must follow.
+        """
+        await self._turns.acquire()
         try:
-            return function(*args, **kwargs)
-        finally:
-            if self._has_lock and (closes or not self._conn.in_transaction):
-                self._give_back()
+            if self._group is None:
+                self._group, self._error = CommitGroup(), None
+                await self._in_thread(self._begin_group)
+            else:
+                self._do(f"SAVEPOINT {_SAVEPOINT}")
+        except BaseException:
+            self.abandon()
+            raise
+        return self._group
 
-    def _give_up(self) -> None:
-        if self._has_lock and self._connection is not None:
-            self._connection.rollback()
-            self._give_back()
+    def end(self) -> None:
+        """End the transaction: it is committed with its group."""
+        try:
+            self._do(f"RELEASE {_SAVEPOINT}")
+        except BaseException:
+            self.abandon()
+            raise
+        self._pass_on()
 
-    def _give_back(self) -> None:
-        assert self._lock is not None
-        self._has_lock = False
-        self._lock.release()
+    def abandon(self) -> asyncio.Future[None]:
+        """Undo the transaction, once its last statement is over, which may be under way."""
+        loop = asyncio.get_running_loop()
+        undone: asyncio.Future[None] = loop.create_future()
+
+        def pass_on() -> None:
+            self._pass_on()
+            if not undone.done():
+                undone.set_result(None)
+
+        def undo() -> None:
+            try:
+                self._undo()
+            finally:
+                loop.call_soon_threadsafe(pass_on)
+
+        assert self._connection is not None
+        self._connection._tx.put_nowait((None, undo))
+        return undone
+
+    def note(self, error: Exception) -> None:
+        """Remember the error of a statement, if it undid the whole group."""
+        if not self._raw.in_transaction:
+            self._error = error
+
+    # -- inside ------------------------------------------------------------------------
+
+    @property
+    def _raw(self) -> sqlite3.Connection:
+        assert self._connection is not None
+        return self._connection._conn
+
+    def _do(self, statement: str) -> None:
+        self._raw.execute(statement).close()
+
+    async def _in_thread(self, function: Callable[[], Any]) -> None:
+        assert self._connection is not None
+        await self._connection._execute(partial(function))
+
+    def _begin_group(self) -> None:
+        self._do("BEGIN IMMEDIATE")
+        self._do(f"SAVEPOINT {_SAVEPOINT}")
+
+    def _undo(self) -> None:
+        if self._raw.in_transaction:
+            with suppress(sqlite3.OperationalError):  # if the savepoint was never made
+                self._do(f"ROLLBACK TO {_SAVEPOINT}")
+                self._do(f"RELEASE {_SAVEPOINT}")
+
+    def _pass_on(self) -> None:
+        """Let the next transaction begin. The group is committed after those that wait now."""
+        group = self._group
+        assert group is not None
+        if not self._raw.in_transaction:
+            self._group = None
+            group.end(self._error or sqlite3.OperationalError(_UNDONE))
+        elif not group.is_ending:
+            group.is_ending = True
+            task = asyncio.get_running_loop().create_task(self._commit(group))
+            self._commits.add(task)
+            task.add_done_callback(self._commits.discard)
+        self._turns.release()
+
+    async def _commit(self, group: CommitGroup) -> None:
+        async with self._turns:
+            if self._group is not group:  # an error has ended it
+                return
+            self._group = None
+            error: Exception | None = sqlite3.OperationalError(_UNDONE)
+            try:
+                await self._in_thread(self._raw.commit)
+                error = None
+            except Exception as failure:
+                error = failure
+                await self._in_thread(self._raw.rollback)
+            finally:
+                group.end(error)
+
+
+class WritingConnection:
+    """A connection of `CommitGroups`, as SQLAlchemy and LangGraph's checkpointer use aiosqlite's.
+
+    A transaction begins with ``BEGIN IMMEDIATE`` or `begin`. Its `commit` returns before the
+    transaction is stored: wait for its ``group``. While the connection is ``direct``, statements
+    are executed at once, unless their values are large.
+    """
+
+    def __init__(self, groups: CommitGroups, connection: SqliteConnection) -> None:
+        self._groups = groups
+        self._connection = connection
+        self._iter_chunk_size = _CHUNK
+        self._is_open = False
+        self.group: CommitGroup | None = None
+        self.direct = False
+
+    async def begin(self) -> None:
+        """Begin a transaction when its turn has come."""
+        self.group = await self._groups.begin()
+        self._is_open = True
+
+    async def commit(self) -> None:
+        """End the transaction, if one is open."""
+        if self._is_open:
+            self._is_open = False
+            self._groups.end()
+
+    async def rollback(self) -> None:
+        """Undo the transaction, if one is open."""
+        if self._is_open:
+            self._is_open = False
+            await asyncio.shield(self._groups.abandon())
+
+    close = rollback
+
+    def stop(self) -> None:
+        """Undo the transaction, if one is open, and do not wait for that."""
+        if self._is_open:
+            self._is_open = False
+            self._groups.abandon()
+
+    async def create_function(self, *args: Any, **kwargs: Any) -> None:
+        """Leave out SQLAlchemy's functions: statements that write use none of them."""
+
+    def cursor(self) -> aiosqlite.Cursor:
+        """Return a new cursor."""
+        return aiosqlite.Cursor(cast(Any, self), self._connection._conn.cursor())
+
+    @contextmanager
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> aiosqlite.Cursor:
+        """Execute a statement, and return its cursor."""
+        return await self.cursor().execute(sql, parameters)
+
+    async def _execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if args[:1] == ("BEGIN IMMEDIATE",):
+            return await self.begin()
+        try:
+            if fn.__name__ == "close" or (self.direct and _size(args[1:]) <= _LARGEST_DIRECT):
+                return fn(*args, **kwargs)
+            in_thread: Any = self._connection._execute
+            return await in_thread(fn, *args, **kwargs)
+        except sqlite3.Error as error:
+            self._groups.note(error)
+            raise
+
+
+class Turns:
+    """A stand-in for the lock of LangGraph's checkpointer: each block is a transaction of
+    ``connection``, and stored at its end.
+    """
+
+    def __init__(self, connection: WritingConnection) -> None:
+        self._connection = connection
+
+    async def __aenter__(self) -> None:
+        await self._connection.begin()
+        self._connection.direct = True
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            await self._connection.rollback()
+            return
+        group = self._connection.group
+        await self._connection.commit()
+        assert group is not None
+        await group.stored()
+
+
+def _size(values: Any) -> int:
+    """How many bytes or characters the values of a statement have."""
+    if isinstance(values, str | bytes):
+        return len(values)
+    if isinstance(values, list | tuple):
+        return sum(map(_size, values))
+    return 0

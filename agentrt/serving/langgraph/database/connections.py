@@ -11,21 +11,24 @@ import functools
 import json
 import math
 import sqlite3
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from agentrt.errors import ConfigError
 from agentrt.files import file_named, lock_beside
 from agentrt.serving.langgraph.database import filters, tables
-from agentrt.serving.langgraph.database._compat_sqlite import SqliteConnection
+from agentrt.serving.langgraph.database._compat_sqlite import (
+    CommitGroups,
+    SqliteConnection,
+    WritingConnection,
+)
 from agentrt.serving.langgraph.database.tables import CONTAINS, about, dumps, json_contains
 from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_line, limited
 from agentrt.steady import KEEP_S, MachineClocks, Reading, SteadyClock
@@ -39,6 +42,8 @@ _STEPS = 10_000
 """So many steps of SQLite's virtual machine pass until it is asked whether it may go on."""
 _BUSY_S = 30.0
 """How long SQLite waits for another connection's write."""
+_TURNS = 256
+"""Transactions that may wait for their turn to write to SQLite."""
 
 TIMEOUTS = {
     "connect_timeout": 10,
@@ -56,8 +61,8 @@ class Address:
 
     file: Path | None
     url: str
-    lock: Lock = field(default_factory=Lock, compare=False, repr=False)
-    """What this process's connections that write to the file pass on to each other."""
+    writer: CommitGroups | None = field(default=None, compare=False, repr=False)
+    """What writes to the file."""
 
     @classmethod
     def parse(cls, given: str) -> Address:
@@ -68,7 +73,8 @@ class Address:
         if kind != "sqlite" or name in ("", ":memory:") or name.startswith("//"):
             raise ConfigError(f"--database {given!r}: {_FORMS}")
         path = file_named(name, f"--database {given}")
-        return cls(path, f"sqlite+aiosqlite:///{path}")
+        writer = CommitGroups(str(path), _add_functions, timeout=_BUSY_S)
+        return cls(path, f"sqlite+aiosqlite:///{path}", writer)
 
     def __str__(self) -> str:
         """Without the password."""
@@ -81,12 +87,12 @@ class Address:
 
 def engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
     """What reads, and what writes."""
-    if address.file is None:
+    if address.writer is None:
         url = address.url.replace("postgresql://", "postgresql+psycopg://", 1)
         reads, writes = (_engine(url, n, 2 * READ_S, TIMEOUTS) for n in (READS, _WRITES))
         _limit_statements(reads)
         return reads, writes
-    return _sqlite(address, None, READS), _sqlite(address, address.lock, 1)
+    return _sqlite_reads(address), _sqlite_writes(address, address.writer)
 
 
 def _engine(
@@ -115,58 +121,79 @@ def _limit_statements(reads: AsyncEngine) -> None:
             connection.exec_driver_sql(f"SET LOCAL statement_timeout = {round(READ_S * 1000)}")
 
 
-def _sqlite(address: Address, lock: Lock | None, connections: int) -> AsyncEngine:
-    """An engine that writes, and has the ``lock`` then, or only reads. Of one that reads, SQLite
-    asks a function of ours, while it works for a client, whether it may go on.
-
-    A transaction that reads first and writes later fails at once if another has written in
-    between; one that begins as a writer waits for its turn.
+def _sqlite_reads(address: Address) -> AsyncEngine:
+    """An engine that only reads. While it works for a client, SQLite asks a function of ours
+    whether it may go on.
     """
-    reads, begin = lock is None, "BEGIN" if lock is None else "BEGIN IMMEDIATE"
 
     async def connect() -> SqliteConnection:
-        connection = SqliteConnection(str(address.file), lock, timeout=_BUSY_S)
+        connection = SqliteConnection(str(address.file), timeout=_BUSY_S)
         await connection
         return connection
 
-    wait_s = 2 * READ_S if reads else _BUSY_S
-    engine = _engine(address.url, connections, wait_s, {}, async_creator=connect)
+    engine = _engine(address.url, READS, 2 * READ_S, {}, async_creator=connect)
 
     @sa.event.listens_for(engine.sync_engine, "connect")
     def connected(connection: Any, record: Any) -> None:
         deadline = record.info[_DEADLINE] = Deadline()
-        within = functools.partial(json_contains, check=deadline.check)
         connection.isolation_level = None
-        connection.create_function(CONTAINS, 2, within, deterministic=True)
-        equals = functools.partial(filters.equals_in_sqlite, check=deadline.check)
-        connection.create_function(filters.EQUALS, 3, equals, deterministic=True)
-        has_all = functools.partial(filters.has_all_in_sqlite, check=deadline.check)
-        connection.create_function(filters.HAS_ALL, 3, has_all, deterministic=True)
+        _add_functions(connection, deadline.check)
         connection.run_async(lambda own: own.set_progress_handler(deadline, _STEPS))
         connection.execute("PRAGMA journal_mode=WAL").close()
 
     @sa.event.listens_for(engine.sync_engine, "begin")
     def began(connection: Any) -> None:
-        is_limited = reads and READER.get() is not None
+        is_limited = READER.get() is not None
         connection.info[_DEADLINE].start(READ_S if is_limited else math.inf)
-        connection.exec_driver_sql(begin)
+        connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+def _add_functions(connection: Any, check: Callable[[], None] = lambda: None) -> None:
+    """Give a connection of SQLite the functions of our queries; ``check`` stops slow ones."""
+    functions = (
+        (CONTAINS, 2, json_contains),
+        (filters.EQUALS, 3, filters.equals_in_sqlite),
+        (filters.HAS_ALL, 3, filters.has_all_in_sqlite),
+    )
+    for name, count, function in functions:
+        bound = functools.partial(function, check=check)
+        connection.create_function(name, count, bound, deterministic=True)
+
+
+def _sqlite_writes(address: Address, writer: CommitGroups) -> AsyncEngine:
+    """An engine whose transactions take turns on the connection of ``writer``.
+
+    A transaction that reads first and writes later fails at once if another has written in
+    between; one that begins as a writer waits for its turn.
+    """
+
+    async def connect() -> WritingConnection:
+        return WritingConnection(writer, await writer.open())
+
+    engine = _engine(address.url, _TURNS, _BUSY_S, {}, async_creator=connect)
+
+    @sa.event.listens_for(engine.sync_engine, "begin")
+    def began(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 
 
 @asynccontextmanager
-async def _direct(connection: AsyncConnection, wanted: bool) -> AsyncIterator[None]:
-    """Have SQLite's statements need no thread until the block's end, if that is ``wanted``."""
-    if not wanted:
-        yield
-        return
-    raw = (await connection.get_raw_connection()).driver_connection
-    if isinstance(raw, SqliteConnection):
-        raw.direct = True
+async def _direct(connection: AsyncConnection, wanted: bool) -> AsyncIterator[Any]:
+    """Have SQLite's statements need no thread until the block's end, if that is ``wanted``. The
+    block gets the driver's connection.
+    """
+    raw: Any = (await connection.get_raw_connection()).driver_connection
+    is_sqlite = isinstance(raw, SqliteConnection | WritingConnection)
+    if is_sqlite:
+        raw.direct = wanted
     try:
-        yield
+        yield raw
     finally:
-        if isinstance(raw, SqliteConnection):
+        if is_sqlite:
             raw.direct = False
 
 
@@ -214,11 +241,19 @@ class Database:
 
     @asynccontextmanager
     async def writing(self, *, rows: bool = False) -> AsyncIterator[AsyncConnection]:
-        """A transaction: committed at the block's end, or rolled back if it raises. With ``rows``,
-        its statements are about single rows, and so quick that SQLite's need no thread.
+        """A transaction: stored when this returns, or rolled back if the block raises. With
+        ``rows``, its statements are about single rows, and so quick that SQLite's need no thread.
         """
-        async with self._writes.begin() as connection, _direct(connection, rows):
+        group = None
+        async with self._writes.begin() as connection, _direct(connection, rows) as raw:
             yield connection
+            if isinstance(raw, WritingConnection):
+                group = raw.group
+        if group is not None:
+            try:
+                await group.stored()
+            except sqlite3.Error as error:
+                raise OperationalError("COMMIT", None, error) from error
 
     async def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """All rows of a query."""
@@ -292,6 +327,8 @@ async def open_database(
         try:
             if address.file is not None:
                 await _lock_file(address.file, stack)
+            if address.writer is not None:
+                stack.push_async_callback(address.writer.close)
             reads, writes = engines(address)
             stack.push_async_callback(reads.dispose)
             stack.push_async_callback(writes.dispose)

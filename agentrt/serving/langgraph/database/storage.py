@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from langgraph.checkpoint.base import (
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
+    CheckpointTuple,
 )
 from langgraph.store.base import BaseStore, TTLConfig
 
@@ -30,7 +32,11 @@ from agentrt.serving.langgraph.database._compat import (
     check_store_version,
     rising_clock,
 )
-from agentrt.serving.langgraph.database._compat_sqlite import SqliteConnection
+from agentrt.serving.langgraph.database._compat_sqlite import (
+    SqliteConnection,
+    Turns,
+    WritingConnection,
+)
 from agentrt.serving.langgraph.database.connections import (
     TIMEOUTS,
     Address,
@@ -192,14 +198,60 @@ async def _in_sqlite(
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
     from langgraph.store.sqlite.aio import AsyncSqliteStore
 
-    class Saver(RevocableSaver, AsyncSqliteSaver):
+    path, writer = str(address.file), address.writer
+    assert writer is not None
+    writing = WritingConnection(writer, await writer.open())
+    quick = SqliteConnection(path, timeout=_BUSY_S)
+    await stack.enter_async_context(quick)
+    quick.direct = True
+
+    class Grouped(AsyncSqliteSaver):
+        """LangGraph's checkpointer, whose writes share their commits with others (`CommitGroups`),
+        and whose reads wait for no write.
+        """
+
+        async def setup(self) -> None:
+            if not self.is_setup:
+                await super().setup()
+
+        async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+            reads = self._using(quick, nullcontext())
+            return await super(Grouped, reads).aget_tuple(config)
+
+        async def aput(
+            self,
+            config: RunnableConfig,
+            checkpoint: Checkpoint,
+            metadata: CheckpointMetadata,
+            new_versions: ChannelVersions,
+        ) -> RunnableConfig:
+            writes = self._using(writing, Turns(writing))
+            return await super(Grouped, writes).aput(config, checkpoint, metadata, new_versions)
+
+        async def aput_writes(
+            self,
+            config: RunnableConfig,
+            writes: Sequence[tuple[str, Any]],
+            task_id: str,
+            task_path: str = "",
+        ) -> None:
+            own = self._using(writing, Turns(writing))
+            await super(Grouped, own).aput_writes(config, writes, task_id, task_path)
+
+        async def adelete_thread(self, thread_id: str) -> None:
+            writes = self._using(writing, Turns(writing))
+            await super(Grouped, writes).adelete_thread(thread_id)
+
+        def _using(self, connection: Any, lock: Any) -> Grouped:
+            """This checkpointer with another connection."""
+            other = copy.copy(self)
+            other.conn, other.lock = connection, lock
+            return other
+
+    class Saver(RevocableSaver, Grouped):
         revoked = RevokedRuns()
 
-    path = str(address.file)
-    connection = await stack.enter_async_context(
-        SqliteConnection(path, address.lock, timeout=_BUSY_S)
-    )
-    saver = Saver(connection)
+    saver = Saver(await stack.enter_async_context(SqliteConnection(path, timeout=_BUSY_S)))
     await saver.setup()
     connection = await stack.enter_async_context(
         aiosqlite.connect(path, timeout=_BUSY_S, isolation_level=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +25,7 @@ from agentrt.serving.langgraph.responses import JSON
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.runs.graph_events import (
     EventsBody,
+    ends_run,
     place_of,
     question_in,
     questions_of,
@@ -38,6 +39,20 @@ from agentrt.serving.langgraph.tenant_state import REPLAY_S, TenantState
 EVENTS = "/threads/{thread_id}/stream/events"
 _MOST_RUNS = 1000
 """How many of a thread's last runs are replayed."""
+_TOLD = (b'{"method":"input.requested"', b'{"method":"lifecycle"')
+"""The beginnings of events that mean something else once they are past."""
+_WATCHED = {"lifecycle", "input"}
+"""The channels of LangGraph's Python client for questions, beside a stream of what runs give."""
+QUESTION_S = 0.2
+"""How much later questions come on such a stream, and the end of a run that is over already. The
+client ends its iterators of values when a question comes, without regard to the values that are on
+their way; where it has seen a question, it does not notice the next one before a run completes; and
+the first end that it sees is that of the run which it starts. So values go first, and a run that
+the client starts as it connects hides what came before.
+"""
+
+
+_Asked = Sequence[tuple[ThreadEvent, str | None]]
 
 
 class ProtocolRoutes(Routes):
@@ -82,14 +97,15 @@ class ProtocolRoutes(Routes):
 
         async def parts() -> AsyncIterator[ServerSentEvent]:
             replaying = True
-            async for stored in self._of_thread(caller, thread_id, body.since):
+            watches = _WATCHED.issuperset(body.channels)
+            async for stored in self._of_thread(caller, thread_id, body.since, watches=watches):
                 if stored is None:
                     if replaying:
                         replaying = False
                         yield ServerSentEvent(comment=REPLAYED)
                     continue
                 event = orjson.loads(stored.data)
-                if body.has(event):
+                if body.has(event) and await self._is_due(caller, thread_id, body, stored, event):
                     seq = seq_of(stored.run, stored.number)
                     about = {"type": "event", "event_id": f"{stored.run_id}:{stored.number}"}
                     text = orjson.dumps({**about, "seq": seq, **event}).decode()
@@ -97,14 +113,32 @@ class ProtocolRoutes(Routes):
 
         return EventSourceResponse(parts(), ping=NEVER_S, send_timeout=SEND_S)
 
+    async def _is_due(
+        self,
+        caller: Caller,
+        thread: UUID,
+        body: EventsBody,
+        stored: ThreadEvent,
+        event: Mapping[str, Any],
+    ) -> bool:
+        """Whether to send an event: not a question that was answered meanwhile, if the stream is
+        one of questions alone (`QUESTION_S`).
+        """
+        question = question_in(event)
+        if question is None or not _WATCHED.issuperset(body.channels):
+            return True
+        await asyncio.sleep(QUESTION_S)
+        row = await self._seen(caller, thread)
+        return row is not None and question in self._open(row, stored.run_id)
+
     async def _of_thread(
-        self, caller: Caller, thread: UUID, since: int
+        self, caller: Caller, thread: UUID, since: int, *, watches: bool
     ) -> AsyncIterator[ThreadEvent | None]:
         """The events of a thread after ``since``, and None after those that are there already."""
         done: set[str] = set()
         with self._queue.listening(str(thread)) as beginning:
             if (row := await self._seen(caller, thread)) is not None:
-                async for event in self._past(row, since, done):
+                async for event in self._past(row, since, done, watches=watches):
                     yield event
             yield None
             while (live := await beginning.get()) is not None:
@@ -113,15 +147,18 @@ class ProtocolRoutes(Routes):
                         yield event
 
     async def _past(
-        self, row: sa.Row[Any], since: int, done: set[str]
+        self, row: sa.Row[Any], since: int, done: set[str], *, watches: bool
     ) -> AsyncIterator[ThreadEvent | None]:
         """The events of the runs that have begun, whose ids are added to ``done``. Of runs whose
-        streams are no longer kept there are the questions that are still open.
+        streams are no longer kept there are the questions that are still open. Who ``watches``
+        gets no questions that were answered, and no ends of runs that others followed.
         """
         number, after = place_of(since)
         kept = time.time() - REPLAY_S  # of older runs there are no events to look for
         past = await self._state.runs.since(row.thread_id, number, _MOST_RUNS, kept)
-        waiting = await self._waiting(row, since, {record.run_id for record in past})
+        asked = await self._asked(row)
+        waiting = await self._waiting(row, since, {record.run_id for record in past}, asked)
+        last = {question: event for event, question in asked if question is not None}
         for record in past:
             live = self._queue.get(record.run_id)
             if self._begins_later(record, live):
@@ -130,22 +167,55 @@ class ProtocolRoutes(Routes):
                 yield waiting.pop(0)
             done.add(record.run_id)
             async for event in self._of_run(record, live, after if record.number == number else 0):
-                yield event
+                past_event = event if watches and live is None else None
+                if past_event is None or await self._still_counts(
+                    past_event, row, since, past[-1], last
+                ):
+                    yield event
         for event in waiting:
             yield event
 
+    async def _still_counts(
+        self,
+        event: ThreadEvent,
+        row: sa.Row[Any],
+        since: int,
+        last: RunRecord,
+        asked: Mapping[str, ThreadEvent],
+    ) -> bool:
+        """Whether an event of a run that has ended still says how its thread stands: a question
+        that is open, and was ``asked`` here for the last time, and the end of the ``last`` run.
+        """
+        if not event.data.startswith(_TOLD):
+            return True
+        told = orjson.loads(event.data)
+        if (question := question_in(told)) is not None:
+            return question in self._open(row, event.run_id) and event == asked[question]
+        if since or not ends_run(told):
+            return True
+        if event.run_id == last.run_id:
+            await asyncio.sleep(QUESTION_S)
+        return event.run_id == last.run_id and not self._queue.live_in(row.thread_id)
+
+    async def _asked(self, row: sa.Row[Any]) -> _Asked:
+        """The stored events of a thread with open questions that ask, each with the id of its
+        question, or that say how graphs stand.
+        """
+        if not any(interrupts_in(row.interrupts)):
+            return []
+        stored = await stored_questions(self._state.storage.database, row.thread_id)
+        return [(event, question_in(orjson.loads(event.data))) for event in stored]
+
     async def _waiting(
-        self, row: sa.Row[Any], since: int, replayed: Collection[str]
+        self, row: sa.Row[Any], since: int, replayed: Collection[str], events: _Asked
     ) -> list[ThreadEvent]:
         """The thread's open questions after ``since``, each with the ends of its run, that are not
-        in the streams of the runs ``replayed``. They are in the order of their numbers.
+        in the streams of the runs ``replayed``, in the order of their numbers. ``events`` is what
+        `_asked` returns.
         """
-        interrupts = {each["id"]: each for each in interrupts_in(row.interrupts)}
+        interrupts = self._open(row)
         if not interrupts:
             return []
-        asks_itself = self._is_followed(row.thread_id)
-        stored = await stored_questions(self._state.storage.database, row.thread_id)
-        events = [(event, question_in(orjson.loads(event.data))) for event in stored]
         of_runs = {event.run for event, question in events if question in interrupts}
         waiting = [
             event
@@ -157,19 +227,22 @@ class ProtocolRoutes(Routes):
         # Questions of runs that older clients have started are in the thread's row alone.
         known = {question for _, question in events}
         unknown = [interrupts[key] for key in interrupts if key not in known]
-        if unknown and row.status != "busy" and not asks_itself:
+        if unknown and row.status != "busy":
             last = await self._state.runs.last_of(row.thread_id)
             if last is not None:
                 at = (last.number, last.run_id, row.state_updated_at)
                 waiting += questions_of(unknown, last.graph_id, *at)
         return [event for event in waiting if seq_of(event.run, event.number) > since]
 
-    def _is_followed(self, thread: str) -> bool:
-        """Whether a run of the thread is under way whose own events ask what it asks: they come
-        after the thread's row.
+    def _open(self, row: sa.Row[Any], asker: str | None = None) -> dict[str, Mapping[str, Any]]:
+        """The open questions of a thread by their ids, as its row has them. There are none while a
+        run is under way whose own events ask what stays open, unless it is the ``asker`` itself.
         """
-        runs = [self._queue.get(key) for key in self._queue.live_in(thread)]
-        return any(live is not None and live.record.kwargs.get("protocol") for live in runs)
+        ids = [key for key in self._queue.live_in(row.thread_id) if key != asker]
+        runs = [self._queue.get(key) for key in ids]
+        if any(live is not None and live.record.kwargs.get("protocol") for live in runs):
+            return {}
+        return {each["id"]: each for each in interrupts_in(row.interrupts)}
 
     def _begins_later(self, record: RunRecord, live: LiveRun | None) -> bool:
         """Whether a run waits in the queue, or is in the database and not in the queue yet."""

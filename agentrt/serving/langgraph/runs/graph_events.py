@@ -155,6 +155,13 @@ def question_in(event: Mapping[str, Any]) -> str | None:
     return str(event["params"]["data"]["interrupt_id"])
 
 
+def ends_run(event: Mapping[str, Any]) -> bool:
+    """Whether an event is the end of a run: its root graph has completed or failed."""
+    params = event["params"]
+    is_root = event["method"] == "lifecycle" and not params["namespace"]
+    return is_root and params["data"].get("event") in ("completed", "failed")
+
+
 def questions_of(
     interrupts: Sequence[Mapping[str, Any]], graph_id: str, run: int, run_id: str, time_s: float
 ) -> list[ThreadEvent]:

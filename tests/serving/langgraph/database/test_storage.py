@@ -16,6 +16,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, StateGraph
 from langgraph_sdk import get_client
 
+from agentrt.serving.langgraph.database._compat_sqlite import WritingConnection
 from agentrt.serving.langgraph.database.storage import RevokedRuns, Storage, open_storage
 from tests.serving.langgraph.graphs import TURN_S
 from tests.serving.langgraph.nested import Told
@@ -56,15 +57,14 @@ async def test_who_keeps_a_run_out_waits_for_what_it_is_writing() -> None:
 async def test_a_write_that_is_cancelled_halfway_locks_nobody_out(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    connection: Any = storage.saver.conn  # type: ignore[attr-defined]
-    at_commit, go_on, commit = asyncio.Event(), asyncio.Event(), connection.commit
+    at_commit, go_on, commit = asyncio.Event(), asyncio.Event(), WritingConnection.commit
 
-    async def slow_commit() -> None:
+    async def slow_commit(connection: WritingConnection) -> None:
         at_commit.set()
         await go_on.wait()
-        await commit()
+        await commit(connection)
 
-    monkeypatch.setattr(connection, "commit", slow_commit)
+    monkeypatch.setattr(WritingConnection, "commit", slow_commit)
     placed: Any = {"configurable": {**OTHER["configurable"], "checkpoint_id": "1"}}
     write: Any = (
         storage.saver.aput(OTHER, empty_checkpoint(), {}, {})
