@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from agentrt.lab.engine.virtual import EngineCounts, sum_counts
-from agentrt.lab.runs.machine import cached_tokens
-from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.shape import ProgramShape, cached_tokens
 from agentrt.request import CallReport
 from agentrt.request.spans import DECODE
 

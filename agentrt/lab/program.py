@@ -12,8 +12,7 @@ from itertools import chain
 from typing import Literal
 
 from agentrt.lab.engine.virtual import PrioritizedCall, StockPolicy, tokens
-from agentrt.lab.runs.machine import prompt_tokens
-from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
 from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.scheduler.programs import ProgramStats
 

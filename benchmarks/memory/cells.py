@@ -20,10 +20,10 @@ from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.contenders import Contender, contender
 from agentrt.lab.runs.grid import Source
-from agentrt.lab.runs.machine import cached_tokens, capacity_per_s, prompt_tokens
+from agentrt.lab.runs.machine import capacity_per_s
 from agentrt.lab.workloads.arrivals import daily, poisson
 from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
-from agentrt.lab.workloads.shape import Cut, ProgramShape
+from agentrt.lab.workloads.shape import Cut, ProgramShape, cached_tokens, prompt_tokens
 from agentrt.lab.workloads.traces import Trace
 from agentrt.request import CallReport
 from benchmarks.cells import Load

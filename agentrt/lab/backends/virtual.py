@@ -19,8 +19,7 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import EngineCounts, VirtualEngine, VirtualOptions
 from agentrt.lab.oracles import KNOWING, Laws, make_policy
 from agentrt.lab.program import LiveProgram, Stock
-from agentrt.lab.runs.machine import cached_tokens, prompt_tokens
-from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.lab.workloads.shape import CallShape, ProgramShape, cached_tokens, prompt_tokens
 from agentrt.request import CallReport
 from agentrt.router import RouterCall
 from agentrt.router.kv_events import KVEventBatch, KVEventStream, short

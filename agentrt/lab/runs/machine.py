@@ -14,7 +14,7 @@ from agentrt.errors import INSTALL_VLLM, ConfigError
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.lab.workloads.shape import ProgramShape, cached_tokens, prompt_tokens
 from agentrt.router import DEFAULT_ROUTER, make_router
 
 if TYPE_CHECKING:
@@ -139,20 +139,6 @@ def capacity_per_s(programs: Sequence[ProgramShape], batch: int, times: StepTime
             seconds += fresh * times.per_prefill_token_s
             seconds += call.output_tokens * (token_s + context * times.per_context_token_s)
     return len(programs) / seconds
-
-
-def prompt_tokens(call: CallShape) -> int:
-    """At least one: an engine takes no empty prompt."""
-    return max(1, call.prompt_tokens)
-
-
-def cached_tokens(program: ProgramShape, call: CallShape) -> int:
-    """What of a prompt is in the cache at best: all but the last token is computed once."""
-    shared = program.system_tokens
-    if call.extends is not None:
-        earlier = program.calls[call.extends]
-        shared = prompt_tokens(earlier) + earlier.output_tokens
-    return min(shared, prompt_tokens(call) - 1)
 
 
 @lru_cache(maxsize=4)

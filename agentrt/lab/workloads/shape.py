@@ -181,3 +181,17 @@ def with_hints(
         )
         for program, log in zip(programs, logs, strict=True)
     ]
+
+
+def prompt_tokens(call: CallShape) -> int:
+    """Return the length of a call's prompt, at least 1: an engine takes no empty prompt."""
+    return max(1, call.prompt_tokens)
+
+
+def cached_tokens(program: ProgramShape, call: CallShape) -> int:
+    """Return how many tokens of a call's prompt are cached at best: all but the last one."""
+    shared = program.system_tokens
+    if call.extends is not None:
+        earlier = program.calls[call.extends]
+        shared = prompt_tokens(earlier) + earlier.output_tokens
+    return min(shared, prompt_tokens(call) - 1)

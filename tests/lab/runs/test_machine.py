@@ -9,8 +9,8 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.runs import machine as module
-from agentrt.lab.runs.machine import Machine, cached_tokens
-from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.workloads.shape import CallShape, ProgramShape, cached_tokens
 from benchmarks.steps.machine import SlotMachine
 
 CHAT = ProgramShape(
