@@ -13,7 +13,7 @@ from agentrt.errors import EngineDiedError
 from agentrt.executors.frontend import Answer, Request
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
-from agentrt.runtime.emitter import RunCaller, RunEmitter
+from agentrt.runtime.emitter import LiveEmitter, RunCaller
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
@@ -71,7 +71,7 @@ def _account(replies: list[Reply]) -> dict[str, Any]:
 
 
 @contextmanager
-def _caller(runtime: Runtime, scope: Scope | None) -> Iterator[tuple[RunEmitter, RunCaller]]:
+def _caller(runtime: Runtime, scope: Scope | None) -> Iterator[tuple[LiveEmitter, RunCaller]]:
     with _scope_for(runtime, scope) as inside:
         assert isinstance(inside.owner, Run)
         emitter = runtime.emitter(inside.owner)
