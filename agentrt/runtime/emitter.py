@@ -31,7 +31,7 @@ from agentrt import tracking
 from agentrt.contexts.saved import SavedContext
 from agentrt.errors import AgentrtError, ConfigError, InterruptExpiredError, UsageError
 from agentrt.executors.base import Chunk, Notification
-from agentrt.executors.frontend import WORKS_FOR, Answer, Caller, Frontend, Request, calling
+from agentrt.executors.frontend import WORKS_FOR, Answer, Caller, Frontend, Request
 from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Interrupt, Node, NodeKind, Progress
 from agentrt.interrupts import Tool, ToolRequest
@@ -97,9 +97,7 @@ class LiveEmitter:
         """Return the whole answer to a chat request that ``caller`` makes."""
         WORKS_FOR.set(self.run.row.tenant)
         with tracking.outside():
-            frontend = await self.services.frontend()
-            with calling(caller):
-                return await frontend.chat(request)
+            return await (await self.services.frontend()).chat(request, caller)
 
     async def chat_stream(
         self, request: Request, caller: RunCaller
@@ -107,9 +105,7 @@ class LiveEmitter:
         """Yield the answer in pieces. Closing the generator aborts the calls."""
         WORKS_FOR.set(self.run.row.tenant)
         with tracking.outside():
-            frontend = await self.services.frontend()
-            with calling(caller):
-                pieces = frontend.chat_stream(request)
+            pieces = (await self.services.frontend()).chat_stream(request, caller)
         async with contextlib.aclosing(pieces):
             while (piece := await _next_outside(pieces)) is not None:
                 yield piece
