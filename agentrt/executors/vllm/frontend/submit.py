@@ -39,9 +39,12 @@ async def submit(
     """
     options = {n: v for n, v in options.items() if v is not None and n not in _NOT_OPTIONS}
     await asyncio.sleep(0)  # calls that came together begin right after each other
-    make = _make if getattr(params, "n", 1) == 1 else _several
+    if getattr(params, "n", 1) == 1:
+        made = caller.chunks(_spec(model, prompt, params, options), stream=_streams(params))
+    else:
+        made = _several(caller, model, prompt, params, options)
     try:
-        async with contextlib.aclosing(make(caller, model, prompt, params, options)) as chunks:
+        async with contextlib.aclosing(made) as chunks:
             async for chunk in chunks:
                 chunk.output.request_id = request_id
                 yield chunk.output
@@ -52,12 +55,8 @@ async def submit(
         raise error from error.__cause__
 
 
-def _make(
-    caller: Caller, model: str, prompt: Any, params: Any, options: Mapping[str, Any]
-) -> AsyncGenerator[Chunk, None]:
-    """Make one call."""
-    stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
-    return caller.chunks(_spec(model, prompt, params, options), stream=stream)
+def _streams(params: Any) -> bool:
+    return params.output_kind is not RequestOutputKind.FINAL_ONLY
 
 
 def _spec(model: str, prompt: Any, params: Any, options: Mapping[str, Any]) -> CallSpec:
@@ -90,7 +89,8 @@ async def _several(
         own.n = 1
         own.seed = None if params.seed is None else params.seed + index
         try:
-            made = _make(sibling, model, prompt, own, options)
+            spec = _spec(model, prompt, own, options)
+            made = sibling.chunks(spec, stream=_streams(own))
             async with contextlib.aclosing(made) as chunks:
                 async for chunk in chunks:
                     queue.put_nowait((index, chunk.output))
@@ -119,7 +119,7 @@ async def _several(
 
 async def _merged(queue: asyncio.Queue[tuple[int, Any]], params: Any) -> AsyncGenerator[Any, None]:
     """Yield the outputs of ``n`` calls as vLLM gives those of one request with ``n`` choices."""
-    whole = params.output_kind is RequestOutputKind.FINAL_ONLY
+    whole = not _streams(params)
     finished: dict[int, Any] = {}
     while len(finished) < params.n:
         index, output = await queue.get()
