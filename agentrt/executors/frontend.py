@@ -1,7 +1,8 @@
 """The front end: turns requests in OpenAI's form into calls, and their outputs into answers.
 
 Rendering a chat and reading tool calls out of an output is done once, here, before calls are
-scheduled. Which program makes them is known from `CALLER`.
+scheduled. A `Caller` is the program that makes the calls. Programs in this process pass it; only
+vLLM's own application, which answers requests over HTTP, has no place for it, and reads `CALLER`.
 """
 
 from __future__ import annotations
@@ -52,8 +53,11 @@ class Caller(Protocol):
 FIELDS = "agentrt.fields"
 """The key of an ASGI scope that has the JSON of its body, parsed: an object."""
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
+"""Whose calls vLLM's own code makes by its engine client now."""
 WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
-"""The tenant for whom a front end works: those with much work take turns."""
+"""The tenant for whom a front end works: those with much work take turns. It is read inside of
+vLLM's renderer, which passes on no argument of ours.
+"""
 
 
 class NoProgram(Caller):
@@ -83,38 +87,36 @@ class NoProgram(Caller):
 
 
 def caller() -> Caller:
-    """Whose call is made now."""
-    found = CALLER.get()
-    if found is None:
+    """Return whose call vLLM's own code makes now."""
+    current = CALLER.get()
+    if current is None:
         raise AgentrtError("a front end was asked for a call outside any program")
-    return found
+    return current
 
 
 class _Calling(contextlib.AbstractContextManager[None]):
-    """A class, and no generator: this is done for every piece of an output."""
+    __slots__ = ("_caller", "_token")
 
-    __slots__ = ("_token", "_who")
-
-    def __init__(self, who: Caller) -> None:
-        self._who = who
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
 
     def __enter__(self) -> None:
-        self._token = CALLER.set(self._who)
+        self._token = CALLER.set(self._caller)
 
     def __exit__(self, *error: object) -> None:
         CALLER.reset(self._token)
 
 
-def calling(who: Caller) -> contextlib.AbstractContextManager[None]:
-    """The calls that the body makes are those of ``who``."""
-    return _Calling(who)
+def calling(caller: Caller) -> contextlib.AbstractContextManager[None]:
+    """Have the calls that vLLM's own code makes in the body be those of ``caller``."""
+    return _Calling(caller)
 
 
-async def stepped(who: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """The items of a stream, whose calls are those of ``who`` in each of its steps."""
+async def stepped(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Yield the items of a stream, whose calls are those of ``caller`` in each of its steps."""
     async with contextlib.aclosing(items):
         while True:
-            with calling(who):
+            with calling(caller):
                 try:
                     item = await anext(items)
                 except StopAsyncIteration:
@@ -139,7 +141,7 @@ class FrontProfile:
 
 
 class Frontend(ABC):
-    """Answers chat requests by calls of whoever is the `caller`.
+    """Answers chat requests by calls of their ``caller``.
 
     Raises `CallRejectedError` for a request that cannot be answered, `PromptTooLongError` for
     one beyond the model's context, `NotServedError` for a model that is not served, and what
@@ -147,15 +149,12 @@ class Frontend(ABC):
     """
 
     @abstractmethod
-    async def chat(self, request: Request) -> Answer:
-        """The whole answer."""
+    async def chat(self, request: Request, caller: Caller) -> Answer:
+        """Return the whole answer."""
 
     @abstractmethod
-    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        """The answer in pieces. Closing the iterator aborts its calls.
-
-        Not a coroutine: the `caller` is read here, and not where the answer is read.
-        """
+    def chat_stream(self, request: Request, caller: Caller) -> AsyncGenerator[Answer, None]:
+        """Yield the answer in pieces. Closing the iterator aborts its calls."""
 
     @abstractmethod
     def profile(self, model: str | None = None) -> FrontProfile:
@@ -194,15 +193,15 @@ class RequestFrontend(Frontend):
     def __init__(self, info: ExecutorInfo) -> None:
         self._info = info
 
-    async def chat(self, request: Request) -> Answer:
+    async def chat(self, request: Request, caller: Caller) -> Answer:
         answer: Answer = {}
-        async with contextlib.aclosing(caller().chunks(spec_of(request), stream=False)) as chunks:
+        async with contextlib.aclosing(caller.chunks(spec_of(request), stream=False)) as chunks:
             async for chunk in chunks:
                 answer = chunk.output or (answer if chunk.reply is None else whole_of(chunk.reply))
         return answer
 
-    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        return _pieces(caller().chunks(spec_of(request), stream=True))
+    def chat_stream(self, request: Request, caller: Caller) -> AsyncGenerator[Answer, None]:
+        return _pieces(caller.chunks(spec_of(request), stream=True))
 
     def profile(self, model: str | None = None) -> FrontProfile:
         self._info.check_served(model)

@@ -9,24 +9,23 @@ import math
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from agentrt.contexts import Content, TokenContext, TokenEmitter
+from agentrt.contexts import Content, TokenContext
 from agentrt.errors import AmbiguousOptionError, ConfigError, InterruptExpiredError
 from agentrt.interrupts import Tool
-from agentrt.interrupts.answers import AnswerForm, answer_form
-from agentrt.interrupts.events import Event, Feed
+from agentrt.interrupts.answers import answer_form
 from agentrt.interrupts.schema import name_of
 from agentrt.interrupts.tool import as_tool
+from agentrt.program.emitter import Emitter
 from agentrt.program.options import (
     DEFAULT_MAX_TOKENS,
     LLMOptions,
     StepOptions,
     make_request,
 )
-from agentrt.program.results import Takes
 from agentrt.program.step import Step, Stepper, tools_by_name
 from agentrt.program.stream import Events, ReplyStream
 from agentrt.request import Message, Reply
@@ -36,53 +35,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _NOT_GIVEN: Any = object()
 _LOG = logging.getLogger(__name__)
-
-
-class Emitter(Protocol):
-    """What a context needs of the runtime: a way in for each kind of node."""
-
-    @property
-    def contexts(self) -> TokenEmitter: ...
-
-    async def call(self, request: Mapping[str, Any], after: Iterable[Reply]) -> Reply: ...
-
-    def stream(
-        self, request: Mapping[str, Any], after: Iterable[Reply], put: Callable[[Reply], None]
-    ) -> AsyncIterator[Mapping[str, Any]]: ...
-
-    async def takes(self, model: str | None) -> Takes: ...
-
-    async def tool(
-        self,
-        tool: Tool,
-        positional: tuple[Any, ...],
-        arguments: Mapping[str, Any],
-        after: Iterable[Reply],
-    ) -> Any: ...
-
-    async def find_tool(self, name: str, timeout: float | None = None) -> Tool: ...
-
-    async def tools(self, *transports: str) -> list[Tool]: ...
-
-    async def human(
-        self,
-        text: str,
-        form: AnswerForm,
-        timeout: float | None,
-        after: Iterable[Reply],
-    ) -> Any: ...
-
-    async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event: ...
-
-    async def sleep(self, seconds: float, after: Iterable[Reply]) -> None: ...
-
-    def value(self, name: str, make: Callable[[], T]) -> T: ...
-
-    def patched(self, name: str) -> bool: ...
-
-    def checkpoint(self) -> Callable[[T], T]: ...
-
-    def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any: ...
 
 
 class Context:

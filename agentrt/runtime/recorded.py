@@ -1,22 +1,590 @@
-"""What a journal keeps of values that are more than their data: tools, contexts, streams."""
+"""Answers a recorded program's nodes from its journal, and records the others.
+
+`Recorded` is the one place where programs and journals meet: it stands between a program's
+`Context` and the `LiveEmitter` that does the work. A program without a journal has none.
+
+Each node takes the same way. `Recorded._enter` makes its record. `Recorded._through` answers it
+from an earlier life of the program, or has the work done, writes the result, and returns it when
+it is its turn. `Recorded._grown` does the same for calls that are read while they grow, and
+`Recorded._at_once` for nodes that take no time.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
+from typing import Any, TypeVar, cast
 
+from agentrt import tracking
 from agentrt.contexts.saved import SavedContext
+from agentrt.errors import DivergenceError, ToolLostError, UnrecordableError, text_of
 from agentrt.executors.base import Chunk
-from agentrt.executors.frontend import Answer
+from agentrt.executors.frontend import Answer, Frontend, Request
+from agentrt.graph import NodeKind
 from agentrt.interrupts import Tool, ToolOptions
+from agentrt.interrupts.answers import AnswerForm
+from agentrt.interrupts.events import Event, Feed
 from agentrt.interrupts.toolbox import Toolbox
-from agentrt.request import Reply, ToolSpec
+from agentrt.journal.codec import UnkeptError, dumps, loads
+from agentrt.journal.record import NodeRecord, ProgramRecord
+from agentrt.journal.schema import CANCELLED, FAILED, KINDS, LOST, OPEN, Rest
+from agentrt.program.results import Takes
+from agentrt.request import CallReport, CallSpec, Reply, ToolSpec
+from agentrt.runtime.emitter import Checkpoint, LiveContexts, LiveEmitter, node_of
+from agentrt.tracking.place import Place
+from agentrt.tracking.scope import Scope
+
+T = TypeVar("T")
+_AGAIN: Any = object()
+"""The node is recorded, but has no answer: it is to be asked again."""
+_LATER_S = 1.0
+_CHECKPOINT = "checkpoint"
 
 
-@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An `Emitter` in front of a live one, whose nodes are answered from ``record`` or added to
+    it.
+    """
+
+    def __init__(self, emitter: LiveEmitter, record: ProgramRecord) -> None:
+        self._live, self._record = emitter, record
+
+    # -- calls -------------------------------------------------------------------------
+
+    async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
+        node = self._enter("call", "llm", request)
+        reply: Reply = await self._through(node, after, lambda: self._live.call(request, after))
+        return reply
+
+    async def stream(
+        self, request: Request, after: Iterable[Reply], put: Callable[[Reply], None]
+    ) -> AsyncIterator[Answer]:
+        replies: list[Reply] = []
+
+        def made() -> AsyncIterator[Answer]:
+            return self._live.stream(request, after, replies.append)
+
+        if (node := self._enter("call", "llm", request)) is None:
+            whole = made()
+        else:
+            whole = self._grown(node, after, made, replies, pieces_of)
+        async with aclosing(cast("AsyncGenerator[Answer, None]", whole)) as answer:
+            async for piece in answer:
+                yield piece
+        put(replies[-1])
+
+    @property
+    def contexts(self) -> RecordedContexts:
+        return RecordedContexts(self._live.contexts, self)
+
+    async def takes(self, model: str | None) -> Takes:
+        return await self._live.takes(model)
+
+    def token_pieces(
+        self, spec: CallSpec, name: str, made: Callable[[], AsyncGenerator[Chunk, None]]
+    ) -> AsyncGenerator[Chunk, None]:
+        """Return the pieces of a call of token ids, which ``made`` makes."""
+        node = self._enter("call", name, spec)
+        if node is None:
+            return made()
+        return self._grown(node, (), made, [], chunks_of)
+
+    # -- outside the engine ------------------------------------------------------------
+
+    async def tool(
+        self,
+        tool: Tool,
+        positional: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+        after: Iterable[Reply],
+    ) -> Any:
+        request = {"arguments": arguments, **({"positional": positional} if positional else {})}
+        node = self._enter("tool", tool.name, request)
+        if node is None:
+            return await self._live.tool(tool, positional, arguments, after)
+
+        def run() -> Awaitable[Any]:
+            return self._live.tool(
+                tool, positional, arguments, after, key=node.key, before=node.begin_now
+            )
+
+        again = tool.options.idempotent
+        return await self._through(node, after, run, begins=False, again=again)
+
+    async def find_tool(self, name: str, timeout: float | None = None) -> Tool:
+        node = self._enter("tools", name, {"find": name})
+        if node is None:
+            return await self._live.find_tool(name, timeout)
+
+        async def find() -> Any:
+            return kept_tool(await self._live.find_tool(name, timeout))
+
+        return read_tool(await self._through(node, (), find), self._live.services.toolbox)
+
+    async def tools(self, *transports: str) -> list[Tool]:
+        node = self._enter("tools", "tools", {"of": list(transports)})
+        if node is None:
+            return await self._live.tools(*transports)
+
+        async def listed() -> Any:
+            return [kept_tool(tool) for tool in await self._live.tools(*transports)]
+
+        kept = await self._through(node, (), listed)
+        return [read_tool(tool, self._live.services.toolbox) for tool in kept]
+
+    async def human(
+        self, text: str, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
+    ) -> Any:
+        # Its text is content, and no name that a journal without content may have.
+        node = self._enter("human", "human", {"question": text, "schema": form.schema})
+        if node is not None:
+            node.label = text
+        key = None if node is None else node.key
+
+        def ask(left: float | None) -> Awaitable[Any]:
+            return self._live.human(text, form, left, after, key=key)
+
+        return await self._in_time(node, after, ask, timeout)
+
+    async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
+        node = self._enter("event", feed.topic, {"topic": feed.topic})
+
+        def listen(left: float | None) -> Awaitable[Event]:
+            if node is not None:
+                node.program.listens = True
+            return self._live.event(feed, left, after)
+
+        return await self._in_time(node, after, listen, timeout, rests=False)
+
+    async def sleep(self, seconds: float, after: Iterable[Reply]) -> None:
+        node = self._enter("sleep", "sleep", {"seconds": seconds})
+
+        def rest(left: float | None) -> Awaitable[None]:
+            return self._live.sleep(left or 0.0, after)
+
+        await self._in_time(node, after, rest, seconds)
+
+    async def _in_time(
+        self,
+        node: NodeRecord | None,
+        after: Iterable[Reply],
+        work: Callable[[float | None], Awaitable[T]],
+        limit: float | None,
+        *,
+        rests: bool = True,
+    ) -> T:
+        """Do ``work`` with the time that is left of ``limit`` (seconds) since its first attempt.
+        A program may be parked while a node that ``rests`` waits.
+        """
+        if node is None:
+            return await work(limit)
+        left = limit
+        if limit is not None and node.past is not None:
+            left = max(0.0, node.first + limit - node.program.now())
+        due = None if limit is None else node.first + limit
+        question = node.key if node.start.kind == "human" else None
+
+        async def begun() -> T:
+            await node.begin_now()
+            task = asyncio.current_task()
+            if rests:
+                node.program.rests[task] = Rest(node.start, question, due)
+            try:
+                return await work(left)
+            finally:
+                node.program.rests.pop(task, None)
+
+        result: T = await self._through(node, after, begun, begins=False)
+        return result
+
+    # -- at once -----------------------------------------------------------------------
+
+    def value(self, name: str, make: Callable[[], T]) -> T:
+        return self.at_once("value", name, None, make)
+
+    def patched(self, name: str) -> bool:
+        scope = self._live.own_scope("patched")
+        if scope.place is None:
+            return True
+        return self._record.patched(scope.place, name, scope.path)
+
+    def checkpoint(self) -> Callable[[T], T]:
+        place = self._live.own_scope("checkpoint").place
+        if place is None:
+            return self._live.checkpoint()
+        return Checkpoint(self._live.run, _LoopStates(self, self._record, place).keep)
+
+    def at_once(self, kind: str, name: str, asked: Any, make: Callable[[], T]) -> T:
+        """Return the recorded value of a node that takes no time, or what ``make`` makes."""
+        node = self._enter(kind, name, asked)
+        if node is None:
+            return make()
+        past, record = node.past, node.program
+        if past is not None and past.end is not None and past.state != LOST:
+            recorded: T = record.value_of(past)
+            if past.state == FAILED and isinstance(recorded, Exception):
+                raise recorded
+            return recorded
+        result = make()
+        node.put(result)
+        return result
+
+    def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
+        try:
+            node = self._enter("spawn", name, {"given": list(given)})
+        except BaseException:
+            work.close()
+            raise
+        if node is None:
+            return work
+        # Its code runs in any case: what it had come to is in its own nodes. It ends in its turn.
+        if node.past is not None and node.past.end is not None:
+            return _again_in_turn(node, work)
+        node.begin()
+
+        async def recorded() -> T:
+            try:
+                result = await work
+                # Nothing is answered by it: its code runs again, and its nodes are recorded.
+                await node.done(result, needed=False)
+                await node.delivered()
+            except BaseException as error:
+                await _failed_in_turn(node, error)
+                raise
+            return result
+
+        return recorded()
+
+    # -- the way of a node -------------------------------------------------------------
+
+    def _enter(self, kind: str, name: str, asked: Any) -> NodeRecord | None:
+        """Return the record of a node that the code comes to; None where the code is at no place
+        of the program that a later life could find again.
+        """
+        scope = self._live.own_scope(name)
+        if scope.place is None:
+            return None
+        return self._record.enter(scope.place, kind, name, scope.path, asked)
+
+    async def _through(
+        self,
+        node: NodeRecord | None,
+        after: Iterable[Reply],
+        work: Callable[[], Awaitable[Any]],
+        *,
+        begins: bool = True,
+        again: bool = True,
+    ) -> Any:
+        """Return the recorded answer of a node, or that of ``work``, which is recorded. The node
+        ``begins`` here, or by itself. Where it was under way, and must not be done ``again``,
+        raises `ToolLostError`. Without a node it is the work alone.
+        """
+        if node is None:
+            return await work()
+        if node.past is not None:
+            recorded = await self._recalled(node, after, again=again)
+            if recorded is not _AGAIN:
+                return recorded
+        inner = self._live.own_scope(node.start.name).inside(node.place)
+        if begins:
+            node.begin()
+        try:
+            with tracking.within(inner):
+                result = await work()
+            # A tool may return the reply of another call: that is a value like any other.
+            reply = result if node.start.kind == "call" and isinstance(result, Reply) else None
+            report = None if reply is None else reply.report
+            await node.done(result, report, self._in_dag(inner, reply))
+            await node.delivered()
+        except BaseException as error:
+            await _failed_in_turn(node, error)
+            raise
+        return result
+
+    async def _grown(
+        self,
+        node: NodeRecord,
+        after: Iterable[Reply],
+        made: Callable[[], Any],
+        replies: list[Reply],
+        again: Callable[[Any], Iterable[T]],
+    ) -> AsyncGenerator[T, None]:
+        """Yield the pieces of a call that ``made`` makes, or those that ``again`` makes of a
+        recorded one. Its reply is added to ``replies``.
+        """
+        recorded = _AGAIN
+        if node.past is not None:
+            recorded = await self._recalled(node, after, in_turn=False)
+        if recorded is not _AGAIN:
+            async with aclosing(self._grown_again(node, again, recorded)) as pieces_again:
+                async for known in pieces_again:
+                    yield known
+            replies.append(recorded)
+            return
+        node.begin()
+        node.program.streams(node.place)
+        scope, seen = self._live.own_scope(node.start.name), list[Any]()
+        inner, before = scope.inside(node.place), "" if scope.place is None else scope.place.during
+        _mark(scope, node.place)
+        try:
+            async with aclosing(made()) as pieces:
+                while (piece := await _next_within(inner, pieces)) is not None:
+                    if isinstance(piece, Chunk):
+                        seen.append(kept_chunk(piece))
+                        if piece.reply is not None:
+                            replies.append(piece.reply)
+                    else:
+                        seen.append(piece)
+                    yield piece
+            reply = replies[-1]
+            await node.done(reply, reply.report, self._in_dag(inner, reply))
+            await node.delivered()
+        except GeneratorExit:
+            if node.kept and not node.program.stopping():
+                node.program.ended(node.start, Broken(seen), None, None, waits=False)
+            raise
+        except BaseException as error:
+            await _failed_in_turn(node, error)
+            raise
+        finally:
+            _mark(scope, before)
+
+    async def _grown_again(
+        self, node: NodeRecord, again: Callable[[Any], Iterable[T]], recorded: Any
+    ) -> AsyncGenerator[T, None]:
+        """Yield the pieces of a call that was read in an earlier life: at once, but its end in its
+        turn, since tools that started on its first pieces may have ended before it.
+        """
+        try:
+            for known in again(recorded):
+                yield known
+        except GeneratorExit:
+            node.program.order.caused(node.place)
+            raise
+        await node.program.order.answer(node.place)
+        if isinstance(recorded, Broken):
+            raise DivergenceError(
+                f"program {self._live.run.id} had closed the stream of node {node.place} here, and "
+                "its code now reads on"
+            )
+
+    async def _recalled(
+        self, node: NodeRecord, after: Iterable[Reply], *, again: bool = True, in_turn: bool = True
+    ) -> Any:
+        """Return the recorded answer, when it is its turn if it is to come ``in_turn``; or
+        `_AGAIN`. Raises a recorded error.
+        """
+        past, record = node.past, node.program
+        assert past is not None
+        if (given_up := record.given_up_at(past)) is not None:
+            # The program went on without this answer, and will again: nothing is paid for until
+            # its code has had the time for that.
+            try:
+                await asyncio.sleep(max(0.0, given_up - past.start.started) + _LATER_S)
+            except asyncio.CancelledError:
+                record.order.caused(node.place)
+                raise
+            record.order.drop(node.place)
+            return _AGAIN
+        if past.state == LOST and again:
+            record.order.runs(node.place)
+            node.again = True
+        elif in_turn or past.state == LOST:
+            await record.order.answer(node.place)
+        if past.state in (OPEN, LOST):
+            return self._asked_again(node, again=again)
+        value = record.value_of(past)
+        node.answered(value)
+        error = value if past.state == FAILED and isinstance(value, Exception) else None
+        value = self._add_to_dag(node, after, value, error)
+        if error is not None:
+            raise error
+        return value
+
+    def _asked_again(self, node: NodeRecord, *, again: bool) -> Any:
+        """Return `_AGAIN` for a node that was begun, and of whose end nothing is known; raise
+        `ToolLostError` where its work must not be done again.
+        """
+        if again:
+            return _AGAIN
+        state = "its result could not be kept" if node.past and node.past.end else "was under way"
+        error = ToolLostError(
+            f"tool {node.start.name} {state} when its program was stopped: whether it ran is "
+            "unknown. A tool that is idempotent is run again",
+            name=node.start.name,
+        )
+        node.program.failed(node.start, error)
+        raise error
+
+    def _add_to_dag(
+        self, node: NodeRecord, after: Iterable[Reply], value: Any, error: Exception | None
+    ) -> Any:
+        kind = KINDS.get(node.start.kind)
+        if kind is None:
+            return value
+        report = None
+        if kind is NodeKind.CALL:
+            # The steps were another engine's.
+            before_report = value.report if isinstance(value, Reply) else CallReport()
+            report = dataclasses.replace(before_report, steps=0, arrived_step=0, finished_step=0)
+        text = None if error is None else f"{type(error).__name__}: {text_of(error)}"
+        scope, before = self._live.own_scope(node.start.name), [node_of(reply) for reply in after]
+        made = self._live.registry.recall(
+            self._live.run, scope, kind, node.label, before, report, text
+        )
+        node.program.places[made.id] = node.place
+        if kind is NodeKind.CALL and isinstance(value, Reply):
+            return dataclasses.replace(value, node=made.id, program_id=self._live.run.id)
+        return value
+
+    def _in_dag(self, inner: Scope, reply: Reply | None) -> tuple[int, tuple[int, ...]] | None:
+        """Return a node's id in the DAG, and its parents."""
+        made = None if inner.place is None else inner.place.last
+        if reply is not None and reply.node >= 0:
+            made = reply.node
+        return None if made is None else (made, self._live.run.dag.node(made).parents)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordedContexts:
+    """The `TokenEmitter` of a recorded run, in front of a live one."""
+
+    _live: LiveContexts
+    _recorded: Recorded
+
+    def token_call(self, spec: CallSpec, name: str, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        def made() -> AsyncGenerator[Chunk, None]:
+            return self._live.token_call(spec, name, stream=stream)
+
+        return self._recorded.token_pieces(spec, name, made)
+
+    async def frontend(self) -> Frontend:
+        return await self._live.frontend()
+
+    def save(self, name: str, context: SavedContext) -> None:
+        def save() -> None:
+            self._live.save(name, context)
+
+        self._recorded.at_once("save", name, {"tokens": len(context.token_ids)}, save)
+        if not self._live.is_saved(name):  # a context that others have saved is newer
+            save()
+
+    def open(self, name: str) -> SavedContext:
+        def opened() -> Any:
+            return kept_context(self._live.open(name))
+
+        return read_context(self._recorded.at_once("open", name, None, opened))
+
+    def forget(self, name: str) -> None:
+        self._recorded.at_once("forget", name, None, lambda: self._live.forget(name))
+        if self._live.is_saved(name):
+            self._live.forget(name)
+
+    def dropped(self, call: str, shared: int) -> None:
+        self._live.dropped(call, shared)
+
+
+class _LoopStates:
+    """The states of a loop, from the last of which a program goes on.
+
+    A loop is known by the number of the node that made its checkpoint. Its states are nodes as
+    others, with how many tasks the program had started; to go on from one is to be where the code
+    was then.
+    """
+
+    def __init__(self, recorded: Recorded, record: ProgramRecord, place: Place) -> None:
+        self._recorded, self._record, self._place = recorded, record, place
+        recorded.at_once(_CHECKPOINT, "loop", None, lambda: None)
+        self._loop = str(place.nodes - 1)
+        self._is_first = True
+
+    def keep(self, state: T) -> T:
+        """Record a state and return it; at the first time in a program that goes on, return the
+        last one.
+        """
+        if self._is_first:
+            self._go_to_last()
+        self._is_first = False
+        tasks = {"tasks": self._place.forks}
+        return self._recorded.at_once(_CHECKPOINT, self._loop, tasks, lambda: self._kept(state))
+
+    def _go_to_last(self) -> None:
+        """Leave out what is recorded before the last state of the loop."""
+        past, place = self._record.past, self._place
+        number, last = past.last_of(place.path, _CHECKPOINT, self._loop)
+        if last is not None:
+            tasks = last.asked["tasks"]
+            past.leave_out(place.path, (place.nodes, number), (place.forks, tasks))
+            place.nodes, place.forks = number, tasks
+
+    def _kept(self, state: T) -> T:
+        """Return the state as it will be after a restart. If that is impossible, and the program
+        goes on without a record of such states, return it as it is.
+        """
+        try:
+            kept: T = loads(dumps(state, what="state"))
+        except UnkeptError as error:
+            if self._record.skips:
+                return state
+            text = f"program {self._record.id}: checkpoint: {error}"
+            raise UnrecordableError(text) from error
+        return kept
+
+
+async def _again_in_turn(node: NodeRecord, work: Awaitable[T]) -> T:
+    """Return what ``work`` comes to, when it was its turn in an earlier life."""
+    order = node.program.order
+    try:
+        result = await work
+    except asyncio.CancelledError:
+        order.caused(node.place)
+        raise
+    except BaseException:
+        await order.answer(node.place)
+        raise
+    if node.past is not None and node.past.state == CANCELLED:
+        order.drop(node.place)
+    await order.answer(node.place)
+    return result
+
+
+async def _failed_in_turn(node: NodeRecord, error: BaseException) -> None:
+    """A node has failed: the code has the error when it is its turn."""
+    await node.failed(error)
+    if isinstance(error, Exception):
+        await node.delivered()
+
+
+def _mark(scope: Scope, during: str) -> None:
+    """The call that the code of ``scope`` reads while it grows; "" for none."""
+    if scope.place is not None:
+        scope.place.during = during
+
+
+async def _next_within(scope: Scope, items: AsyncGenerator[T, None]) -> T | None:
+    """The next of ``items``, of code in ``scope``; None after the last."""
+    with tracking.within(scope):
+        return await anext(items, None)
+
+
+# -- what a journal keeps of values that are more than their data --------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class KeptTool:
     """A tool that is elsewhere, and by which transport."""
 
@@ -29,13 +597,13 @@ class KeptTool:
 
 
 def kept_tool(tool: Tool) -> KeptTool:
-    """What is kept of a tool that a transport offers."""
+    """Return what is kept of a tool that a transport offers."""
     transport = "" if tool.transport is None else tool.transport.name
     return KeptTool(tool.name, tool.remote, transport, tool.spec, tool.result_schema, tool.options)
 
 
 def read_tool(kept: KeptTool, toolbox: Toolbox) -> Tool:
-    """The tool again. Raises `UnknownToolError` where its transport is not there."""
+    """Return the tool again. Raises `UnknownToolError` where its transport is not there."""
     return Tool(
         kept.name,
         remote=kept.remote,
@@ -47,16 +615,16 @@ def read_tool(kept: KeptTool, toolbox: Toolbox) -> Tool:
 
 
 def kept_context(context: SavedContext) -> dict[str, Any]:
-    """What is kept of a context that was saved."""
+    """Return what is kept of a context that was saved."""
     return {"token_ids": list(context.token_ids), "model": context.model}
 
 
 def read_context(kept: Mapping[str, Any]) -> SavedContext:
-    """The context again."""
+    """Return the context again."""
     return SavedContext(array("I", kept["token_ids"]), kept["model"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Broken:
     """The pieces of a call that its program stopped reading."""
 
@@ -64,32 +632,32 @@ class Broken:
 
 
 def kept_chunk(chunk: Chunk) -> Chunk:
-    """A piece without the engine's own form of it."""
-    return replace(chunk, output=None)
+    """Return a piece without the engine's own form of it."""
+    return dataclasses.replace(chunk, output=None)
 
 
-def chunks_of(found: Reply | Broken) -> Iterator[Chunk]:
-    """The pieces of a call of token ids that was recorded: if whole, as one."""
-    if isinstance(found, Broken):
-        yield from found.pieces
+def chunks_of(recorded: Reply | Broken) -> Iterator[Chunk]:
+    """Yield the pieces of a call of token ids that was recorded: if whole, as one."""
+    if isinstance(recorded, Broken):
+        yield from recorded.pieces
     else:
-        yield Chunk(found.text, found, token_ids=found.token_ids)
+        yield Chunk(recorded.text, recorded, token_ids=recorded.token_ids)
 
 
-def pieces_of(found: Reply | Broken) -> Iterator[Answer]:
-    """The pieces of a chat call that was recorded: if whole, one for each choice."""
-    if isinstance(found, Broken):
-        yield from found.pieces
+def pieces_of(recorded: Reply | Broken) -> Iterator[Answer]:
+    """Yield the pieces of a chat call that was recorded: if whole, one for each choice."""
+    if isinstance(recorded, Broken):
+        yield from recorded.pieces
         return
-    for index, reply in enumerate(found.choices or (found,)):
+    for index, reply in enumerate(recorded.choices or (recorded,)):
         delta: dict[str, Any] = {"role": "assistant", "content": reply.text}
         if reply.reasoning:
             delta["reasoning"] = reply.reasoning
         calls = [
-            (one.id, one.name, json.dumps(one.arguments, ensure_ascii=False))
-            for one in reply.tool_calls
+            (call.id, call.name, json.dumps(call.arguments, ensure_ascii=False))
+            for call in reply.tool_calls
         ]
-        calls += [(one.id, one.name, one.arguments) for one in reply.invalid_tool_calls]
+        calls += [(call.id, call.name, call.arguments) for call in reply.invalid_tool_calls]
         if calls:
             delta["tool_calls"] = [
                 {

@@ -27,9 +27,10 @@ from agentrt.interrupts.toolbox import Toolbox
 from agentrt.journal import Journal
 from agentrt.program import Context, Program
 from agentrt.runtime.durable import Durable, begin
+from agentrt.runtime.emitter import LiveEmitter
 from agentrt.runtime.events import Event, ProgramEnded, notification_of
 from agentrt.runtime.first_words import first_words
-from agentrt.runtime.journaled import JournaledEmitter
+from agentrt.runtime.recorded import Recorded
 from agentrt.runtime.registry import Listener, RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
 from agentrt.runtime.services import Services
@@ -214,8 +215,8 @@ class Runtime:
         """The runtime's clock, in seconds."""
         return self.registry.clock()
 
-    def emitter(self, run: Run) -> JournaledEmitter:
-        """What emits the calls of ``run``; to be used on the runtime's loop.
+    def emitter(self, run: Run) -> LiveEmitter:
+        """What emits the calls of ``run``, past its journal; to be used on the runtime's loop.
 
         A run without a task is a client program, whose code another framework runs: the engine
         forgets it when its registry says that it ended.
@@ -223,7 +224,7 @@ class Runtime:
         if run.task is None and run.ended_at is None:
             self._clients[run.id] = run
             self._follow(registry_of(run))
-        return JournaledEmitter(run, self._services)
+        return LiveEmitter(run, self._services)
 
     def _follow(self, registry: RunRegistry) -> None:
         """Listen to a registry: once, however many of its programs there are."""
@@ -293,11 +294,13 @@ class Runtime:
         await tracking.to_its_end(self._leave_nothing(run, program, state, error))
 
     async def _result(self, run: Run, program: Program, input: Any) -> Any:
+        live = self.emitter(run)
         if (record := run.record) is None:
-            return await program(Context(run.id, run.type, self.emitter(run)), input)
+            return await program(Context(run.id, run.type, live), input)
         if record.has_result:
             return record.result()
-        result = await program(Context(run.id, run.type, self.emitter(run)), input)
+        recorded = Recorded(live, record)
+        result = await program(Context(run.id, run.type, recorded), input)
         if record.diverged is not None:  # and its code has caught that
             raise record.diverged
         return result

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrt.executors.base import Chunk, Executor, KVEventListener, Notification
-from agentrt.executors.frontend import Answer, Frontend, FrontProfile, Request
+from agentrt.executors.frontend import Answer, Caller, Frontend, FrontProfile, Request
 from agentrt.executors.identity import to_extra_args
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.replicas import ReplicaSet
@@ -155,10 +155,10 @@ class SteppedReplicas(ReplicaSet):
 
 
 class _TokensOnly(Frontend):
-    async def chat(self, request: Request) -> Answer:
+    async def chat(self, request: Request, caller: Caller) -> Answer:
         raise NotImplementedError
 
-    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
+    def chat_stream(self, request: Request, caller: Caller) -> AsyncGenerator[Answer, None]:
         raise NotImplementedError
 
     def profile(self, model: str | None = None) -> FrontProfile:

@@ -15,7 +15,7 @@ import pytest_asyncio
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallRejectedError, ConfigError, NoRoomError
 from agentrt.executors.base import NO_ROOM_YET, Executor
-from agentrt.executors.frontend import Frontend, calling
+from agentrt.executors.frontend import Frontend
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, Health, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.options import EngineOptions
@@ -189,13 +189,12 @@ async def hostile_calls_fail_alone(frontend: Frontend, engine: Executor) -> None
     await anext(slow)
 
     async def hostile(pattern: str) -> None:
-        with calling(mine), pytest.raises(CallRejectedError):
-            await frontend.chat({**asked, "structured_outputs": {"regex": pattern}})
+        with pytest.raises(CallRejectedError):
+            await frontend.chat({**asked, "structured_outputs": {"regex": pattern}}, mine)
 
     async def other() -> None:
-        with calling(mine):
-            for _ in range(3):
-                assert (await frontend.chat(asked))["usage"]["completion_tokens"] == 40
+        for _ in range(3):
+            assert (await frontend.chat(asked, mine))["usage"]["completion_tokens"] == 40
 
     async with asyncio.timeout(300), asyncio.TaskGroup() as group:
         for work in (hostile("(((.*)?(.*)?)*(.?)*)*"), hostile("(a"), other()):
@@ -224,8 +223,7 @@ async def test_a_front_end_here_makes_its_calls_there(
     assert one == other
     assert len(one["token_ids"]) == len(one["entries"]) == 60
     for engine in engines:
-        with calling(Calls(engine)):
-            answer = await front.chat(request)
+        answer = await front.chat(request, Calls(engine))
         choice = answer["choices"][0]
         assert choice["message"]["content"] == one["choices"][0]["message"]["content"]
         assert choice["token_ids"] == one["token_ids"]

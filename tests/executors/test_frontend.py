@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.frontend import (
+    Caller,
     NoProgram,
     RequestFrontend,
     caller,
-    calling,
     spec_of,
     stepped,
 )
@@ -24,7 +25,7 @@ from tests.doubles.scripted import ScriptedExecutor
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "model": "m"}
 
 
-class Program:
+class Program(Caller):
     """A caller that notes what it was asked for."""
 
     def __init__(self, executor: Executor) -> None:
@@ -37,7 +38,7 @@ class Program:
         async for chunk in self.executor.generate(call, stream=stream):
             yield chunk
 
-    def siblings(self, count: int) -> None:
+    def siblings(self, count: int) -> Any:
         raise AssertionError("a request has its choices itself")
 
 
@@ -57,8 +58,7 @@ async def test_a_request_is_handed_on_whole() -> None:
     await executor.start(lambda message: None)
     program, front = Program(executor), RequestFrontend(executor.info)
     request = {**CHAT, "max_completion_tokens": 7, "temperature": 0.5, "x_unknown": [1]}
-    with calling(program):  # type: ignore[arg-type]
-        answer = await front.chat(request)
+    answer = await front.chat(request, program)
     assert answer["choices"][0]["message"]["content"] == "hi"
     (spec,) = program.specs
     assert spec.request == request
@@ -67,9 +67,8 @@ async def test_a_request_is_handed_on_whole() -> None:
 
 async def test_text_alone_is_put_into_openais_form() -> None:
     front = RequestFrontend(ExecutorInfo())
-    with calling(Program(TextOnly())):  # type: ignore[arg-type]
-        whole = await front.chat(CHAT)
-        pieces = [piece async for piece in front.chat_stream(CHAT)]
+    whole = await front.chat(CHAT, Program(TextOnly()))
+    pieces = [piece async for piece in front.chat_stream(CHAT, Program(TextOnly()))]
     usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": "one two"}
     assert (whole["choices"][0]["finish_reason"], whole["usage"]) == ("length", usage)
@@ -101,7 +100,7 @@ async def test_each_step_of_a_stream_is_its_callers() -> None:
             yield number
 
     first, second = Program(TextOnly()), Program(TextOnly())
-    streams = [stepped(first, numbers()), stepped(second, numbers())]  # type: ignore[arg-type]
+    streams = [stepped(first, numbers()), stepped(second, numbers())]
     for _ in range(2):
         for stream in streams:
             await anext(stream)
@@ -120,7 +119,7 @@ async def test_leaving_a_stream_closes_what_it_reads() -> None:
         finally:
             closed.append(True)
 
-    stream = stepped(Program(TextOnly()), numbers())  # type: ignore[arg-type]
+    stream = stepped(Program(TextOnly()), numbers())
     assert await anext(stream) == 1
     await stream.aclose()
     assert closed == [True]

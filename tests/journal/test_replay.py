@@ -19,6 +19,7 @@ from agentrt.errors import (
     ToolLostError,
 )
 from agentrt.executors.base import Chunk
+from agentrt.interrupts import Tool, ToolContext, ToolOptions, ToolRequest, ToolTransport
 from agentrt.journal import Journal
 from agentrt.journal.analysis.reading import ReadingStore, history
 from agentrt.journal.schema import EndRow
@@ -90,28 +91,31 @@ async def test_an_unknown_outcome_that_ends_a_program_is_no_answer(tmp_path: Pat
     assert (await lived(path, code(True))).result == "paid"
 
 
-async def test_all_attempts_have_one_key(tmp_path: Path) -> None:
-    keys: set[str] = set()
+class Elsewhere(ToolTransport):
+    """Runs tools somewhere else, and notes the keys of their attempts."""
 
-    @tool(idempotent=True)
-    async def look() -> int:
+    name = "elsewhere"
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    async def call(self, request: ToolRequest, context: ToolContext) -> int:
+        self.keys.append(request.key)
         return 1
 
+
+async def test_all_attempts_have_one_key(tmp_path: Path) -> None:
+    elsewhere = Elsewhere()
+    look = Tool("look", transport=elsewhere, options=ToolOptions(idempotent=True))
+
     async def code(ctx: Context) -> Any:
-        emitter: Any = ctx._emitter
-        run_tool = emitter.run_tool
-
-        async def seen(*args: Any) -> Any:
-            keys.add(args[4])
-            return await run_tool(*args)
-
-        emitter.run_tool = seen
         return await ctx.tool(look)
 
     await killed(tmp_path / "j", code, at=ends("0#0"))
     await lived(tmp_path / "j", code)
     await lived(tmp_path / "other", code)
-    assert len(keys) == 2
+    first, again, other = elsewhere.keys
+    assert first == again != other
 
 
 async def test_a_tool_that_waits_for_its_turn_has_not_begun(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def agent(*, idempotent: bool, eager: bool = True) -> tuple[Program, list[Any]]:
 
     async def noting(ctx: Context) -> Any:
         emitter: Any = ctx._emitter
-        runs.append(emitter._run)
+        runs.append(emitter.run)
         return await start(ctx)
 
     return program(noting), seen

@@ -15,7 +15,6 @@ from agentrt.executors.frontend import (
     Frontend,
     FrontProfile,
     Request,
-    caller,
     piece_of,
     spec_of,
     whole_of,
@@ -44,20 +43,17 @@ class ModelFrontend(Frontend):
         self._model = model
         self._names = (*names, model.name)
 
-    async def chat(self, request: Request) -> Answer:
+    async def chat(self, request: Request, caller: Caller) -> Answer:
         spec = await self._spec(request)
-        async with contextlib.aclosing(caller().chunks(spec, stream=False)) as chunks:
+        async with contextlib.aclosing(caller.chunks(spec, stream=False)) as chunks:
             async for chunk in chunks:
                 if chunk.reply is not None:
                     return {"model": self._names[0], **whole_of(chunk.reply)}
         raise AssertionError("an executor's last chunk has the reply")
 
-    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        return self._pieces(caller(), request)
-
-    async def _pieces(self, who: Caller, request: Request) -> AsyncGenerator[Answer, None]:
+    async def chat_stream(self, request: Request, caller: Caller) -> AsyncGenerator[Answer, None]:
         spec = await self._spec(request)
-        async with contextlib.aclosing(who.chunks(spec, stream=True)) as chunks:
+        async with contextlib.aclosing(caller.chunks(spec, stream=True)) as chunks:
             async for chunk in chunks:
                 yield {"model": self._names[0], **piece_of(chunk)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import (
@@ -213,7 +213,9 @@ class VLLMEngine(CoreClient):
         likely = None if call.spec.sampling is None else Likely(call.spec)
         try:
             await self._grammars.check(llm, params, call.identity.tenant)
-            outputs = self._submit(llm, call, prompt, params, options)
+            is_pooled = call.spec.rendered is not None and call.spec.rendered.pooled
+            compute = llm.encode if is_pooled else llm.generate
+            outputs = compute(prompt, params, call.call_id, **options)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     if isinstance(output, PoolingRequestOutput):
@@ -231,19 +233,6 @@ class VLLMEngine(CoreClient):
             raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
             raise refused(call, error) from error
-
-    def _submit(
-        self,
-        llm: AsyncLLM,
-        call: Call,
-        prompt: Any,
-        params: Any,
-        options: Mapping[str, Any],
-    ) -> AsyncGenerator[RequestOutput | PoolingRequestOutput[Any], None]:
-        rendered = call.spec.rendered
-        if rendered is not None and rendered.pooled:
-            return llm.encode(prompt, params, call.call_id, **options)
-        return llm.generate(prompt, params, call.call_id, **options)
 
     def _account(
         self, output: RequestOutput, text: str, ids: Sequence[int], likely: Likely | None

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import EngineDiedError
-from agentrt.executors.frontend import Answer, Request
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
-from agentrt.runtime.emitter import RunCaller, RunEmitter
+from agentrt.runtime.emitter import LiveEmitter, RunCaller
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
@@ -23,24 +22,6 @@ PROGRAM_TYPE = "chat"
 """The type of the programs that single calls are."""
 ACCOUNT = "agentrt"
 """The field of an answer, or of a stream's last chunk, that says whose call it was and its cost."""
-
-
-async def run_call(runtime: Runtime, request: Request, scope: Scope | None) -> Answer:
-    """Answer a request of the code in ``scope``; None is outside any program."""
-    with _caller(runtime, scope) as (emitter, who):
-        answer = await emitter.chat(request, who)
-        return {**answer, ACCOUNT: _account(who.replies)}
-
-
-async def run_stream(
-    runtime: Runtime, request: Request, scope: Scope | None, put: Callable[[Answer], None]
-) -> None:
-    """As `run_call`, telling the answer's chunks as they come; the last has no choices."""
-    with _caller(runtime, scope) as (emitter, who):
-        async with aclosing(emitter.chat_stream(request, who)) as pieces:
-            async for piece in pieces:
-                put(piece)
-        put({"choices": [], ACCOUNT: _account(who.replies)})
 
 
 async def alone(work: Coroutine[Any, Any, T]) -> T:
@@ -56,8 +37,10 @@ async def alone(work: Coroutine[Any, Any, T]) -> T:
         raise EngineDiedError("the call was cancelled: its runtime was closed") from None
 
 
-def _account(replies: list[Reply]) -> dict[str, Any]:
-    """Of several choices, which are calls beside each other, that of the last to end."""
+def account_of(replies: list[Reply]) -> dict[str, Any]:
+    """Return whose call an answer was, and its cost. Several choices are calls beside each other,
+    of which the last to end counts.
+    """
     if not replies:
         return {}
     last = replies[-1]
@@ -71,7 +54,8 @@ def _account(replies: list[Reply]) -> dict[str, Any]:
 
 
 @contextmanager
-def _caller(runtime: Runtime, scope: Scope | None) -> Iterator[tuple[RunEmitter, RunCaller]]:
+def caller_in(runtime: Runtime, scope: Scope | None) -> Iterator[tuple[LiveEmitter, RunCaller]]:
+    """Give what makes the calls of the code in ``scope``; None is outside any program."""
     with _scope_for(runtime, scope) as inside:
         assert isinstance(inside.owner, Run)
         emitter = runtime.emitter(inside.owner)

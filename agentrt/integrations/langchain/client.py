@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,12 +21,13 @@ from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.frontend import Answer, Frontend, Request
 from agentrt.executors.info import ExecutorInfo
 from agentrt.integrations.langchain.calls import (
+    ACCOUNT,
     Heartbeat,
     Job,
+    account_of,
     alone,
     beating,
-    run_call,
-    run_stream,
+    caller_in,
 )
 from agentrt.runtime import Runtime
 from agentrt.tracking.current import running_loop
@@ -179,14 +180,20 @@ class RuntimeClient:
 
     async def _call(self, request: Request, terms: Terms) -> Answer:
         async with self._under(terms) as runtime:
-            return await run_call(runtime, request, terms.scope)
+            with caller_in(runtime, terms.scope) as (emitter, caller):
+                answer = await emitter.chat(request, caller)
+                return {**answer, ACCOUNT: account_of(caller.replies)}
 
     async def _stream(
         self, request: Request, terms: Terms, put: Callable[[Answer | None], None]
     ) -> None:
         try:
             async with self._under(terms) as runtime:
-                await run_stream(runtime, request, terms.scope, put)
+                with caller_in(runtime, terms.scope) as (emitter, caller):
+                    async with aclosing(emitter.chat_stream(request, caller)) as pieces:
+                        async for piece in pieces:
+                            put(piece)
+                    put({"choices": [], ACCOUNT: account_of(caller.replies)})
         finally:
             put(None)
 

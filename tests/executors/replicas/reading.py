@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.frontend import Caller, Frontend, Request, calling
+from agentrt.executors.frontend import Caller, Frontend, Request
 from agentrt.executors.replies import StreamedAnswer
 from agentrt.request import Call, CallSpec, Identity
 
@@ -34,9 +34,7 @@ async def reading(
     frontend: Frontend, executor: Executor, request: Request
 ) -> AsyncGenerator[dict[str, Any], None]:
     """A stream's pieces, without what is drawn anew for each request."""
-    with calling(Calls(executor)):
-        pieces = frontend.chat_stream(request)
-    async with contextlib.aclosing(pieces):
+    async with contextlib.aclosing(frontend.chat_stream(request, Calls(executor))) as pieces:
         async for piece in pieces:
             yield without_names(piece)
 

@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk
-from agentrt.executors.frontend import Frontend, calling
+from agentrt.executors.frontend import Frontend
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.frontend.models import open_frontend
@@ -143,12 +143,10 @@ async def test_engines_may_cut_their_pieces_as_they_like(
 async def test_a_whole_answer_of_a_call_that_died_is_the_same(
     engine: Dies, replicas: ReplicaSet, frontend: Frontend
 ) -> None:
-    with calling(Calls(engine)):
-        expected = without_names(await frontend.chat(REQUEST))
+    expected = without_names(await frontend.chat(REQUEST, Calls(engine)))
     before = reruns(replicas)
     engine.runs[:] = [(0, 1), (0, 1)]
-    with calling(Calls(replicas)):
-        assert without_names(await frontend.chat(REQUEST)) == expected
+    assert without_names(await frontend.chat(REQUEST, Calls(replicas))) == expected
     assert reruns(replicas) == before + 2
 
 

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallRejectedError, NotServedError
+from agentrt.executors.frontend import NoProgram
 from agentrt.executors.transformers import TransformersExecutor
 from agentrt.program import Program
 
@@ -59,8 +60,9 @@ async def test_more_than_text_is_refused(
     runtime: Runtime, fields: dict[str, Any], said: str
 ) -> None:
     frontend = await runtime.frontend()
+    chat = {"messages": [{"role": "user", "content": "Hello."}], **fields}
     with pytest.raises(CallRejectedError, match=said):
-        await frontend.chat({"messages": [{"role": "user", "content": "Hello."}], **fields})
+        await frontend.chat(chat, NoProgram(runtime.executor))
 
 
 async def test_an_image_is_refused(runtime: Runtime) -> None:

@@ -138,11 +138,45 @@ CALLED = {
             "self prompts tok_params prompt_extras skip_mm_cache"
         ),
         "v1.engine.input_processor:InputProcessor": "vllm_config renderer mm_registry",
-        "entrypoints.openai.chat_completion.serving:OpenAIServingChat.create_chat_completion": (
-            "self request raw_request"
-        ),
+    },
+    "chats": {
         "entrypoints.openai.chat_completion.serving:OpenAIServingChat.render_chat_request": (
             "self request"
+        ),
+        "entrypoints.openai.chat_completion.serving:"
+        "OpenAIServingChat._effective_chat_template_kwargs": "self request",
+        "entrypoints.openai.chat_completion.serving:OpenAIServingChat._make_parser": (
+            "self request tokenizer chat_template_kwargs"
+        ),
+        "entrypoints.openai.chat_completion.serving:OpenAIServingChat._engine_reasoning_kwargs": (
+            "self request parser chat_template_kwargs prompt_token_ids"
+        ),
+        "entrypoints.openai.chat_completion.serving:"
+        "OpenAIServingChat.chat_completion_full_generator": (
+            "self request result_generator request_id model_name conversation tokenizer "
+            "request_metadata parser mm_token_counts"
+        ),
+        "entrypoints.openai.chat_completion.serving:"
+        "OpenAIServingChat.chat_completion_stream_generator": (
+            "self request result_generator request_id model_name conversation tokenizer "
+            "request_metadata chat_template_kwargs mm_token_counts"
+        ),
+        "entrypoints.openai.chat_completion.serving:_get_mm_token_counts": "engine_input",
+        "entrypoints.openai.chat_completion.serving:OpenAIServingChat.beam_search": (
+            "self prompt request_id params lora_request trace_headers session_id"
+        ),
+        "entrypoints.serve.engine.serving:BaseServing._maybe_get_adapters": (
+            "self request supports_default_mm_loras"
+        ),
+        "entrypoints.serve.engine.serving:BaseServing._extract_prompt_components": "self prompt",
+        "entrypoints.serve.engine.serving:BaseServing._extract_prompt_len": "self prompt",
+        "entrypoints.serve.engine.serving:BaseServing._base_request_id": "raw_request default",
+        "entrypoints.serve.engine.serving:BaseServing._log_inputs": (
+            "self request_id inputs params lora_request"
+        ),
+        "entrypoints.serve.utils.api_utils:get_max_tokens": (
+            "max_model_len max_tokens input_length default_sampling_params override_max_tokens "
+            "truncate_prompt_tokens"
         ),
     },
     "grammars": {

@@ -14,6 +14,7 @@ One module for each thing of vLLM's that is reached into, and a new line belongs
 - `grammars`: how structured outputs are checked, and the threads that compile them.
 - `logits`: what each model runner takes as a logits processor (a documented plug-in).
 - `stats`: vLLM's own metrics, and where they are registered.
+- `chats`: what chat completions render and format, without the engine client between the two.
 - `cut_off`: how the front end reads whole outputs that were cut off, beside its parsers.
 - `complete_calls`: what its parsers leave out of a stream and read in the whole output.
 - `parsing`: what a tool parser is made of (a documented plug-in), and what it reads and gives.

@@ -1,15 +1,14 @@
-"""The engine client of vLLM's front end: it makes each call for the program that asks.
+"""The engine client of vLLM's application: over HTTP, it makes each call for its `caller`.
 
 vLLM's `EngineClient` is an interface of some forty methods. Those that a front end needs are
-implemented here; the others raise `NotImplementedError` with their name.
+implemented here; the others raise `NotImplementedError` with their name. Programs in this process
+do not come here, but for the many calls of a beam search.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -21,8 +20,6 @@ from vllm.exceptions import (
     VLLMServerError,
     VLLMValidationError,
 )
-from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import RequestOutputKind
 
 from agentrt.errors import (
     AgentrtError,
@@ -32,55 +29,10 @@ from agentrt.errors import (
     NotServedError,
     PromptTooLongError,
 )
-from agentrt.executors.base import Chunk, Executor, FrontSetup
+from agentrt.executors.base import Executor, FrontSetup
 from agentrt.executors.frontend import CALLER, Caller, NoProgram, caller
 from agentrt.executors.vllm._compat.frontend import render_prompt
-from agentrt.request import CallSpec, RenderedCall
-
-_NOT_OPTIONS = ("session_id", "trace_headers", "priority", "data_parallel_rank", "prompt_text")
-"""Options of vLLM's front end that we set ourselves: a call's program, replica and priority."""
-
-
-@dataclass(slots=True)
-class ProgramRequest(Caller):
-    """A chat request of a program, which is the ``program`` that makes its calls.
-
-    ``error`` is the error of a call that failed: vLLM's front end replaces it by one of its own.
-    ``outputs`` are closed at the end of the block: vLLM 0.33 leaves those of a stream with several
-    choices to the garbage collector.
-    """
-
-    program: Caller
-    error: AgentrtError | None = None
-    outputs: list[AsyncGenerator[Any, None]] = field(default_factory=list)
-
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, *error: object) -> None:
-        for output in self.outputs:
-            await output.aclose()
-
-    def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        return self.program.chunks(spec, stream=stream)
-
-    def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Caller]]:
-        return self.program.siblings(count)
-
-    def failed(self, error: BaseException) -> AgentrtError | None:
-        self.error = self.program.failed(error)
-        return self.error
-
-    @contextlib.contextmanager
-    def errors(self) -> Iterator[None]:
-        """Raise a call's own error where vLLM's stands for it, and vLLM's refusals as ours."""
-        try:
-            yield
-        except VLLMError as error:
-            raise self.error or as_ours(error) from error
-        except AgentrtError:
-            raise
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise self.error or CallRejectedError(str(error)) from error
+from agentrt.executors.vllm.frontend.submit import submit
 
 
 class ProgramEngineClient(EngineClient):
@@ -102,103 +54,46 @@ class ProgramEngineClient(EngineClient):
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
         """Not a coroutine: the `caller` is read here, and not where the output is read."""
-        chosen = _chosen(options)
-        outputs = self._outputs(who := caller(), prompt, sampling_params, request_id, chosen)
-        if isinstance(who, ProgramRequest):
-            who.outputs.append(outputs)
-        return outputs
+        return self._outputs(caller(), prompt, sampling_params, request_id, options)
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """What a pooling model makes of a prompt: the caller's call, if there is one."""
-        who = CALLER.get() or NoProgram(self._executor)
-        return self._outputs(who, prompt, pooling_params, request_id, _chosen(options))
+        """Return what a pooling model makes of a prompt: the caller's call, if there is one."""
+        pooling = CALLER.get() or NoProgram(self._executor)
+        return self._outputs(pooling, prompt, pooling_params, request_id, options)
 
-    async def _outputs(
+    def _outputs(
         self,
-        who: Caller,
+        caller: Caller,
         prompt: Any,
         params: Any,
         request_id: str,
         options: Mapping[str, Any],
     ) -> AsyncGenerator[Any, None]:
-        if not (isinstance(prompt, dict) and "type" in prompt):
-            prompt = await render_prompt(self.renderer, self.model_config, prompt)
-        await asyncio.sleep(0)  # calls that came together begin right after each other
-        made = self._one if getattr(params, "n", 1) == 1 else self._several
-        try:
-            async with contextlib.aclosing(made(who, prompt, params, options)) as chunks:
-                async for chunk in chunks:
-                    chunk.output.request_id = request_id
-                    yield chunk.output
-        except (asyncio.CancelledError, Exception) as raised:
-            if (error := who.failed(raised)) is None:
-                raise
-            refusal = error.__cause__
-            if isinstance(error, CallRejectedError) and isinstance(refusal, VLLMError | ValueError):
-                raise refusal from None  # in its own words, and its own fields
-            raise as_vllm(error) from error
+        def failed(raised: BaseException) -> Exception | None:
+            return None if (error := caller.failed(raised)) is None else for_vllm(error)
 
-    def _one(
-        self, who: Caller, prompt: Any, params: Any, options: Mapping[str, Any]
-    ) -> AsyncGenerator[Chunk, None]:
-        stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
-        return who.chunks(self._spec(prompt, params, options), stream=stream)
+        model = self._setup.model
+        if isinstance(prompt, dict) and "type" in prompt:
+            return submit(caller, model, prompt, params, options, request_id, failed)
+        return self._raw(caller, prompt, params, request_id, options, failed)
 
-    def _spec(self, prompt: Any, params: Any, options: Mapping[str, Any]) -> CallSpec:
-        sampled: dict[str, Any] = {"max_tokens": 1}
-        is_pooled = isinstance(params, PoolingParams)
-        if not is_pooled:
-            sampled = {
-                "max_tokens": params.max_tokens or 1,
-                "temperature": params.temperature,
-                "seed": params.seed,
-                "ignore_eos": params.ignore_eos,
-            }
-        return CallSpec(
-            prompt_token_ids=tuple(prompt.get("prompt_token_ids") or ()),
-            cache_salt=prompt.get("cache_salt"),
-            model=self._setup.model,
-            rendered=RenderedCall(prompt, params, options, is_pooled),
-            **sampled,
-        )
-
-    async def _several(
-        self, who: Caller, prompt: Any, params: Any, options: Mapping[str, Any]
-    ) -> AsyncGenerator[Chunk, None]:
-        """Make ``n`` calls beside each other, and merge their outputs into those of one request."""
-        queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-
-        async def feed(index: int, one: Caller) -> None:
-            own = params.clone()
-            own.n = 1
-            own.seed = None if params.seed is None else params.seed + index
-            try:
-                async with contextlib.aclosing(self._one(one, prompt, own, options)) as chunks:
-                    async for chunk in chunks:
-                        queue.put_nowait((index, chunk.output))
-            except (asyncio.CancelledError, Exception) as raised:
-                error = who.failed(raised) or raised
-                if not isinstance(error, Exception):
-                    raise
-                queue.put_nowait((index, error))
-
-        async def begin(each: Sequence[Caller]) -> None:
-            # One in each pass of the event loop: a hundred at once would hold all others up.
-            for index, one in enumerate(each):
-                tasks.append(asyncio.create_task(feed(index, one)))
-                await asyncio.sleep(0)
-
-        with who.siblings(params.n) as each:
-            tasks = [asyncio.create_task(begin(each))]
-            try:
-                async for output in _merged(queue, params):
-                    yield Chunk("", output=output)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
+    async def _raw(
+        self,
+        caller: Caller,
+        prompt: Any,
+        params: Any,
+        request_id: str,
+        options: Mapping[str, Any],
+        failed: Callable[[BaseException], Exception | None],
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the outputs of a prompt that is not rendered yet."""
+        prompt = await render_prompt(self.renderer, self.model_config, prompt)
+        made = submit(caller, self._setup.model, prompt, params, options, request_id, failed)
+        async with contextlib.aclosing(made) as outputs:
+            async for output in outputs:
+                yield output
 
     # -- adapters and pooling models ---------------------------------------------------
 
@@ -220,27 +115,16 @@ class ProgramEngineClient(EngineClient):
         """Closing a call's output aborts it."""
 
 
-async def _merged(queue: asyncio.Queue[tuple[int, Any]], params: Any) -> AsyncGenerator[Any, None]:
-    """The outputs of ``n`` calls as vLLM gives those of one request with ``n`` choices."""
-    whole = params.output_kind is RequestOutputKind.FINAL_ONLY
-    finished: dict[int, Any] = {}
-    while len(finished) < params.n:
-        index, output = await queue.get()
-        if isinstance(output, Exception):
-            raise output
-        completion = output.outputs[0]
-        completion.index = index
-        if output.finished:
-            finished[index] = completion
-        output.finished = len(finished) == params.n
-        if whole and output.finished:
-            output.outputs = [finished[i] for i in range(params.n)]
-        if not whole or output.finished:
-            yield output
-
-
-def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: v for n, v in options.items() if v is not None and n not in _NOT_OPTIONS}
+def for_vllm(error: AgentrtError) -> Exception:
+    """Return our error as vLLM's front end is to see it: a refusal of vLLM's own in its own words
+    and fields, all others as one that it gives the right status.
+    """
+    refusal = error.__cause__
+    if isinstance(error, CallRejectedError) and isinstance(refusal, VLLMError | ValueError):
+        return refusal
+    made = as_vllm(error)
+    made.__cause__ = error
+    return made
 
 
 def as_vllm(error: AgentrtError) -> VLLMError:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
+from vllm.exceptions import VLLMError
 
 from agentrt.errors import (
+    AgentrtError,
     CallRejectedError,
     ConfigError,
     EngineError,
@@ -21,14 +23,20 @@ from agentrt.errors import (
 from agentrt.executors.base import Executor, FrontSetup
 from agentrt.executors.frontend import (
     Answer,
+    Caller,
     Frontend,
     FrontProfile,
     Request,
-    caller,
-    calling,
     stepped,
 )
 from agentrt.executors.info import display_name, is_model, not_served
+from agentrt.executors.vllm._compat.chats import (
+    RenderedChat,
+    beam_outputs,
+    format_stream,
+    format_whole,
+    render_chat,
+)
 from agentrt.executors.vllm._compat.cut_off import read_cut_off
 from agentrt.executors.vllm._compat.frontend import (
     keep_system_messages,
@@ -37,11 +45,12 @@ from agentrt.executors.vllm._compat.frontend import (
     unmerged_quietly,
 )
 from agentrt.executors.vllm.frontend.arranged import arrange_chats
-from agentrt.executors.vllm.frontend.client import ProgramEngineClient, ProgramRequest
+from agentrt.executors.vllm.frontend.client import ProgramEngineClient, as_ours
 from agentrt.executors.vllm.frontend.families import TOOL_FORM
 from agentrt.executors.vllm.frontend.flags import parse_flags
 from agentrt.executors.vllm.frontend.long_prompts import work_apart
 from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
+from agentrt.executors.vllm.frontend.submit import submit
 from agentrt.executors.vllm.processes import apart
 from agentrt.request import CallSpec, RenderedCall
 
@@ -122,35 +131,63 @@ class VLLMFrontend(Frontend):
 
     # -- chats -------------------------------------------------------------------------
 
-    async def chat(self, request: Request) -> Answer:
-        asking = ProgramRequest(caller())
-        with calling(asking), asking.errors():
-            answer = await self._serving.create_chat_completion(self._parsed(request, False), None)
+    async def chat(self, request: Request, caller: Caller) -> Answer:
+        with _own_errors():
+            chat = await self._rendered(request, stream=False)
+            async with contextlib.aclosing(self._submitted(chat, caller)) as outputs:
+                whole = [output async for output in outputs]
+            answer = await format_whole(self._serving, chat, whole)
         if hasattr(answer, "error"):
-            _raise_if_cancelled()
             raise _refused(answer.error.model_dump())
         body: Answer = answer.model_dump(exclude_unset=True, mode="json")
         return body
 
-    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        return self._pieces(ProgramRequest(caller()), request)
-
-    async def _pieces(
-        self, asking: ProgramRequest, request: Request
-    ) -> AsyncGenerator[Answer, None]:
-        with calling(asking), asking.errors():
-            events = await self._serving.create_chat_completion(self._parsed(request, True), None)
-        if hasattr(events, "error"):
-            raise _refused(events.error.model_dump())
-        async with asking, contextlib.aclosing(stepped(asking, events)) as steps:
-            async for event in steps:
+    async def chat_stream(self, request: Request, caller: Caller) -> AsyncGenerator[Answer, None]:
+        errors: list[AgentrtError] = []
+        with _own_errors():
+            chat = await self._rendered(request, stream=True)
+            outputs = self._submitted(chat, caller, errors.append)
+        # vLLM 0.33 leaves the outputs of several choices to the garbage collector.
+        async with (
+            contextlib.aclosing(outputs),
+            contextlib.aclosing(format_stream(self._serving, chat, outputs)) as events,
+        ):
+            async for event in events:
                 data = event.removeprefix(_DATA).strip()
                 if not event.startswith(_DATA) or data == _END:
                     continue
                 piece = from_json(data)
                 if "error" in piece:
-                    raise asking.error or _refused(piece["error"])
+                    raise errors[0] if errors else _refused(piece["error"])
                 yield piece
+
+    async def _rendered(self, request: Request, *, stream: bool) -> RenderedChat:
+        """Render a request. Raises as vLLM does, and `NotServedError` or `CallRejectedError`."""
+        chat = await render_chat(self._serving, self._parsed(request, stream))
+        if hasattr(chat, "error"):
+            raise _refused(chat.error.model_dump())
+        rendered: RenderedChat = chat
+        return rendered
+
+    def _submitted(
+        self,
+        chat: RenderedChat,
+        caller: Caller,
+        note: Callable[[AgentrtError], None] = lambda error: None,
+    ) -> AsyncGenerator[Any, None]:
+        """Return the outputs of a rendered request. ``note`` gets the error of a call that fails:
+        vLLM's formatting replaces it by one of its own.
+        """
+        if chat.request.use_beam_search:
+            return stepped(caller, beam_outputs(self._serving, chat))
+
+        def failed(raised: BaseException) -> AgentrtError | None:
+            if (error := caller.failed(raised)) is not None:
+                note(error)
+            return error
+
+        model, options = self.setup.model, chat.options
+        return submit(caller, model, chat.prompt, chat.params, options, chat.request_id, failed)
 
     @property
     def _serving(self) -> Any:
@@ -268,11 +305,19 @@ def front_args(setup: FrontSetup, names: Sequence[str]) -> Namespace:
     return args
 
 
-def _raise_if_cancelled() -> None:
-    """vLLM answers a task that is cancelled with an error, as if its client were gone."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise vLLM's refusals as ours, and a call's own error where vLLM's stands for it."""
+    try:
+        yield
+    except VLLMError as error:
+        if isinstance(own := error.__cause__, AgentrtError):  # as the engine client has it
+            raise own from own.__cause__
+        raise as_ours(error) from error
+    except AgentrtError:
+        raise
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise CallRejectedError(str(error)) from error
 
 
 def _modalities(config: Any) -> Mapping[str, Any]:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from agentrt.errors import NotServedError
 from agentrt.executors.base import Executor
-from agentrt.executors.frontend import Answer, Frontend, FrontProfile, Request, RequestFrontend
+from agentrt.executors.frontend import (
+    Answer,
+    Caller,
+    Frontend,
+    FrontProfile,
+    Request,
+    RequestFrontend,
+)
 from agentrt.executors.info import not_served
 from agentrt.request import CallSpec
 
@@ -55,11 +62,11 @@ class ModelFrontends(Frontend):
         assert model is not None
         raise not_served(model, tuple(name for front in self.fronts for name in front.names))
 
-    async def chat(self, request: Request) -> Answer:
-        return await self.of(request.get("model")).chat(request)
+    async def chat(self, request: Request, caller: Caller) -> Answer:
+        return await self.of(request.get("model")).chat(request, caller)
 
-    def chat_stream(self, request: Request) -> AsyncGenerator[Answer, None]:
-        return self.of(request.get("model")).chat_stream(request)
+    def chat_stream(self, request: Request, caller: Caller) -> AsyncGenerator[Answer, None]:
+        return self.of(request.get("model")).chat_stream(request, caller)
 
     def profile(self, model: str | None = None) -> FrontProfile:
         return self.of(model).profile(model)

@@ -32,12 +32,9 @@ from agentrt.executors.frontend import Answer, Request
 from agentrt.integrations.langchain.replies import ChunkMaker
 from agentrt.integrations.langgraph.graphs import Access, Factory, Graph, is_factory, open_graph
 from agentrt.interrupts.answers import AnswerForm
-from agentrt.program import Context, Program
+from agentrt.program import Context, Emitter, ForwardingEmitter, Program
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
-from agentrt.runtime.journaled import JournaledEmitter
-from agentrt.runtime.run import Run
-from agentrt.runtime.services import Services
 from agentrt.serving.langgraph._compat import message_streams
 from agentrt.serving.langgraph.database.interrupts import EXPIRED, deadline_for
 from agentrt.serving.langgraph.database.storage import Storage
@@ -55,9 +52,8 @@ def as_graph(program: Program, runtime: Runtime, clock: SteadyClock) -> Graph:
 
     async def run(given: dict[str, Any]) -> Any:
         outer = _PROGRAM.get()
-        program_run = runtime.runs[outer.program_id]
-        services = runtime.emitter(program_run).services
-        emitter = _GraphEmitter(program_run, services, TokenStream(get_config()), clock)
+        live = runtime.emitter(runtime.runs[outer.program_id])
+        emitter = _GraphEmitter(live, TokenStream(get_config()), clock)
         context = Context(outer.program_id, outer.program_type, emitter)
         try:
             return await program(context, given[_INPUT])
@@ -83,19 +79,17 @@ def native_input(given: Any) -> dict[str, Any]:
     return {_INPUT: given}
 
 
-class _GraphEmitter(JournaledEmitter):
+class _GraphEmitter(ForwardingEmitter):
     """Asks humans through LangGraph's interrupts, and streams the ``tokens`` of calls."""
 
-    def __init__(
-        self, run: Run, services: Services, tokens: TokenStream, clock: SteadyClock
-    ) -> None:
-        super().__init__(run, services)
+    def __init__(self, inner: Emitter, tokens: TokenStream, clock: SteadyClock) -> None:
+        super().__init__(inner)
         self._tokens, self._clock = tokens, clock
         self._asking: list[asyncio.Future[Any]] = []
 
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
         if not self._tokens.wanted or request.get("n", 1) != 1:
-            return await super().call(request, after)
+            return await self.inner.call(request, after)
         replies: list[Reply] = []
         async with aclosing(self.stream(request, after, replies.append)) as pieces:
             async for _ in pieces:
@@ -105,7 +99,7 @@ class _GraphEmitter(JournaledEmitter):
     def stream(
         self, request: Request, after: Iterable[Reply], put: Callable[[Reply], None]
     ) -> AsyncGenerator[Answer, None]:
-        return self._tokens.of(super().stream(request, after, put))
+        return self._tokens.of(self.inner.stream(request, after, put))
 
     async def human(
         self, text: str, form: AnswerForm, timeout: float | None, after: Iterable[Reply]

@@ -6,10 +6,12 @@ One scripted engine with the embedded model's tokenizer says what each test want
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from vllm.exceptions import VLLMValidationError
@@ -32,6 +34,8 @@ from tests.graph.integrity import check_integrity
 FLAGS = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--max-model-len", "512")
 SHARED_LOOP = pytest.mark.asyncio(loop_scope="module")
 YES = "<think></think>Yes."
+ASK = [{"role": "user", "content": "Hello?"}]
+HALF = [{"role": "assistant", "content": "Well, "}]
 TWO_CALLS = (
     "<think>\nTwo cities.\n</think>\n\nLet me look.\n"
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
@@ -285,14 +289,81 @@ async def test_tokens_and_profile_are_the_models(shared: Runtime) -> None:
 async def test_nothing_of_ours_is_in_an_answer(shared: Runtime, engine: ScriptedEngine) -> None:
     engine.script = lambda call: YES
     run = shared.registry.open("raw")
-    who = shared.emitter(run).caller(Scope(run))
+    caller = shared.emitter(run).caller(Scope(run))
     front = await shared.frontend()
     request = {"messages": [{"role": "user", "content": "x"}], "return_token_ids": True}
-    with calling(who):
-        answers = [await front.chat(request), *[p async for p in front.chat_stream(request)]]
+    pieces = [piece async for piece in front.chat_stream(request, caller)]
+    answers = [await front.chat(request, caller), *pieces]
     shared.registry.close(run, RunState.DONE)
     assert len(answers) > 3
     assert not any("agentrt" in str(answer) for answer in answers)
+
+
+# -- a program's way beside that of vLLM's own application -----------------------------------
+
+
+LOOK = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+SAME: list[tuple[str, dict[str, Any]]] = [
+    (YES, {}),
+    (TWO_CALLS, {"tools": [LOOK]}),
+    (TWO_CALLS, {"tools": [LOOK], "parallel_tool_calls": False}),
+    (TWO_CALLS, {"tools": [LOOK], "tool_choice": "none"}),
+    (YES, {"tools": [LOOK], "tool_choice": "auto", "include_reasoning": False}),
+    ("<think>Long.</think>One two three", {"max_tokens": 4, "n": 2, "seed": 3, "temperature": 0.7}),
+    ("<think></think>One two three", {"stop": ["two"], "return_token_ids": True}),
+    (YES, {"logprobs": True, "top_logprobs": 0, "temperature": 0.3, "seed": 1}),
+    (YES, {"echo": True, "add_generation_prompt": False, "continue_final_message": True}),
+    (YES, {"return_prompt_text": True, "chat_template_kwargs": {"enable_thinking": False}}),
+    ("Yes, yes, yes", {"use_beam_search": True, "n": 2, "max_tokens": 3}),
+]
+
+
+def said(value: Any) -> Any:
+    """An answer without fields that say nothing, and without what is drawn for each request."""
+    if isinstance(value, list):
+        return [said(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    drawn = ("id", "created", "object", "type")
+    return {name: said(item) for name, item in value.items() if item and name not in drawn}
+
+
+@SHARED_LOOP
+@pytest.mark.parametrize(("says", "fields"), SAME)
+async def test_a_program_s_answer_is_that_of_vllm_s_application(
+    shared: Runtime, engine: ScriptedEngine, says: str, fields: dict[str, Any]
+) -> None:
+    """Whole, and as a stream; the engine gets the same calls."""
+    engine.script = lambda call: says
+    front = await shared.frontend()
+    assert isinstance(front, VLLMFrontend)
+    chat = {"messages": [*ASK, *HALF] if "echo" in fields else ASK}
+    request = {"temperature": 0, **chat, **fields}
+    run = shared.registry.open("raw")
+    caller = shared.emitter(run).caller(Scope(run))
+    transport = httpx.ASGITransport(front.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        with calling(caller):
+            whole = (await http.post("/v1/chat/completions", json=request)).json()
+            own_whole = await front.chat(request, caller)
+            streaming = {**request, "stream": True, "stream_options": {"include_usage": True}}
+            events = (await http.post("/v1/chat/completions", json=streaming)).text
+    own_pieces = [piece async for piece in front.chat_stream(request, caller)]
+    shared.registry.close(run, RunState.DONE)
+    lines = [line.removeprefix("data: ") for line in events.splitlines() if line.strip()]
+    pieces = [json.loads(line) for line in lines if line != "[DONE]"]
+    assert whole["choices"]
+    assert said(own_whole) == said(whole)
+    assert said(own_pieces) == said(pieces)
+    specs = [
+        repr((made.params, made.options, made.prompt["prompt_token_ids"]))
+        for call in engine.calls
+        if (made := call.spec.rendered) is not None
+    ]
+    assert len(specs) >= 4
+    if "n" not in fields:
+        assert specs[0] == specs[1]
+        assert specs[2] == specs[3]
 
 
 # -- flags -----------------------------------------------------------------------------

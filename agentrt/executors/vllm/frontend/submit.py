@@ -1,0 +1,136 @@
+"""Makes the calls of a rendered request, and merges their outputs into those of one request.
+
+Both front ends end here: that of programs in this process, and the engine client of vLLM's
+application over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
+
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import RequestOutputKind
+
+from agentrt.executors.base import Chunk
+from agentrt.executors.frontend import Caller
+from agentrt.request import CallSpec, RenderedCall
+
+_NOT_OPTIONS = ("session_id", "trace_headers", "priority", "data_parallel_rank", "prompt_text")
+"""Options of vLLM's front end that we set ourselves: a call's program, replica and priority."""
+
+
+async def submit(
+    caller: Caller,
+    model: str,
+    prompt: Any,
+    params: Any,
+    options: Mapping[str, Any],
+    request_id: str,
+    failed: Callable[[BaseException], Exception | None],
+) -> AsyncGenerator[Any, None]:
+    """Make the calls of a request for ``caller`` on the engines that have ``model``, and yield
+    vLLM's outputs.
+
+    ``failed`` gets the error of a call and returns the error to raise in its place; None is the
+    error itself.
+    """
+    options = {n: v for n, v in options.items() if v is not None and n not in _NOT_OPTIONS}
+    await asyncio.sleep(0)  # calls that came together begin right after each other
+    if getattr(params, "n", 1) == 1:
+        made = caller.chunks(_spec(model, prompt, params, options), stream=_streams(params))
+    else:
+        made = _several(caller, model, prompt, params, options)
+    try:
+        async with contextlib.aclosing(made) as chunks:
+            async for chunk in chunks:
+                chunk.output.request_id = request_id
+                yield chunk.output
+    except (asyncio.CancelledError, Exception) as raised:
+        error = failed(raised)
+        if error is None or error is raised:
+            raise
+        raise error from error.__cause__
+
+
+def _streams(params: Any) -> bool:
+    return params.output_kind is not RequestOutputKind.FINAL_ONLY
+
+
+def _spec(model: str, prompt: Any, params: Any, options: Mapping[str, Any]) -> CallSpec:
+    sampled: dict[str, Any] = {"max_tokens": 1}
+    is_pooled = isinstance(params, PoolingParams)
+    if not is_pooled:
+        sampled = {
+            "max_tokens": params.max_tokens or 1,
+            "temperature": params.temperature,
+            "seed": params.seed,
+            "ignore_eos": params.ignore_eos,
+        }
+    return CallSpec(
+        prompt_token_ids=tuple(prompt.get("prompt_token_ids") or ()),
+        cache_salt=prompt.get("cache_salt"),
+        model=model,
+        rendered=RenderedCall(prompt, params, options, is_pooled),
+        **sampled,
+    )
+
+
+async def _several(
+    caller: Caller, model: str, prompt: Any, params: Any, options: Mapping[str, Any]
+) -> AsyncGenerator[Chunk, None]:
+    """Make ``n`` calls beside each other, and merge their outputs into those of one request."""
+    queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+
+    async def feed(index: int, sibling: Caller) -> None:
+        own = params.clone()
+        own.n = 1
+        own.seed = None if params.seed is None else params.seed + index
+        try:
+            spec = _spec(model, prompt, own, options)
+            made = sibling.chunks(spec, stream=_streams(own))
+            async with contextlib.aclosing(made) as chunks:
+                async for chunk in chunks:
+                    queue.put_nowait((index, chunk.output))
+        except (asyncio.CancelledError, Exception) as raised:
+            error = caller.failed(raised) or raised
+            if not isinstance(error, Exception):
+                raise
+            queue.put_nowait((index, error))
+
+    async def begin(siblings: Sequence[Caller]) -> None:
+        # One in each pass of the event loop: a hundred at once would hold all others up.
+        for index, sibling in enumerate(siblings):
+            tasks.append(asyncio.create_task(feed(index, sibling)))
+            await asyncio.sleep(0)
+
+    with caller.siblings(params.n) as siblings:
+        tasks = [asyncio.create_task(begin(siblings))]
+        try:
+            async for output in _merged(queue, params):
+                yield Chunk("", output=output)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+async def _merged(queue: asyncio.Queue[tuple[int, Any]], params: Any) -> AsyncGenerator[Any, None]:
+    """Yield the outputs of ``n`` calls as vLLM gives those of one request with ``n`` choices."""
+    whole = not _streams(params)
+    finished: dict[int, Any] = {}
+    while len(finished) < params.n:
+        index, output = await queue.get()
+        if isinstance(output, Exception):
+            raise output
+        completion = output.outputs[0]
+        completion.index = index
+        if output.finished:
+            finished[index] = completion
+        output.finished = len(finished) == params.n
+        if whole and output.finished:
+            output.outputs = [finished[i] for i in range(params.n)]
+        if not whole or output.finished:
+            yield output
