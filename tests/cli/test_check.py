@@ -90,9 +90,9 @@ def test_what_is_not_served_is_said(tmp_path: Path, command: Run) -> None:
     found = rows(ran.out)
     says = {
         "graphs.broken": "raised OSError: no kettle",
-        "graphs.wants": "needs kettle",
+        "graphs.wants": "kettle",
         "graphs.nothing": "no variable 'nothing'",
-        "graphs.js": "no such file",
+        "graphs.js": "./agent.ts",
         "auth": "is no langgraph_sdk.Auth",
         "http.app": "serve that application beside this one",
         "http.disable_store": "these paths stay",

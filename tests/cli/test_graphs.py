@@ -144,7 +144,7 @@ def test_a_graph_that_calls_no_engine_is_told_what_to_change(run_program: Run) -
     source = f"{HEAD}def idle(state: Tea) -> Tea:\n    return state\ngraph = chain(Tea, idle)\n"
     err = " ".join(run_program(source, "--input", '{"text": "x"}').err.split())
     assert "no call reached this engine" in err
-    assert "ChatAgentRT() in their place" in err
+    assert "use ChatAgentRT()" in err
 
 
 def test_tenant_and_size_hint_of_the_graphs_own_config(

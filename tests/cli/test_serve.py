@@ -172,8 +172,8 @@ def test_it_serves_until_a_signal_ends_it(write: Write) -> None:
     with running(write(TWO), python=sys.executable) as (one, url):
         assert "serving one, two at" in one.lines[-1]
         assert "in a browser: a chat" in one.lines[-1]
-        [kept] = [line for line in one.lines if "are kept in " in line]
-        assert Path(kept.rpartition("are kept in ")[2].strip()).is_absolute()
+        [kept] = [line for line in one.lines if "are stored in " in line]
+        assert Path(kept.rpartition("are stored in ")[2].strip()).is_absolute()
         assert ask(url, "hello")["result"] == "hello"
         run = httpx.post(f"{url}/v1/programs/two/runs", json={"input": "x"}, timeout=WAIT_S).json()
         assert run["result"] == "x"
@@ -227,7 +227,7 @@ def test_an_engine_that_dies_is_replaced_and_given_up_at_last(write: Write) -> N
         assert ask(url, "die")["state"] == "failed"
         code, said = one.end()
         assert code == 1
-        assert said.splitlines()[-1] == "error: no engine is left: the engine: it was killed"
+        assert said.splitlines()[-1] == "error: all engines have died: the engine: it was killed"
         assert "Traceback" not in said
 
 

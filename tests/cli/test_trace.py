@@ -229,6 +229,6 @@ def test_what_cannot_be_is_refused(
     assert invoke("run", write(SOURCE), "--human", "yes", "--journal", there) == 0
     refused("journal", "trace", there, out, "--program", "main-9", says=["main-9"])
     refused("journal", "trace", there, tmp_path / "none" / "t.json", says=["OUT", "does not exist"])
-    refused("journal", "trace", there, there, says=["that is a database"])
-    refused("run", "x.py", "--trace", there, says=["that is a database"])
+    refused("journal", "trace", there, there, says=["is a database"])
+    refused("run", "x.py", "--trace", there, says=["is a database"])
     refused("run", "x.py", "--trace", tmp_path, says=["--trace", "folder"])
