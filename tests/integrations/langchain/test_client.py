@@ -262,7 +262,7 @@ async def test_a_stream_of_a_thread_may_be_closed_on_the_loop(held: HeldExecutor
 
 def test_a_runtime_is_borrowed_where_it_lives() -> None:
     runtime = Runtime(ScriptedExecutor())
-    with pytest.raises(ConfigError, match="RuntimeClient.borrow"):
+    with pytest.raises(ConfigError, match=r"RuntimeClient\.borrow"):
         RuntimeClient.borrow(runtime)
     loop = asyncio.new_event_loop()
     with pytest.raises(ConfigError, match="does not run"):

@@ -63,7 +63,7 @@ async def test_a_server_that_dies_in_a_call_loses_it_and_is_started_again(tmp_pa
     assert (interrupt.transport, interrupt.attempt) == ("mcp:stdio", 2)
     assert [line.split(" ", 3)[-1].split(":")[0] for line in said] == [
         "cannot be reached",
-        "is there again",
+        "is connected again",
     ] * 2
     assert children() == before
 

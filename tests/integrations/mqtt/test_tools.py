@@ -220,7 +220,7 @@ async def test_a_call_that_expires_before_its_turn_is_never_run(broker: Broker) 
     async with calling(broker) as caller, running(Worker(broker, [slow], concurrency=1)):
         first = asyncio.create_task(caller.call("slow", which="first"))
         await began.wait()
-        with pytest.raises(InterruptExpiredError, match="slow .*deadline"):
+        with pytest.raises(InterruptExpiredError, match=r"slow .*deadline"):
             await caller.call("slow", which="second", timeout=0.5)
         go_on.set()
         assert await first == "first"
