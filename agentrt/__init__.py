@@ -1,7 +1,8 @@
-"""agentrt: agent programs as processes, on embedded vLLM engines.
+"""agentrt: run agent programs on embedded vLLM engines, and schedule all calls of a program
+together.
 
-Importing this package imports nothing heavy: most public names load on first use, since the
-engine core imports `agentrt.scheduler` and the command line must answer at once.
+Importing this package is fast: most public names are imported on first use, because the engine core
+imports `agentrt.scheduler` and the command line must answer at once.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ try:
     from importlib import import_module
     from typing import TYPE_CHECKING, Any
 
-    # Not on first use: whoever imports the module agentrt.program first (the runtime does) binds
-    # its name here to the module, and this puts the decorator back, once and for all.
+    # Import these names now. Importing the module agentrt.program later, as the runtime does, would
+    # bind the name `program` to the module; the decorator must replace it.
     from agentrt.program import Context, node, program
 except KeyboardInterrupt:
-    # The command loads this before any line of its own; "-m" is `python -m agentrt.cli`.
+    # The command imports this module before its own code; "-m" is `python -m agentrt.cli`.
     if sys.argv[0] == "-m" or sys.argv[0].endswith("/agentrt"):
         raise SystemExit(130) from None
     raise
 except ModuleNotFoundError as error:
-    if error.name != "agentrt.program":  # which agentrt-scheduler leaves out
+    if error.name != "agentrt.program":  # agentrt-scheduler does not contain it
         raise
 
 __version__ = "0.2.0"
@@ -78,8 +79,8 @@ def __getattr__(name: str) -> Any:
         if error.name not in ("agentrt.program", "agentrt.interrupts", "agentrt.runtime"):
             raise
         raise ImportError(
-            f"agentrt.{name} is not in agentrt-scheduler, which is for 'vllm serve' alone: "
-            "pip uninstall agentrt-scheduler, then pip install agentrt"
+            f"agentrt.{name} is not part of agentrt-scheduler, which is for 'vllm serve' only; "
+            "run: pip uninstall agentrt-scheduler; pip install agentrt"
         ) from error
     globals()[name] = value
     return value

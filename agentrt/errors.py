@@ -1,34 +1,34 @@
-"""Every error that agentrt raises on purpose, in one tree.
+"""All errors that agentrt raises on purpose, as a tree.
 
 AgentrtError
-├── UsageError            the user's mistake: fix the input (exit code 2)
-│   ├── ConfigError         an option or setting that cannot be
+├── UsageError            a user's mistake: the input must be corrected (exit code 2)
+│   ├── ConfigError         an invalid option or setting
 │   │   ├── NotServedError    a call names a model that its engine does not serve
-│   │   ├── UnknownContextError  no context was saved under that name
+│   │   ├── UnknownContextError  no context was saved under this name
 │   │   ├── JournalError      a journal that cannot be used, or not by this command
-│   │   ├── UnrecordableError a value that a journal could not give back as it is
-│   │   └── AmbiguousOptionError  an option that is a tool's argument, too. Also a TypeError
-│   ├── ProgramLoadError    a file without the program or graph that was asked for
+│   │   ├── UnrecordableError a value that would not come back equal from a journal
+│   │   └── AmbiguousOptionError  an option that is also a tool's argument. Also a TypeError
+│   ├── ProgramLoadError    a file that does not have the requested program or graph
 │   └── ModelLoadError      a model that cannot be found or loaded
-├── ProgramError          the user's program raised; its own error is the cause (exit code 1)
-├── EngineError           the engine failed, through no fault of the program
-│   ├── EngineStartError    it did not come up
-│   ├── EngineDiedError     it came up and died; its calls were lost
-│   └── CallRejectedError   it refused one call (a bad schema, …)
-│       └── PromptTooLongError  its prompt leaves no room in the model's context
-├── ToolError             a tool, a question or an event gave no answer; the program can catch each
-│   ├── UnknownToolError      nobody offers a tool of that name
-│   ├── ToolArgumentsError    the arguments do not fit the tool's schema; nothing was run
-│   ├── ToolFailedError       the tool raised, elsewhere: its type and message are in the text
-│   ├── ToolResultError       the result is too large, no JSON, or does not fit the tool's schema
-│   ├── ToolUnavailableError  who does the work cannot be reached; nothing was run
-│   ├── ToolLostError         who did the work died; whether the tool ran is unknown
-│   ├── InterruptExpiredError it was not over by its deadline. Also a TimeoutError
-│   └── QuestionClosedError   a question was answered, expired or withdrawn already
-├── DivergenceError       a program's code asks for another thing than its journal has there
-├── JournalWriteError     a journal takes no more: its disk is full, or away
-├── CallTimeoutError      a call took longer than it may; it was aborted. Also a TimeoutError
-└── InvariantError        our own bug: state that must not be was seen
+├── ProgramError          a user's program raised; its own error is the cause (exit code 1)
+├── EngineError           the engine failed, and not because of the program
+│   ├── EngineStartError    the engine did not start
+│   ├── EngineDiedError     the engine died while it ran; its calls were lost
+│   └── CallRejectedError   the engine rejected a single call (a bad schema, …)
+│       └── PromptTooLongError  a call's prompt leaves no room for an answer in the context
+├── ToolError             a tool, a question or an event failed; the program can catch the error
+│   ├── UnknownToolError      no source offers a tool of this name
+│   ├── ToolArgumentsError    the arguments do not fit the tool's schema; the tool did not run
+│   ├── ToolFailedError       the tool raised in another process; the text has type and message
+│   ├── ToolResultError       the result is too large, not JSON, or does not fit the schema
+│   ├── ToolUnavailableError  the process that runs the tool cannot be reached; it did not run
+│   ├── ToolLostError         the process that ran the tool died; whether it ran is unknown
+│   ├── InterruptExpiredError the deadline passed before the end. Also a TimeoutError
+│   └── QuestionClosedError   a question was already answered, timed out or was withdrawn
+├── DivergenceError       a resumed program makes another request than its journal has there
+├── JournalWriteError     a journal cannot be written: its disk is full or gone
+├── CallTimeoutError      a call took longer than its timeout; it was aborted. Also a TimeoutError
+└── InvariantError        a bug in agentrt: a state that must never occur
 
 Cancellation and preemption are not errors.
 """
@@ -36,51 +36,53 @@ Cancellation and preemption are not errors.
 from __future__ import annotations
 
 INSTALL_VLLM = "install agentrt[engine] on a machine with a GPU, agentrt[engine-cpu] on one without"
-"""The way out where vLLM is missing."""
+"""What to do if vLLM is not installed."""
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an error of anybody's, also where its class fails to make it."""
+    """Return the text of any error, also if its class fails to make it."""
     try:
         return str(error)
     except Exception as raised:
-        return f"its text cannot be made ({type(raised).__name__})"
+        return f"the error has no text ({type(raised).__name__})"
 
 
 class AgentrtError(Exception):
-    """Base of every error that agentrt raises on purpose."""
+    """The base class of all errors that agentrt raises on purpose."""
 
 
 class UsageError(AgentrtError):
-    """The user's mistake. The message names the thing, what is wrong, and the way out."""
+    """A user's mistake. The message says what was wrong, what is allowed, and what to do."""
 
 
 class ConfigError(UsageError):
-    """An option or setting that cannot be."""
+    """An invalid option or setting."""
 
 
 class NotServedError(ConfigError):
-    """A call names a model that its engine does not serve."""
+    """A call that names a model which its engine does not serve."""
 
 
 class AmbiguousOptionError(ConfigError, TypeError):
-    """An option of `Context.tool` that may be meant as an argument of the tool."""
+    """An option of `Context.tool` that may have been meant as an argument of the tool."""
 
 
 class JournalError(ConfigError):
-    """A journal that is damaged, foreign, in use, of another version or another command."""
+    """A journal that cannot be used: it is damaged, not a journal, in use, or written by another
+    version or another command.
+    """
 
 
 class UnrecordableError(ConfigError):
-    """A value that a journal could not give back as it is: it was not recorded."""
+    """A value that was not recorded, because it would not come back equal from the journal."""
 
 
 class UnknownContextError(ConfigError):
-    """No context was saved under that name, by this tenant."""
+    """A name under which this tenant has saved no context."""
 
 
 class ProgramLoadError(UsageError):
-    """A file without the program or graph that was asked for."""
+    """A file that does not have the requested program or graph."""
 
 
 class ModelLoadError(UsageError):
@@ -88,7 +90,7 @@ class ModelLoadError(UsageError):
 
 
 class ProgramError(AgentrtError):
-    """An agent program raised. ``__cause__`` is the program's own error."""
+    """The error of an agent program that raised. ``__cause__`` is the program's own error."""
 
     def __init__(self, program_id: str, program_type: str, cause: BaseException) -> None:
         super().__init__(
@@ -101,31 +103,33 @@ class ProgramError(AgentrtError):
 
 
 class EngineError(AgentrtError):
-    """The engine failed, through no fault of the program."""
+    """A failure of the engine that the program did not cause."""
 
 
 class EngineStartError(EngineError):
-    """The engine did not come up."""
+    """A failed start of the engine."""
 
 
 class NoRoomError(EngineStartError):
-    """A cluster has no room for the engine now, but may have later."""
+    """A failed start on a cluster that has no room for the engine now, but may have later."""
 
 
 class EngineDiedError(EngineError):
-    """The engine came up and died; the calls that it held were lost."""
+    """The death of an engine that had started. Its calls were lost."""
 
 
 class CallRejectedError(EngineError):
-    """The engine refused one call: too long a prompt, a schema it cannot compile, …"""
+    """A call that the engine rejected, for example because its prompt is too long or its schema
+    cannot be compiled.
+    """
 
 
 class PromptTooLongError(CallRejectedError):
-    """A call's prompt leaves no room for an output in the model's context."""
+    """A call whose prompt leaves no room for an answer in the model's context."""
 
 
 class ToolError(AgentrtError):
-    """A tool, a question or an event gave no answer. ``name`` is that of the tool."""
+    """A tool, a question or an event that failed. ``name`` is the name of the tool."""
 
     def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
@@ -133,15 +137,15 @@ class ToolError(AgentrtError):
 
 
 class UnknownToolError(ToolError):
-    """Nobody offers a tool of that name."""
+    """A tool's name that no source offers."""
 
 
 class ToolArgumentsError(ToolError):
-    """The arguments do not fit the tool's schema. Nothing was run."""
+    """Arguments that do not fit the tool's schema. The tool did not run."""
 
 
 class ToolFailedError(ToolError):
-    """The tool raised in another process. ``type`` is the name of its exception."""
+    """A tool that raised in another process. ``type`` is the name of its exception."""
 
     def __init__(self, message: str, *, name: str = "", type: str = "") -> None:
         super().__init__(message, name=name)
@@ -149,36 +153,36 @@ class ToolFailedError(ToolError):
 
 
 class ToolResultError(ToolError):
-    """The tool's result is too large, no JSON, or does not fit the tool's schema."""
+    """A tool's result that is too large, is not JSON, or does not fit the tool's schema."""
 
 
 class ToolUnavailableError(ToolError):
-    """Who does the tool's work cannot be reached. Nothing was run."""
+    """A tool whose process cannot be reached. The tool did not run."""
 
 
 class ToolLostError(ToolError):
-    """Who did the tool's work died, or was cut off. Whether the tool ran is unknown."""
+    """A tool whose process died or was disconnected. Whether the tool ran is unknown."""
 
 
 class InterruptExpiredError(ToolError, TimeoutError):
-    """A tool, a question or an event was not over by its deadline."""
+    """A tool, a question or an event whose deadline has passed."""
 
 
 class QuestionClosedError(ToolError):
-    """A question to a human was answered, expired or withdrawn already."""
+    """A question to a human that was already answered, has timed out or was withdrawn."""
 
 
 class DivergenceError(AgentrtError):
-    """A program's code asks for another thing than what is recorded at that node."""
+    """A resumed program whose code makes another request than the recorded one."""
 
 
 class JournalWriteError(AgentrtError):
-    """A journal takes no more. What was recorded is kept, and programs can go on from it."""
+    """A journal that cannot be written any more. Programs can resume from what was recorded."""
 
 
 class CallTimeoutError(AgentrtError, TimeoutError):
-    """A call took longer than its timeout allows. It was aborted, and holds nothing any more."""
+    """A call that took longer than its timeout. It was aborted, and its memory was freed."""
 
 
 class InvariantError(AgentrtError):
-    """Our own bug: state that must not be was seen. Please report it."""
+    """A bug in agentrt: a state that must never occur. Please report it."""

@@ -1,6 +1,6 @@
-"""Reads and locks the files that people name, whatever lies there: in bounded time and memory.
+"""Reading and locking files that users name, in bounded time and memory, whatever the files are.
 
-What cannot be read is an `OSError`, what is not what it should be a `ValueError`.
+Raises `OSError` for a file that cannot be read, and `ValueError` for a file with the wrong content.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import IO, Any, NoReturn
 from agentrt.errors import ConfigError
 
 MOST = 64 * 1024 * 1024
-"""The bytes of a file (settings, keys, an input)."""
+"""Maximum size of a file in bytes, such as of settings, keys or an input."""
 WAIT_S = 10.0
-"""How long a pipe may be silent."""
+"""Seconds to wait for data from a pipe."""
 _CHUNK = 1024 * 1024
 _DATABASE = b"SQLite format 3\0"
 
 
 def expanded(name: str) -> Path:
-    """Return the path with the home folder for its ``~``, or as it is where there is none."""
+    """Return a path with ``~`` replaced by the home folder, or unchanged if that is unknown."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
@@ -36,34 +36,37 @@ def expanded(name: str) -> Path:
 
 
 def file_named(name: str, where: str) -> Path:
-    """The file of a database, which may be new. Raises `ConfigError` for what can be none, by
-    ``where`` it was named.
+    """Return the path of a database's file, which need not exist yet.
+
+    Raises `ConfigError` for a path that cannot be a file; ``where`` is the option in its message.
     """
     path = Path(name)
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{where}: there is no folder {str(path.parent)!r}; make it")
+        raise ConfigError(
+            f"{where}: the folder {str(path.parent)!r} does not exist; create it first"
+        )
     if path.is_dir():
-        raise ConfigError(f"{where}: that is a folder; name a file")
+        raise ConfigError(f"{where} is a folder; name a file")
     return path
 
 
 def check_plain(path: Path, most: float = math.inf) -> None:
-    """Raise `OSError` for what is there and is no plain file, or is larger than ``most`` bytes.
+    """Raise `OSError` if a path exists and is not a regular file, or is larger than ``most`` bytes.
 
-    For files that others open: a pipe or a device would hold them.
+    Use it before a library opens a file, because the library would block on a pipe or a device.
     """
     with contextlib.suppress(FileNotFoundError):
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "that is no plain file")
-        if found.st_size > most:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if status.st_size > most:
             raise _too_large(most)
 
 
 def is_database(path: Path) -> bool:
-    """Whether a file that is there is one of SQLite, as journals are."""
+    """Return whether a path is an existing SQLite database, such as a journal."""
     try:
-        if not path.is_file():  # a pipe would wait for its writer
+        if not path.is_file():  # opening a pipe would wait for its writer
             return False
         with path.open("rb") as file:
             return file.read(len(_DATABASE)) == _DATABASE
@@ -72,8 +75,10 @@ def is_database(path: Path) -> bool:
 
 
 def lock_beside(path: Path) -> IO[str]:
-    """Lock ``path`` for this process, by a file beside it: until that is closed, or the process
-    ends. Raises `BlockingIOError` where another process has the lock.
+    """Lock ``path`` for this process with a lock file next to it, and return the lock file.
+
+    The lock ends when the lock file is closed or the process ends. Raises `BlockingIOError` if
+    another process has the lock.
     """
     check_plain(path)
     file = path.with_name(path.name + ".lock").open("w")
@@ -86,20 +91,20 @@ def lock_beside(path: Path) -> IO[str]:
 
 
 def _too_large(most: float) -> OSError:
-    return OSError(errno.EFBIG, f"more than {most / 1024**2:.0f} MiB")
+    return OSError(errno.EFBIG, f"larger than the limit of {most / 1024**2:.0f} MiB")
 
 
 def read_bytes(path: Path, most: int = MOST) -> bytes:
-    """All of a file, or of a pipe, of at most ``most`` bytes."""
-    # Not blocking: to open a pipe that nobody writes to would take for ever.
+    """Read a file or a pipe of at most ``most`` bytes. Raises `OSError`."""
+    # Open without blocking, because opening a pipe without a writer would wait for ever.
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(number)
-        # Who types at a terminal takes the time that he takes.
+        status = os.fstat(number)
+        # A human who types at a terminal may take any time.
         wait_s = math.inf if os.isatty(number) else WAIT_S
-        is_stream = not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode)
+        is_stream = not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode)
         read = bytearray()
-        while len(read) <= most and found.st_size <= most:
+        while len(read) <= most and status.st_size <= most:
             if is_stream:
                 _wait(number, wait_s)
             chunk = os.read(number, min(_CHUNK, most + 1 - len(read)))
@@ -115,11 +120,13 @@ def _wait(number: int, seconds: float) -> None:
     poll = select.poll()
     poll.register(number, select.POLLIN)
     if not poll.poll(None if seconds == math.inf else seconds * 1000):
-        raise OSError(errno.ETIMEDOUT, f"nothing came from it for {seconds:g} s")
+        raise OSError(errno.ETIMEDOUT, f"no data for {seconds:g} s")
 
 
 def read_text(path: Path, most: int = MOST) -> str:
-    """A file's text: UTF-8, with or without a mark at its beginning."""
+    """Read a file's UTF-8 text, with or without a byte order mark. Raises `ValueError` if the file
+    is not UTF-8.
+    """
     raw = read_bytes(path, most)
     try:
         return io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig").read()
@@ -128,16 +135,18 @@ def read_text(path: Path, most: int = MOST) -> str:
 
 
 def read_json(path: Path, most: int = MOST) -> Any:
-    """A file's JSON."""
+    """Read a file's JSON. Raises `ValueError` if it is invalid."""
     return parse_json(read_text(path, most))
 
 
 def parse_json(text: str) -> Any:
-    """JSON as its standard has it: no NaN, no number that is too large."""
+    """Parse standard JSON. Raises `ValueError` also for NaN, infinity and numbers that are too
+    large for a float.
+    """
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("the JSON is nested too deeply") from error
 
 
 def _refuse(constant: str) -> NoReturn:

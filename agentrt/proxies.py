@@ -1,8 +1,8 @@
-"""How a client of ours reaches a URL: past proxies on this machine, and elsewhere as the
-environment's variables say.
+"""The proxy and the certificates of an HTTP client: none for addresses of this machine, otherwise
+those of the environment's variables.
 
-The HTTP libraries read all those variables when a client is made, whatever it is for, and raise
-what says nothing of them: one variable that they do not understand broke each client.
+The HTTP libraries read all these variables whenever a client is made. A single invalid variable
+would break every client, with an error that does not name the variable.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 def client_options(url: str) -> dict[str, Any]:
-    """The options of an ``httpx`` or ``httpx2`` client for ``url``: ``proxy``, ``verify``, and
-    ``trust_env``, which is off.
+    """Return the options of an ``httpx`` or ``httpx2`` client for ``url``: ``proxy``, ``verify``,
+    and ``trust_env``, which is False.
 
-    Raises `ConfigError`, in a line that names the variable, for one that ``url`` needs and that
-    cannot be used.
+    Raises `ConfigError`, which names the variable, if a variable that ``url`` needs is invalid.
     """
     return {"trust_env": False, "proxy": proxy_for(url), "verify": _certificates(url)}
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy through which ``url`` is reached, as ``ALL_PROXY``, ``HTTP_PROXY``,
-    ``HTTPS_PROXY`` and ``NO_PROXY`` say; None for none. This machine's own addresses have none.
+    """Return the proxy for ``url`` according to ``ALL_PROXY``, ``HTTP_PROXY``, ``HTTPS_PROXY`` and
+    ``NO_PROXY``; None for no proxy. Addresses of this machine never have a proxy.
 
-    Raises `ConfigError` for a proxy that cannot be used.
+    Raises `ConfigError` for an invalid proxy.
     """
     host, scheme = _host_of(url), url.partition("://")[0].lower()
     proxies = getproxies_environment()
@@ -49,7 +48,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def is_own(host: str) -> bool:
-    """Whether ``host`` is this machine: loopback, or an address of one of its interfaces."""
+    """Return whether ``host`` is this machine: loopback, or an address of one of its interfaces."""
     name = host.strip("[]").lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -70,8 +69,8 @@ def is_own(host: str) -> bool:
 
 
 def environment_fault(url: str) -> str | None:
-    """A line that names the variable because of which libraries that read the environment by
-    themselves cannot reach ``url``; None if none is wrong.
+    """Return a message that names the variable because of which libraries that read the environment
+    themselves cannot reach ``url``; None if no variable is invalid.
     """
     try:
         _certificates(url)
@@ -82,13 +81,13 @@ def environment_fault(url: str) -> str | None:
         return str(error)
     if "[" in _no_proxy():
         name = _name_of("no_proxy")
-        return f"{name}={_no_proxy()!r}: an address stands without brackets there, as in ::1"
+        return f"{name}={_no_proxy()!r}: addresses have no brackets there; write ::1, not [::1]"
     return None
 
 
 def bypass_proxies(url: str) -> None:
-    """Have libraries that read the environment by themselves reach ``url`` without a proxy, in
-    this process and its children, if it is on this machine.
+    """Let libraries that read the environment themselves reach ``url`` without a proxy if it is on
+    this machine. Changes the environment of this process and of its children.
     """
     host = _host_of(url)
     proxies = [proxy for kind, proxy in getproxies_environment().items() if kind != "no"]
@@ -112,8 +111,10 @@ def _no_proxy() -> str:
 
 
 def _is_exempt(url: str, host: str) -> bool:
-    """Whether ``NO_PROXY`` names ``host``. Its entries are names, ends of names, addresses with
-    or without brackets, networks, each with or without a port, and ``*``.
+    """Return whether ``NO_PROXY`` names ``host``.
+
+    Its entries are names, ends of names, addresses with or without brackets, and networks, each
+    with or without a port, and ``*``.
     """
     port = urlsplit(url).port
     entries = [entry.strip().lower() for entry in _no_proxy().split(",")]
@@ -133,31 +134,33 @@ def _names(entry: str, host: str) -> bool:
 
 
 def _name_of(name: str) -> str:
-    """The variable as it is set: in small letters, which win, or in capitals."""
+    """Return the variable that is set: the lower-case name, which takes precedence, or the
+    upper-case name.
+    """
     return name if os.environ.get(name) else name.upper()
 
 
 def _checked(name: str, proxy: str) -> str:
-    """The proxy. Raises `ConfigError` for one that no client can use."""
-    way_out = "give one as http://HOST:PORT, or unset it"
+    """Return the proxy. Raises `ConfigError` if no client can use it."""
+    advice = f"set {name} to http://HOST:PORT, or unset it"
     try:
         parts = urlsplit(proxy)
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError as error:
-        raise ConfigError(f"{name}={_shown(name)}: {error}; {way_out}") from error
+        raise ConfigError(f"{name}={_shown(name)}: {error}; {advice}") from error
     if parts.scheme.lower() not in _SCHEMES or not has_host:
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
-        raise ConfigError(f"{name}={_shown(name)}: a proxy's URL begins with {known}; {way_out}")
+        raise ConfigError(f"{name}={_shown(name)}: a proxy's URL begins with {known}; {advice}")
     if parts.scheme.lower().startswith("socks") and find_spec("socksio") is None:
         raise ConfigError(
             f"{name}={_shown(name)}: a SOCKS proxy needs the package socksio, which is not "
-            f"installed; install it, or {way_out}"
+            f"installed; install it, or {advice}"
         )
     return proxy
 
 
 def _shown(name: str) -> str:
-    """The variable's value without a password."""
+    """Return the variable's value without a user and a password, in quotes."""
     value = os.environ.get(name, "")
     start, at, end = value.rpartition("@")
     scheme, mark, _ = start.partition("://")
@@ -165,9 +168,9 @@ def _shown(name: str) -> str:
 
 
 def _certificates(url: str) -> ssl.SSLContext | bool:
-    """What a client verifies servers by; True is its own default.
+    """Return the TLS context by which a client verifies servers; True for the client's default.
 
-    Raises `ConfigError` for variables that cannot be used, if ``url`` needs them.
+    Raises `ConfigError` for an invalid variable, if ``url`` needs it.
     """
     file, folder = (os.environ.get(name) for name in _CERTIFICATES)
     if not file and not folder:
@@ -184,5 +187,5 @@ def _certificates(url: str) -> ssl.SSLContext | bool:
         if isinstance(error, ssl.SSLError):
             why = "it has no certificate in PEM form"
         raise ConfigError(
-            f"{name}={value!r}: {why}; give a file of certificates in PEM form, or unset it"
+            f"{name}={value!r}: {why}; name a file of certificates in PEM form, or unset {name}"
         ) from error

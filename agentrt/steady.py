@@ -1,18 +1,18 @@
-"""A clock that nobody can set, for the due times of programs that sleep or wait.
+"""A clock that is not affected by setting the time of day, for programs that sleep or wait.
 
-The time of day may be set at any moment, by NTP, by an administrator or when a machine resumes. A
-sleep of an hour lasts an hour all the same, so its end is a time of a `SteadyClock`. That clock
-shows the time of day when it is first started, and from then on counts the seconds that pass:
+The time of day may be set at any moment: by NTP, by an administrator, or when a machine resumes. A
+sleep of an hour must still last an hour, so its end is a time of a `SteadyClock`. Such a clock
+shows the time of day when it is first started, and counts the passing seconds from then on:
 
-- While the machine is up, the time since its boot decides, with what it slept (`CLOCK_BOOTTIME`).
-  That holds for a later process of the same boot, too: it takes the clock up by its last `Reading`.
-- After another boot, or on another machine, only the time of day can tell how long it was. If that
-  is behind, nothing has passed: the clock never goes backwards. A machine without a battery for its
-  clock begins like that, and is set a moment later: once the time of day is past where it was, it
-  decides after all.
+- Within a boot of the machine, it uses the time since the boot, including suspended time
+  (`CLOCK_BOOTTIME`). A later process of the same boot continues the clock from its last `Reading`.
+- After another boot, or on another machine, only the time of day tells how much time has passed. If
+  the time of day is behind the clock, the clock assumes that no time has passed, and never goes
+  backwards. A machine without a clock battery starts with such a time of day, and sets it soon
+  after the boot. Once the time of day is ahead of the clock again, the clock catches up with it.
 
-Where a person gives a date and a time, as in a cron's schedule, the time of day as it is set then
-decides, and no clock of this kind. `SteadyClock.time_of_day` says what to show to people.
+A date and time that a person gives, as in a cron schedule, is a time of day and not a time of this
+clock. `SteadyClock.time_of_day` converts a time of the clock for display.
 """
 
 from __future__ import annotations
@@ -26,27 +26,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LOOK_S = 10.0
-"""Timers of an event loop stand still while the machine sleeps: they look again this often."""
+"""Seconds between two looks at the clock while waiting, because the timers of an event loop stop
+while the machine is suspended.
+"""
 KEEP_S = 600.0
-"""Whoever owns a clock keeps its reading this often, at its end, and when the time of day was set:
-after another boot with a time of day that is behind, so much at the most was for nothing."""
+"""Seconds after which the owner of a clock saves its reading. It also saves the reading at the end,
+and when the time of day was set. This is the most time that is lost after a boot with a time of day
+that is behind.
+"""
 EARLY_S = 0.001
-"""A timer of an event loop may be early by so much."""
+"""Seconds by which a timer of an event loop may fire too early."""
 SET_S = 0.05
-"""The time of day was set if it is so far from where it was: less is the noise of reading it."""
+"""Smallest change of the time of day, in seconds, that counts as setting it. Smaller changes are
+noise.
+"""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/time")
-"""Two containers may count the time since one boot from different moments."""
+"""The time namespace: two containers may count the time since the same boot differently."""
 
 
 def seconds_since_boot() -> float:
-    """Seconds since the machine's boot, with those that it slept where the system tells them."""
+    """Return the seconds since the machine's boot, including suspended time if possible."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def name_of_boot() -> str:
-    """A name of the machine's present boot; "" where the system has none."""
+    """Return an identifier of the machine's current boot; "" if the system has none."""
     try:
         boot = _BOOT.read_text("ascii").strip()
     except (OSError, ValueError):
@@ -66,9 +72,11 @@ def _seconds_of_loop() -> float:
 
 @dataclass(frozen=True, slots=True)
 class MachineClocks:
-    """The clocks of a machine: the ``time_of_day`` (seconds since 1970), which may be set, and the
-    seconds ``since_boot``, which cannot, with a name of that ``boot``; "" if it has none. Whoever
-    waits looks at them every ``look_s`` seconds.
+    """The clocks of a machine: ``time_of_day`` in seconds since 1970, which may be set, and the
+    seconds ``since_boot``, which cannot be set.
+
+    ``boot`` identifies the boot; "" if the system cannot tell. Waiting code looks at the clocks
+    every ``look_s`` seconds.
     """
 
     time_of_day: Callable[[], float] = time.time
@@ -78,8 +86,8 @@ class MachineClocks:
 
 
 class Reading(NamedTuple):
-    """What a clock showed: ``now``, when the machine was up for ``since_boot`` seconds in its
-    ``boot``. The time of day is ``shift`` seconds ahead of the clock.
+    """A reading of a clock: it showed ``now`` when the machine had been up for ``since_boot``
+    seconds in its ``boot``. The time of day was ``shift`` seconds ahead of the clock.
     """
 
     boot: str
@@ -89,10 +97,11 @@ class Reading(NamedTuple):
 
 
 class SteadyClock:
-    """Seconds since 1970 by the time of day at first, and then by the seconds that pass.
+    """A clock that starts at the time of day, in seconds since 1970, and then counts the passing
+    seconds.
 
-    It goes on from the ``last`` reading of an earlier process, if there is one. ``shift`` is how
-    far the time of day is ahead, as of the last `look`.
+    If there is a ``last`` reading of an earlier process, the clock continues from it. ``shift`` is
+    the number of seconds by which the time of day is ahead, as of the last `look`.
     """
 
     def __init__(self, machine: MachineClocks | None = None, last: Reading | None = None) -> None:
@@ -104,11 +113,11 @@ class SteadyClock:
 
     @classmethod
     def of_loop(cls) -> SteadyClock:
-        """The clock of programs that end with their process: the time of the event loop."""
+        """Make a clock from the event loop's time, for programs that end with their process."""
         return cls(MachineClocks(since_boot=_seconds_of_loop, boot="", look_s=math.inf))
 
     def now(self) -> float:
-        """The seconds that it shows."""
+        """Return the time that the clock shows, in seconds."""
         if self._zero is None:
             self._zero = self._start()
         return self._zero + self._machine.since_boot()
@@ -125,7 +134,7 @@ class SteadyClock:
         return max(last.now, time_of_day - last.shift) - since_boot
 
     def look(self) -> bool:
-        """Learn whether the time of day was set since the last look."""
+        """Update ``shift``, and return whether the time of day was set since the last look."""
         now, time_of_day = self.now(), self._machine.time_of_day()
         if self._is_behind:
             assert self._last is not None
@@ -140,17 +149,17 @@ class SteadyClock:
         return True
 
     def reading(self) -> Reading:
-        """What a later process goes on from."""
+        """Return a reading from which a later process can continue the clock."""
         self.look()
         return Reading(self._machine.boot, self._machine.since_boot(), self.now(), self.shift)
 
     def time_of_day(self, at: float) -> float:
-        """The time of day, as it is set now, at which this clock shows ``at``; for people."""
+        """Convert a time of this clock into the time of day as it is set now, for display."""
         self.look()
         return at + self.shift
 
     def at(self, time_of_day: float) -> float:
-        """What this clock shows at a time of day as it is set now."""
+        """Convert a time of day, as it is set now, into a time of this clock."""
         self.look()
         return time_of_day - self.shift
 
@@ -158,18 +167,20 @@ class SteadyClock:
 
     @property
     def look_s(self) -> float:
-        """Whoever waits looks at the clock this often."""
+        """The seconds between two looks at the clock while waiting."""
         return self._machine.look_s
 
     async def sleep(self, seconds: float) -> None:
-        """Do nothing for so long."""
+        """Sleep for some seconds of this clock."""
         until = self.now() + seconds
         await asyncio.sleep(min(seconds, self.look_s))
-        while (left := until - self.now()) > EARLY_S:  # noqa: ASYNC110  # time is no event
+        while (left := until - self.now()) > EARLY_S:  # noqa: ASYNC110  # no event to wait for
             await asyncio.sleep(min(left, self.look_s))
 
     async def wait(self, future: asyncio.Future[Any], timeout: float | None) -> bool:
-        """Whether a future is done, once it is or so many seconds have passed."""
+        """Wait until a future is done or ``timeout`` seconds have passed. Return whether it is
+        done.
+        """
         if timeout is None:
             await asyncio.wait([future])
             return True
@@ -180,12 +191,12 @@ class SteadyClock:
         return True
 
     def call_later(self, seconds: float, do: Callable[[], object]) -> Alarm:
-        """Call ``do`` on the running loop once so many seconds have passed."""
+        """Call ``do`` on the running loop after some seconds of this clock."""
         return Alarm(self, self.now() + seconds, do)
 
 
 class Alarm:
-    """A call that is due at a time of a ``clock``, unless it is cancelled before."""
+    """A call of ``do`` at a time of a ``clock``. It can be cancelled."""
 
     def __init__(self, clock: SteadyClock, at: float, do: Callable[[], object]) -> None:
         self._clock, self._at, self._do = clock, at, do
@@ -202,5 +213,5 @@ class Alarm:
             self._do()
 
     def cancel(self) -> None:
-        """Do not call it any more. Idempotent."""
+        """Cancel the call. Idempotent."""
         self._timer.cancel()

@@ -1,10 +1,10 @@
-"""The command line. Importing this package imports nothing heavy."""
+"""The command line. Importing this package is fast: heavy modules are imported when needed."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """The entry point of the ``agentrt`` command."""
+    """Run the ``agentrt`` command."""
     import os
 
     try:

@@ -1,9 +1,9 @@
-"""``python -m agentrt.cli`` is ``agentrt``."""
+"""``python -m agentrt.cli``, which is the same as ``agentrt``."""
 
 from __future__ import annotations
 
 from agentrt.cli import main
 
-# An engine's process imports this module again, under another name.
+# The engine's process imports this module again under another name; it must not run the command.
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
-"""The ``agentrt`` command: its subcommands by name, and one place where errors end.
+"""The ``agentrt`` command: its subcommands, and the one place that reports errors.
 
-Subcommands load when they run, so that ``agentrt --help`` answers at once. Those of the
-laboratory are there where its package is: an installation may leave it out.
+Subcommands are imported when they run, so that ``agentrt --help`` answers at once. The
+laboratory's subcommands exist only if its package is installed.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.streams import guard_log, open_closed, tolerate_encodings
 
 _PRODUCT = {
-    "demo": ("agentrt.cli.demo:demo", "See programs run, with an engine or without."),
+    "demo": ("agentrt.cli.demo:demo", "Watch example programs run, with or without a real engine."),
     "run": ("agentrt.cli.run:run", "Run an agent program on an embedded engine."),
     "serve": ("agentrt.cli.serve:serve", "Serve programs, graphs and a model over HTTP."),
-    "client": ("agentrt.cli.client:client", "Start a coding agent on a server."),
-    "worker": ("agentrt.cli.worker:worker", "Offer functions as tools, at an MQTT broker."),
+    "client": ("agentrt.cli.client:client", "Start a coding agent that uses a server's model."),
+    "worker": ("agentrt.cli.worker:worker", "Offer functions as tools over an MQTT broker."),
     "journal": (
         "agentrt.cli.journal:journal",
         "List, explain, compare, replay and fork recorded programs.",
     ),
     "questions": (
         "agentrt.cli.questions:questions",
-        "List and answer what programs on a server ask humans.",
+        "List and answer the questions of a server's programs.",
     ),
-    "doctor": ("agentrt.cli.doctor:doctor", "Say what is missing here, and what to do about it."),
-    "keys": ("agentrt.cli.serve:keys", "Make API keys for a server's tenants."),
+    "doctor": ("agentrt.cli.doctor:doctor", "Check what agentrt needs on this machine."),
+    "keys": ("agentrt.cli.serve:keys", "Create API keys for a server's tenants."),
 }
 _LABORATORY = {
     "compare": (
         "agentrt.lab.commands.compare:compare",
-        "Compare stock vLLM's order with agentrt's, on your programs.",
+        "Compare stock vLLM with agentrt on your programs.",
     ),
     "simulate": (
         "agentrt.lab.commands.simulate:simulate",
-        "Study policies in virtual time, without a model.",
+        "Simulate policies in virtual time, without a model.",
     ),
     "calibrate": (
         "agentrt.lab.commands.calibrate:calibrate",
@@ -55,9 +55,9 @@ _RENAMED = {
     "answer": ("questions", "answer"),
 }
 COMMANDS = _PRODUCT | (_LABORATORY if find_spec("agentrt.lab") else {})
-"""Subcommands: name → (``module:attribute``, one line for ``agentrt --help``)."""
+"""Subcommands: from a name to its ``module:attribute`` and its line in ``agentrt --help``."""
 _MOVED = {"bench": ("agentrt.cli.moved:bench", "")}
-"""Commands that are gone, or only in a checkout; no help lists them."""
+"""Removed commands, which only say what replaces them. No help lists them."""
 
 
 class App(LazyGroup):
@@ -74,8 +74,8 @@ class App(LazyGroup):
         return f"; did you mean 'agentrt run {name}'?" if name.endswith(".py") else ""
 
 
-def _print_versions(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
-    if asked:
+def _print_versions(ctx: click.Context, option: click.Parameter, is_set: bool) -> None:
+    if is_set:
         from agentrt.cli.installed import versions
 
         click.echo(versions())
@@ -98,7 +98,7 @@ def _print_versions(ctx: click.Context, option: click.Parameter, asked: bool) ->
     help="Show the versions of agentrt, Python, vLLM, torch and LangGraph.",
 )
 def app() -> None:
-    """Run agent programs: many LLM calls, one program, scheduled as one.
+    """Run agent programs on vLLM, and schedule all LLM calls of a program together.
 
     Try: agentrt demo --engine simulated
     """
@@ -107,9 +107,9 @@ def app() -> None:
 def call(
     args: Sequence[str] | None = None, command: click.Command = app, name: str = "agentrt"
 ) -> int:
-    """Run the command with ``args`` (the process' own by default). Returns its exit code.
+    """Run the command with ``args``, by default the process's own. Return its exit code.
 
-    Whatever goes wrong is said on stderr; nothing is raised.
+    Never raises: errors are reported on stderr.
     """
     open_closed()
     tolerate_encodings()

@@ -1,4 +1,6 @@
-"""``agentrt serve --check``: what of a deployment would be served, without an engine."""
+"""``agentrt serve --check``: report which parts of a deployment would be served, without an
+engine.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,23 @@ _WORDS = {True: "yes", False: "no", None: "-"}
 
 
 def check(targets: Sequence[str]) -> int:
-    """Print what each target has. The exit code says whether all of it would be served.
+    """Print, for each target, its parts and whether each part would be served.
 
-    Raises `UsageError` for a target that is not there.
+    Returns 0 if everything would be served, else `FAILED`. Raises `UsageError` for a target
+    that does not exist.
     """
     if not targets:
-        raise UsageError("--check: name what is to be served, such as langgraph.json")
+        raise UsageError("--check needs a target; name a file to serve, such as langgraph.json")
     missing = False
     for target in targets:
         findings = list(_findings(target))
-        width = max(len(one.what) for one in findings)
+        width = max(len(finding.what) for finding in findings)
         click.echo(target)
-        for one in findings:
-            click.echo(f"  {one.what:{width}}  {_WORDS[one.served]:3}  {one.why}".rstrip())
-        missing = missing or any(one.served is False for one in findings)
+        for finding in findings:
+            click.echo(
+                f"  {finding.what:{width}}  {_WORDS[finding.served]:3}  {finding.why}".rstrip()
+            )
+        missing = missing or any(finding.served is False for finding in findings)
     return FAILED if missing else 0
 
 
@@ -47,36 +52,36 @@ def _findings(target: str) -> Iterator[Finding]:
         yield _loaded(target, "programs and graphs", users=False)
         return
     name = split_target(target)[1]
-    for one in graph_names(project) if name is None else [name]:
-        yield _loaded(f"{project}:{one}", f"graphs.{one}", users=_has_users(project))
+    for graph in graph_names(project) if name is None else [name]:
+        yield _loaded(f"{project}:{graph}", f"graphs.{graph}", users=_has_users(project))
     for finding in key_findings(project):
         if finding.what != "graphs":
             yield _read(project, finding)
 
 
-def _loaded(target: str, what: str, *, users: bool) -> Finding:
-    """Whether a target can be loaded, and its graphs be made."""
+def _loaded(target: str, part: str, *, users: bool) -> Finding:
+    """Load a target and build its graphs; return whether that worked, as the finding ``part``."""
 
-    async def tried() -> list[Finding]:
+    async def prepare() -> list[Finding]:
         async with AsyncExitStack() as stack:
             _, findings = await prepared(served_of(target, load_all(target)), stack, users=users)
         return findings
 
     try:
-        findings = asyncio.run(tried())
+        findings = asyncio.run(prepare())
     except ImportFailedError as error:
-        return Finding(what, False, f"{error} raised {error.__cause__!r}")
+        return Finding(part, False, f"{error} raised {error.__cause__!r}")
     except ProgramLoadError as error:
-        return Finding(what, False, str(error))
-    return Finding(what, True, "; ".join(one.why for one in findings))
+        return Finding(part, False, str(error))
+    return Finding(part, True, "; ".join(finding.why for finding in findings))
 
 
 def _has_users(project: Path) -> bool:
-    return any(one.what == "auth" for one in key_findings(project))
+    return any(finding.what == "auth" for finding in key_findings(project))
 
 
 def _read(project: Path, finding: Finding) -> Finding:
-    """The finding, or what is wrong with the value of the key."""
+    """Return the finding, or a failed finding if the value of its key is invalid."""
     try:
         if finding.what == "auth":
             load_auth(project)

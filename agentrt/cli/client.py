@@ -1,4 +1,4 @@
-"""``agentrt client``: starts a coding agent with all that it needs to know of a server."""
+"""``agentrt client``: start a coding agent that uses a server's model."""
 
 from __future__ import annotations
 
@@ -19,30 +19,37 @@ from agentrt.cli.streams import say
 
 _URL = "http://127.0.0.1:8000"
 _ADDRESS = re.compile(r"https?://\S+|(localhost|[\w-]+(\.[\w-]+)*|\[[0-9a-fA-F:]+\]):\d{1,5}")
-"""An address of a server: the scheme may be left out before a port."""
+"""A server's address. An address with a port needs no scheme."""
 _VALUED = ("--url", "--model", "--api-key")
 _WITH_VALUE = tuple(f"{name}=" for name in _VALUED)
 _FLAGS = ("--print", "--help", "-h")
 _NO_KEY = "none"
 _KEY = "AGENTRT_API_KEY"
 _LEAST_WINDOW = 32_768
-"""The smallest window that has room beside these agents' own prompts and tools (tokens)."""
+"""The smallest context window, in tokens, that is useful: these agents' own prompts and tools fill
+most of a smaller window.
+"""
 _LEAST_OUTPUT, _MOST_OUTPUT = 4096, 32_000
-"""Limits of an answer if the window has room for it, for example to write a file (tokens)."""
+"""Lower and upper limit of an answer, in tokens: enough to write a file, if the window has room."""
 _TOOL_RESULT = 16_000
-"""Room for a tool's result where the window is large (tokens). OpenCode compacts after a call whose
-context is too large, and a result that comes before that call must still fit.
+"""Tokens to keep free for a tool's result in a large window. OpenCode compacts its context only
+after a call whose context was too large, so a result that arrives before that call must still fit.
 """
 _OPENCODE_RESERVED = 20_000
-"""The most that OpenCode itself keeps free of ``input``; never more than an answer (tokens)."""
+"""The most tokens that OpenCode itself keeps free of ``input``; never more than an answer's limit.
+"""
 _LEAST_COMPACT = 100_000
-"""The smallest window that Claude Code takes for compaction; it goes by the model's if smaller."""
+"""The smallest window, in tokens, that Claude Code accepts as its setting for compaction. With a
+smaller model it uses the model's window.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model of the server at ``url``, with its window (tokens). ``server_tools`` are those of
-    Anthropic's server tools that the server runs. ``key`` is None where no key was given.
+    """A model of the server at ``url``, with its context window in tokens.
+
+    ``server_tools`` are the names of Anthropic's server tools that the server runs. ``key`` is
+    the API key, or None.
     """
 
     url: str
@@ -53,17 +60,17 @@ class ServedModel:
 
     @property
     def output(self) -> int:
-        """How many tokens of the window one answer may take: clients keep them free of context."""
+        """The maximum tokens of one answer. Clients keep so much of the window free."""
         return max(1, min(self.window // 4, max(_LEAST_OUTPUT, self.window // 8), _MOST_OUTPUT))
 
 
 @dataclass(slots=True)
 class Setup:
-    """The set-up that a client is started with.
+    """The environment and the command that start a client.
 
-    ``variables`` that are None are removed from the environment;
-    ``command`` is the program and its arguments. ``secrets`` are variables with a key, which is not
-    shown. ``prepare`` is called before the start.
+    A variable in ``variables`` whose value is None is removed from the environment. ``command``
+    is the program and its arguments. ``secrets`` names the variables that hold an API key, which
+    is never shown. ``prepare`` is called with the environment before the start.
     """
 
     variables: dict[str, str | None]
@@ -72,7 +79,7 @@ class Setup:
     prepare: Callable[[Mapping[str, str]], None] = field(default=lambda environ: None)
 
     def shown(self) -> str:
-        """The set-up as a script for a shell."""
+        """Return the set-up as a shell script."""
         lines = []
         for name, value in self.variables.items():
             if value is None:
@@ -86,17 +93,17 @@ class Setup:
 
 
 def claude(model: ServedModel, arguments: Sequence[str]) -> Setup:
-    """Claude Code by the Messages API."""
+    """Return the set-up of Claude Code, which uses the Messages API."""
     window = str(model.window)
     names = ("", "DEFAULT_OPUS_", "DEFAULT_SONNET_", "DEFAULT_HAIKU_", "SMALL_FAST_")
     variables: dict[str, str | None] = {
         "ANTHROPIC_BASE_URL": model.url,
         "ANTHROPIC_AUTH_TOKEN": model.key or _NO_KEY,
-        "ANTHROPIC_API_KEY": None,  # Claude Code asks whether to use one
+        "ANTHROPIC_API_KEY": None,  # else Claude Code asks whether to use this key
         "CLAUDE_CODE_USE_BEDROCK": None,
         "CLAUDE_CODE_USE_VERTEX": None,
         "CLAUDE_CODE_USE_FOUNDRY": None,
-        # All that it calls a model by, for its smaller tasks and its sub-agents, too.
+        # Set the model for every role, also for small tasks and for sub-agents.
         **{_named(name): model.name for name in names},
         "CLAUDE_CODE_SUBAGENT_MODEL": model.name,
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": window,
@@ -104,7 +111,7 @@ def claude(model: ServedModel, arguments: Sequence[str]) -> Setup:
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(max(model.window, _LEAST_COMPACT)),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    # With "=", since the option takes all arguments that follow it.
+    # Use "=", because the option would otherwise consume all arguments that follow it.
     without = [] if "web_search" in model.server_tools else ["--disallowedTools=WebSearch"]
     command = ["claude", *without, *arguments]
     return Setup(variables, command, frozenset(["ANTHROPIC_AUTH_TOKEN"]), _skip_onboarding)
@@ -115,7 +122,7 @@ def _named(name: str) -> str:
 
 
 def _skip_onboarding(environ: Mapping[str, str]) -> None:
-    """Tell Claude Code that its first questions, of a theme and an account, were answered."""
+    """Mark Claude Code's first questions, about a theme and an account, as answered."""
     home = environ.get("CLAUDE_CONFIG_DIR") or environ.get("HOME")
     if not home:
         return
@@ -131,11 +138,11 @@ def _skip_onboarding(environ: Mapping[str, str]) -> None:
         partial.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o600)
         partial.replace(path)
     except (OSError, ValueError) as error:
-        say(f"{path} was not changed, so that Claude Code asks its first questions: {error}")
+        say(f"cannot change {path}: {error}; Claude Code will ask its first questions")
 
 
 def codex(model: ServedModel, arguments: Sequence[str]) -> Setup:
-    """Codex by the Responses API. No file of its own is changed."""
+    """Return the set-up of Codex, which uses the Responses API. Codex's files stay unchanged."""
     provider = {
         "name": "agentrt",
         "base_url": f"{model.url}/v1",
@@ -156,7 +163,9 @@ def codex(model: ServedModel, arguments: Sequence[str]) -> Setup:
 
 
 def opencode(model: ServedModel, arguments: Sequence[str]) -> Setup:
-    """OpenCode by chat completions. No file of its own is changed."""
+    """Return the set-up of OpenCode, which uses chat completions. OpenCode's files stay
+    unchanged.
+    """
     room = min(model.window // 4, _TOOL_RESULT) + max(0, model.output - _OPENCODE_RESERVED)
     limit = {"context": model.window, "input": model.window - room, "output": model.output}
     provider = {
@@ -185,11 +194,15 @@ CLIENTS: Mapping[str, tuple[str, str, Callable[[ServedModel, Sequence[str]], Set
     "codex": ("Codex", "npm install -g @openai/codex", codex),
     "opencode": ("OpenCode", "npm install -g opencode-ai", opencode),
 }
-"""Clients by their commands: their names, how they are installed, and their set-up."""
+"""Each client's name, the command that installs it, and the function that makes its set-up; by the
+client's command.
+"""
 
 
 class ClientCommand(click.Command):
-    """The command's own arguments come first; the client gets all from the first other one on."""
+    """A command whose own arguments come first. From the first other argument on, all arguments
+    go to the client.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options, names, urls, rest = list[str](), list[str](), list[str](), list(args)
@@ -233,17 +246,21 @@ Examples:
     envvar="AGENTRT_URL",
     default=_URL,
     metavar="URL",
-    help=f"The server's address, which may also stand alone; also AGENTRT_URL.  [default: {_URL}]",
+    help="Address of the server. You may also write it without --url, or set AGENTRT_URL.  "
+    f"[default: {_URL}]",
 )
-@click.option("--model", metavar="NAME", help="A model of the server's.  [default: its first]")
+@click.option("--model", metavar="NAME", help="Model to use.  [default: the server's first]")
 @click.option(
     "--api-key",
     envvar=_KEY,
     metavar="KEY",
-    help=f"A key of the tenant's, if the server asks for one; also {_KEY}.",
+    help=f"API key, if the server requires one. You may also set {_KEY}.",
 )
 @click.option(
-    "--print", "shows", is_flag=True, help="Print the set-up for a shell, and start nothing."
+    "--print",
+    "shows",
+    is_flag=True,
+    help="Print the set-up as a shell script instead of starting the client.",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def client(
@@ -256,22 +273,24 @@ def client(
 ) -> None:
     """Start a coding agent on a server: Claude Code, Codex or OpenCode.
 
-    It is told the server's address, the model and the model's window, so that it
-    compacts its context in time. Options come before the client's own
-    arguments, which are passed on. Its exit code is the command's.
+    The client gets the server's address, the model and the size of the model's context
+    window, so that it compacts its context in time. Write options before the client's
+    own arguments, which are passed on. The exit code is the client's.
     """
     from agentrt.errors import UsageError
 
     name, install, make = CLIENTS[client]
     program = shutil.which(client)
     if program is None and not shows:
-        raise UsageError(f"{name} is not installed: no {client!r} on PATH; install it: {install}")
+        raise UsageError(
+            f"{name} is not installed: there is no {client!r} on PATH; install it with: {install}"
+        )
     served = _served(url, model, api_key)
     if served.window < _LEAST_WINDOW:
         say(
-            f"{served.name} has a window of {served.window} tokens, and {name}'s own prompt and "
-            f"tools take most of it: serve the model with at least {_LEAST_WINDOW} "
-            "(-- --max-model-len)"
+            f"{served.name} has a context window of {served.window} tokens, and {name}'s own "
+            f"prompt and tools fill most of it; serve the model with a window of at least "
+            f"{_LEAST_WINDOW} tokens (-- --max-model-len {_LEAST_WINDOW})"
         )
     setup = make(served, arguments)
     if shows:
@@ -282,7 +301,7 @@ def client(
 
 
 def _become(program: str, setup: Setup) -> None:
-    """Replace this process by the client: its terminal, signals and exit code are its own."""
+    """Replace this process by the client, so that the client has its terminal and signals."""
     from agentrt.cli.faults import RefusedError
 
     environ = {**os.environ, **{name: v for name, v in setup.variables.items() if v is not None}}
@@ -295,11 +314,15 @@ def _become(program: str, setup: Setup) -> None:
     try:
         os.execve(program, setup.command, environ)
     except OSError as error:
-        raise RefusedError(f"{program} does not start: {error.strerror}") from error
+        raise RefusedError(f"cannot start {program}: {error.strerror}") from error
 
 
 def _served(url: str, model: str | None, key: str | None) -> ServedModel:
-    """The model of the server. Raises `UsageError` and `RefusedError`."""
+    """Ask the server for a model, by default its first.
+
+    Raises `UsageError` for an unknown model, and `RefusedError` for a server that does not answer
+    or lists no models.
+    """
     from agentrt.cli.faults import RefusedError
     from agentrt.cli.questions import ask_server
     from agentrt.errors import UsageError
@@ -308,16 +331,23 @@ def _served(url: str, model: str | None, key: str | None) -> ServedModel:
     listed = ask_server(base, key, "GET", "models")
     cards = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(cards, list) or not all(isinstance(c, dict) and "id" in c for c in cards):
-        raise RefusedError(f"{base} does not list models; check the address and the port")
+        raise RefusedError(
+            f"{base} does not list models like an agentrt server; check the address and the port"
+        )
     if not cards:
-        raise RefusedError(f"{base} serves no model; start it with one: agentrt serve --model NAME")
+        raise RefusedError(
+            f"{base} serves no model; start the server with: agentrt serve --model NAME"
+        )
     for card in cards:
         if model in (None, card["id"]):
             break
     else:
         names = ", ".join(card["id"] for card in cards)
-        raise UsageError(f"--model {model!r}: {base} does not serve it; it serves {names}")
+        raise UsageError(f"--model {model!r}: {base} does not serve this model; it serves {names}")
     window = card.get("max_model_len")
     if not isinstance(window, int) or window < 1:
-        raise RefusedError(f"{base} does not say the window of {card['id']} (max_model_len)")
+        raise RefusedError(
+            f"{base} does not report the context window of {card['id']} (max_model_len); "
+            "use a server that reports it, such as agentrt serve or vllm serve"
+        )
     return ServedModel(base, card["id"], window, card.get("server_tools") or (), key)

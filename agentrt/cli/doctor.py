@@ -1,4 +1,4 @@
-"""``agentrt doctor``: tries one check after the other, and says what each found and what to do."""
+"""``agentrt doctor``: run each check, and print its result and what to do."""
 
 from __future__ import annotations
 
@@ -11,90 +11,110 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrt.cli.checks import CHECKS, MISSING, OK, WARNING, Asked, Check, Finding
+from agentrt.cli.checks import CHECKS, MISSING, OK, WARNING, Check, CheckResult, DoctorOptions
 from agentrt.cli.faults import FAILED, summary
 from agentrt.cli.streams import printable
 from agentrt.errors import AgentrtError, ConfigError
 
 LIMIT_S = 20.0
-"""How long a check may take."""
+"""Time limit of a check, in seconds."""
 _EXTRAS = {"aiomqtt": "mqtt", "psycopg": "postgres"}
 _COLOURS = {OK: "green", WARNING: "yellow", MISSING: "red"}
 
 
 @click.command()
-@click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name: is it here?")
-@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Is it free to serve at?")
-@click.option("--broker", metavar="URL", help="An MQTT broker to connect to, as 'run' takes it.")
-@click.option("--database", metavar="URL", help="A database to open, as 'serve' takes it.")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="Check whether this model, a folder or a Hugging Face name, is on this machine.",
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), metavar="N", help="Check whether this port is free."
+)
+@click.option(
+    "--broker",
+    metavar="URL",
+    help="Check the connection to this MQTT broker, written as for 'run --broker'.",
+)
+@click.option(
+    "--database",
+    metavar="URL",
+    help="Check whether this database opens, written as for 'serve --database'.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(as_json: bool, **asked: str | None) -> int:
-    """Say what of this machine and its packages agentrt can use, and what is
-    missing, with what to do. Nothing is changed, and no engine starts.
+def doctor(as_json: bool, **options: str | None) -> int:
+    """Check whether this machine has what agentrt needs, and say what to do about
+    anything that is missing. Changes nothing and starts no engine.
 
-    'missing' is what 'agentrt run' needs and does not find, or what an option
-    here names and cannot be used. A warning stops no run.
+    The state 'missing' means that 'agentrt run' needs something that is not there, or
+    that something named by an option cannot be used. After a warning, programs still
+    run.
 
-    Exit codes: 0 nothing is missing; 1 something is; 2 an address that cannot be.
+    Exit codes: 0 nothing is missing; 1 something is missing; 2 an invalid address.
     """
-    findings = dict(examine(asked))
-    healthy = all(found.state != MISSING for found in findings.values())
+    results = dict(examine(options))
+    healthy = all(result.state != MISSING for result in results.values())
     if as_json:
-        checks = [{"check": name, **found._asdict()} for name, found in findings.items()]
+        checks = [{"check": name, **result.to_dict()} for name, result in results.items()]
         click.echo(json.dumps({"ok": healthy, "checks": checks}))
     else:
-        _show(findings)
+        _show(results)
     return 0 if healthy else FAILED
 
 
 def examine(
-    asked: Asked, checks: Mapping[str, Check] = CHECKS, limit_s: float = LIMIT_S
-) -> Iterator[tuple[str, Finding]]:
-    """What each check found. One that fails, or takes longer than ``limit_s``, is missing.
+    options: DoctorOptions, checks: Mapping[str, Check] = CHECKS, limit_s: float = LIMIT_S
+) -> Iterator[tuple[str, CheckResult]]:
+    """Run each check, and yield its name and result.
 
-    Raises `ConfigError` for an address that cannot be.
+    A check that fails, or takes longer than ``limit_s`` seconds, gets the state `MISSING`.
+    Raises `ConfigError` for an invalid address.
     """
     for name, check in checks.items():
-        if (found := _within(limit_s, check, asked)) is not None:
-            yield name, found
+        if (result := _within(limit_s, check, options)) is not None:
+            yield name, result
 
 
-def _within(limit_s: float, check: Check, asked: Asked) -> Finding | None:
-    answers: list[Finding | ConfigError | None] = []
-    # Nobody waits for the thread at the end: what hangs here may hang for ever.
-    thread = Thread(target=lambda: answers.append(_tried(check, asked)), daemon=True)
+def _within(limit_s: float, check: Check, options: DoctorOptions) -> CheckResult | None:
+    answers: list[CheckResult | ConfigError | None] = []
+    # A daemon thread, because a check may hang for ever.
+    thread = Thread(target=lambda: answers.append(_attempt(check, options)), daemon=True)
     thread.start()
     thread.join(limit_s)
-    late = Finding(MISSING, f"no answer within {limit_s:g} s", "see what holds it up")
-    found = answers[0] if answers else late
-    if isinstance(found, ConfigError):
-        raise found
-    return found
+    late = CheckResult(
+        MISSING, f"no answer within {limit_s:g} s", "find out why it does not respond"
+    )
+    result = answers[0] if answers else late
+    if isinstance(result, ConfigError):
+        raise result
+    return result
 
 
-def _tried(check: Check, asked: Asked) -> Finding | ConfigError | None:
+def _attempt(check: Check, options: DoctorOptions) -> CheckResult | ConfigError | None:
     try:
-        return check(asked)
+        return check(options)
     except ConfigError as error:
         return error
     except AgentrtError as error:
-        return Finding(MISSING, str(error))
+        return CheckResult(MISSING, str(error))
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(str(error.name), "engine")
-        return Finding(MISSING, f"{error.name} is not installed", f"pip install 'agentrt[{extra}]'")
+        return CheckResult(
+            MISSING, f"{error.name} is not installed", f"pip install 'agentrt[{extra}]'"
+        )
     except Exception as error:
-        return Finding(MISSING, summary(error), "correct, install or repair what this names")
+        return CheckResult(MISSING, summary(error), "correct, install or repair what this names")
 
 
-def _show(findings: Mapping[str, Finding]) -> None:
+def _show(results: Mapping[str, CheckResult]) -> None:
     console = Console()
     if not console.is_terminal:
-        console.width = 10_000  # a line for each check, for grep
+        console.width = 10_000  # keeps each check on one line, for grep
     table = Table("check", "state", box=None, pad_edge=False)
-    table.add_column("found → what to do", overflow="fold")
-    for name, found in findings.items():
-        text = Text(printable(found.found))
-        if found.advice:
-            text.append(f" → {printable(found.advice)}", "bold")
-        table.add_row(name, Text(found.state, _COLOURS[found.state]), text)
+    table.add_column("result → what to do", overflow="fold")
+    for name, result in results.items():
+        text = Text(printable(result.observation))
+        if result.advice:
+            text.append(f" → {printable(result.advice)}", "bold")
+        table.add_row(name, Text(result.state, _COLOURS[result.state]), text)
     console.print(table)

@@ -1,8 +1,8 @@
-"""Starts an engine with its output in a log file, so that the terminal stays clean.
+"""Starting an engine with its output in a log file, so that the terminal stays clean.
 
-vLLM, torch and their child processes write to the file descriptors 1 and 2 themselves, so
-those are what is moved. A child keeps the log for its life; this process gets its own
-streams back when the start is over.
+vLLM, torch and their child processes write to the file descriptors 1 and 2 directly, so these
+descriptors are redirected. A child process keeps writing to the log; this process gets its own
+streams back after the start.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from agentrt.executors.base import Progress
 from agentrt.runtime import Runtime
 
 _ENVIRONMENT = {
-    # vLLM would log to stdout, which is the program's.
+    # By default vLLM logs to stdout, where the program's results go.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    # A forked engine would share this process' signal wake-up pipe: a SIGTERM for the
-    # child would be seen here. `vllm serve` spawns, too.
+    # A forked engine would share this process's signal wake-up pipe, so that a SIGTERM for the
+    # child would be handled here. `vllm serve` spawns, too.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
@@ -42,11 +42,11 @@ _MODELS_FAULT = (
     "ValueError",
     "ValidationError",
 )
-"""What an engine raises when its model or options are at fault; else it is the machine."""
+"""The errors of an engine whose model or options are wrong. Other errors are the machine's."""
 
 
 class EngineLog:
-    """Where an engine's own words go: a file of its own, or stderr when ``verbose``."""
+    """The log of an engine's output: a temporary file, or stderr if ``verbose``."""
 
     def __init__(self, *, verbose: bool) -> None:
         for name, value in _ENVIRONMENT.items():
@@ -55,14 +55,16 @@ class EngineLog:
         self._stream: TextIO | None = None
         self._file: IO[bytes] | None = None
         if not verbose:
-            # It has no name, so that nothing of it stays when this process is killed.
+            # The file has no name, so nothing stays behind if this process is killed.
             self._file = tempfile.TemporaryFile()  # noqa: SIM115  # until `__exit__`
             flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Send what this process and its new children write to the log, meanwhile."""
+        """Redirect the output of this process and its new children to the log, while the body
+        runs.
+        """
         saved = os.dup(1), os.dup(2)
         streams = sys.stdout, sys.stderr
         _flush(*streams)
@@ -70,8 +72,8 @@ class EngineLog:
         try:
             os.dup2(target, 1)
             os.dup2(target, 2)
-            # A logger that is set up meanwhile keeps the stream that it finds: it must be
-            # one that stays with the log.
+            # A logger that is set up in the body keeps sys.stderr's value, so give it a stream
+            # that always writes to the log.
             self._stream = os.fdopen(target, "w", buffering=1, encoding="utf-8")
             sys.stdout = sys.stderr = self._stream
             yield
@@ -87,7 +89,7 @@ class EngineLog:
         return os.dup(2 if self._file is None else self._file.fileno())
 
     def name_it(self) -> str:
-        """Where the user can read more, for a message: a copy of the log, which stays."""
+        """Copy the log to a file that stays, and return where the user can read it."""
         if self._file is None:
             return "see vLLM's own log above"
         if self.path is None:
@@ -98,7 +100,7 @@ class EngineLog:
         return f"vLLM's own log: {self.path}"
 
     def lines(self) -> list[str]:
-        """What is in the log now."""
+        """Return the lines of the log so far."""
         return self._content().decode("utf-8", errors="replace").splitlines()
 
     def _content(self) -> bytes:
@@ -123,15 +125,17 @@ def _flush(*streams: TextIO) -> None:
 
 @contextmanager
 def opened_output(*, verbose: bool) -> Iterator[tuple[EngineLog, Screen, Callable[[str], None]]]:
-    """The log and the screen of a command, and what says its last words on that screen."""
+    """Open a command's log and screen. Also yields the function that prints a last line when a
+    signal ends the process at once.
+    """
     with EngineLog(verbose=verbose) as log, open_screen(plain=verbose) as screen:
         yield log, screen, screen.last_words
 
 
 async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> None:
-    """Open the runtime, with the engine's output in ``log``. Raises what its start raises.
+    """Open the runtime, with the engine's output in ``log``. Raises the errors of its start.
 
-    Warnings of this package are for the user: they go to stderr after the start.
+    Warnings of agentrt itself go to stderr after the start, because they are for the user.
     """
     with _warnings_after(), log.collect():
         try:
@@ -139,7 +143,7 @@ async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> 
         except EngineStartError as error:
             raise _explained(error, log) from error
         try:
-            progress("opening its front end")
+            progress("opening the engine's front end")
             await runtime.frontend()
         except BaseException:
             await runtime.close()
@@ -148,7 +152,7 @@ async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> 
 
 @contextmanager
 def _warnings_after() -> Iterator[None]:
-    """Hold back what this package's loggers say in this process until the body has ended."""
+    """Hold back the log records of agentrt's loggers until the body has ended."""
     logger, held = logging.getLogger("agentrt"), _Held()
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(held)
@@ -171,7 +175,7 @@ class _Held(logging.Handler):
 
 
 def _explained(error: EngineStartError, log: EngineLog) -> EngineStartError | ModelLoadError:
-    """The error with its cause from the log; a `ModelLoadError` where that is the cause."""
+    """Return the error with its cause from the log; a `ModelLoadError` if the model is wrong."""
     cause = root_cause(log.lines())
     if cause is None:
         return EngineStartError(f"{error} ({log.name_it()})")
@@ -181,9 +185,10 @@ def _explained(error: EngineStartError, log: EngineLog) -> EngineStartError | Mo
 
 
 def root_cause(lines: Sequence[str]) -> str | None:
-    """The error that a log's first traceback ends with; later ones follow from it.
+    """Return the error at the end of a log's first traceback, or None. Later tracebacks are
+    consequences of the first.
 
-    vLLM puts its own prefix, which ends with ``]``, before each line of a traceback.
+    vLLM writes a prefix, which ends with ``]``, before each line of a traceback.
     """
     inside = False
     for line in lines:

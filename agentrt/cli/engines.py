@@ -1,4 +1,6 @@
-"""What a command runs calls on: one embedded engine, or several behind a router."""
+"""The engine options of a command, and the executor made of them: one engine, or several behind a
+router.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,14 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import check_settings, policy_class
 
 SLOWER = (
-    "transformers computes one call at a time: it is slower than vLLM, the more so the more calls "
-    "there are. It is for attention=, and for models that vLLM does not have"
+    "--engine transformers computes one call at a time, so it is slower than vLLM, and more so "
+    "with many calls; use it for attention= and for models that vLLM does not support"
 )
-MADE_UP = "no model runs: answers are made up, and the engine's steps take a made-up time"
+MADE_UP = (
+    "--engine simulated runs no model: its answers and the durations of its steps are invented"
+)
 NOTES = {"transformers": SLOWER, "simulated": MADE_UP}
-"""What is to be said of a kind of engine when it starts."""
+"""The note that is shown when an engine of this kind starts."""
 _SCHEDULING = {
     "policy": "--policy",
     "quanta": "--quanta",
@@ -61,13 +65,13 @@ _LACKS = {
     "transformers": _SCHEDULING | _MEMORY_AND_SEVERAL,
     "simulated": {"model": "--model"} | _MEMORY_AND_SEVERAL,
 }
-"""Options that a kind of engine has no use for."""
+"""Options that a kind of engine does not support."""
 _COUNTED = re.compile(r"(?P<model>.+?)(?:=(?P<count>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """``count`` engines of another model, with flags of vLLM's for them alone."""
+    """A group of ``count`` engines of another model, with vLLM flags of their own."""
 
     model: str
     count: int = 1
@@ -76,10 +80,11 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """How many engines, of which models and where, and which router spreads the calls.
+    """The engines of a command: how many, their models and place, and the router between them.
 
-    ``replicas`` have the command's own model; ``cluster`` is the address of a Ray cluster.
-    They are of one ``kind``: vllm; or transformers or simulated, of which there is one.
+    ``replicas`` engines have the command's own model, ``others`` have other models. ``cluster`` is
+    the address of a Ray cluster, or None for this machine. All engines have one ``kind``: vllm,
+    transformers or simulated. Only vllm supports several engines.
     """
 
     replicas: int = 1
@@ -90,14 +95,14 @@ class Fleet:
 
     @property
     def size(self) -> int:
-        """All engines."""
+        """The number of all engines."""
         return self.replicas + sum(other.count for other in self.others)
 
 
 def read_fleet(options: dict[str, Any]) -> Fleet:
-    """The options, checked as far as can be without an engine.
+    """Read the options of the engines, and check them as far as possible without an engine.
 
-    Raises `ConfigError` and `ModelLoadError` for what cannot be.
+    Raises `ConfigError` for an invalid value, and `ModelLoadError` for an invalid model name.
     """
     others = tuple(_others(text) for text in options["others"])
     router, cluster = options["router"], options["cluster"]
@@ -106,7 +111,9 @@ def read_fleet(options: dict[str, Any]) -> Fleet:
     if router is not None:
         make_router(router)
         if fleet.size == 1:
-            raise ConfigError("--router chooses among replicas: give --replicas N, or leave it out")
+            raise ConfigError(
+                f"--router {router} needs several engines; add --replicas N, or leave --router out"
+            )
     if cluster is not None:
         from agentrt.executors.ray.cluster import Cluster
 
@@ -115,16 +122,18 @@ def read_fleet(options: dict[str, Any]) -> Fleet:
 
 
 def check_kind(kind: str, context: click.Context, flags: tuple[str, ...]) -> None:
-    """Raise `UsageError` for options that this kind of engine has no use for."""
-    given = [
+    """Raise `UsageError` if the command line has options that this kind of engine lacks."""
+    unsupported = [
         flag
         for name, flag in _LACKS[kind].items()
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     ]
     if flags and kind != "vllm":
-        given.append(f"-- {shlex.join(flags)}")
-    if given:
-        raise UsageError(f"--engine {kind} has no {given[0]}: leave it out, or use --engine vllm")
+        unsupported.append(f"-- {shlex.join(flags)}")
+    if unsupported:
+        raise UsageError(
+            f"--engine {kind} does not support {unsupported[0]}; leave it out, or use --engine vllm"
+        )
 
 
 def _others(text: str) -> Others:
@@ -134,7 +143,7 @@ def _others(text: str) -> Others:
         raise ConfigError(f"--replica {text!r}: {error}") from error
     match = _COUNTED.fullmatch(words[0]) if words else None
     if match is None or match["count"] == "0":
-        raise ConfigError(f"--replica {text!r}: give MODEL, or MODEL=N with N from 1 on")
+        raise ConfigError(f"--replica {text!r}: write MODEL, or MODEL=N with N at least 1")
     check_model(match["model"])
     return Others(match["model"], int(match["count"] or 1), tuple(words[1:]))
 
@@ -142,11 +151,11 @@ def _others(text: str) -> Others:
 def make_executor(
     options: EngineOptions, fleet: Fleet, notice: Progress, *, restarts: bool = False
 ) -> Executor:
-    """The engine, which ``restarts`` if it dies, or the replicas, which always do; ``notice``
-    gets a line when one fails or comes back.
+    """Make the engine, or the replicas behind their router.
 
-    Raises `ConfigError` for GPUs that are not there, and `EngineStartError` where memory is
-    short.
+    Replicas that die are always restarted; a single engine only if ``restarts``. ``notice`` gets
+    a line when an engine fails and when it is back. Raises `ConfigError` if there are not enough
+    GPUs, and `EngineStartError` if there is not enough memory.
     """
     if fleet.kind == "transformers":
         from agentrt.executors.transformers import TransformersExecutor
@@ -155,8 +164,8 @@ def make_executor(
     if fleet.kind == "simulated":
         return SimulatedEngine(options.scheduler, slots=options.max_num_seqs or 4)
     if fleet.size == 1 and fleet.cluster is None:
-        one = partial(engine.VLLMEngine, options)
-        return RestartedEngine(one, notice=notice) if restarts else one()
+        make_engine = partial(engine.VLLMEngine, options)
+        return RestartedEngine(make_engine, notice=notice) if restarts else make_engine()
     router = make_router(fleet.router)
     scheduling, own = options.scheduler, replace(options.scheduler, history=NONE)
     options = replace(options, scheduler=own, kv_events=router.reads_blocks)
@@ -166,26 +175,28 @@ def make_executor(
 
 
 def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
-    """The options of every engine, those of the command's own model first."""
+    """Return the options of every engine, first those of the command's own model."""
     engines = [replace(options, replicas=fleet.size)] * fleet.replicas
     for other in fleet.others:
         flags = (*options.flags, *other.flags)
-        one = replace(
+        variant = replace(
             options, model=other.model, served_model_name=None, flags=flags, replicas=fleet.size
         )
-        engines += [one] * other.count
+        engines += [variant] * other.count
     return engines
 
 
 def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:
-    """Engines on this machine: on its GPUs, if it has any, else within its memory."""
+    """Place the engines on this machine: on its GPUs if it has any, else within its memory."""
     present = count_gpus()
     if present:
         visible = visible_devices(present, os.environ)
-        devices = assign_devices(visible, [gpus_each(one.flags) for one in engines])
-        placed = [replace(one, device_ids=ids) for one, ids in zip(engines, devices, strict=True)]
+        devices = assign_devices(visible, [gpus_each(options.flags) for options in engines])
+        placed = [
+            replace(options, device_ids=ids) for options, ids in zip(engines, devices, strict=True)
+        ]
         return lambda index: engine.VLLMEngine(placed[index])
-    check_memory([footprint(one) for one in engines], free_memory())
+    check_memory([footprint(options) for options in engines], free_memory())
     return lambda index: engine.VLLMEngine(engines[index])
 
 
@@ -196,7 +207,7 @@ def _on_cluster(engines: list[EngineOptions], fleet: Fleet) -> Callable[[int], E
     cluster = Cluster(
         fleet.cluster,
         len(engines),
-        gpus=max(gpus_each(one.flags) for one in engines),
+        gpus=max(gpus_each(options.flags) for options in engines),
         memory=max(map(footprint, engines)),
     )
     return lambda index: RayEngine(engines[index], cluster)
@@ -205,7 +216,10 @@ def _on_cluster(engines: list[EngineOptions], fleet: Fleet) -> Callable[[int], E
 def engine_options(
     options: dict[str, Any], flags: tuple[str, ...], *, metrics: bool = False
 ) -> EngineOptions:
-    """Everything about the engine that can be refused without starting it."""
+    """Read the options of one engine, and check them as far as possible without starting it.
+
+    Raises `ConfigError`, `UsageError` and `ModelLoadError` for invalid values.
+    """
     policy = "fcfs" if options.get("kind") == "transformers" else options["policy"]
     policy_class(policy)
     names = ("beta", "lane", "retention", "admission", "admission_cap", "ttft_target")
@@ -224,7 +238,9 @@ def engine_options(
     model = options["model"]
     if model is not None:
         if not model.strip():
-            raise ModelLoadError("--model '': give a folder or a hub name, or leave it out")
+            raise ModelLoadError(
+                "--model '' is empty; write a folder or a Hugging Face name, or leave --model out"
+            )
         check_model(model)
     return EngineOptions(
         model=model,
@@ -241,24 +257,24 @@ def engine_options(
 def _checked_history(path: Path, scheduler: SchedulerConfig, options: dict[str, Any]) -> str:
     policy, retention = scheduler.policy, scheduler.retention
     learns = policy_class(policy).learns
-    # Of several engines the file has what the policy learns, and not what a retention does.
+    # With several engines the file holds the policy's statistics only, not those of retention.
     if not learns and (options["replicas"] > 1 or options["others"] or options["cluster"]):
         raise UsageError(
-            f"--history keeps what a policy learns on several engines, and {policy} learns "
-            "nothing: leave it out with --replicas, --replica and --cluster, or give --policy "
-            "adaptive"
+            f"--history with several engines keeps the policy's statistics only, and policy "
+            f"{policy} has none; leave --history out, or use --policy adaptive"
         )
     if not learns and retention != "cost":
         raise UsageError(
-            f"--history is for --policy adaptive and --retention cost; {policy} learns nothing, "
-            f"and {retention} does not either"
+            f"--history keeps statistics of past programs, but policy {policy} and retention "
+            f"{retention} have none; leave --history out, or use --policy adaptive or "
+            "--retention cost"
         )
     read_history(path)
     return str(path.resolve())
 
 
 def count_gpus() -> int:
-    """The NVIDIA GPUs of this machine, all that its driver shows. Loads nothing."""
+    """Return the number of NVIDIA GPUs that this machine's driver lists, without loading CUDA."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return 0

@@ -1,4 +1,4 @@
-"""Runs a program's instances on an engine, from its start to its end, for `agentrt run`."""
+"""The core of `agentrt run`: start the engine, run a program's instances, stop the engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from agentrt.serving.questions.asked import ServerQuestions
 
 
 class Watch:
-    """The ``runs`` so far, in the order of their start."""
+    """A watch over the runs of a command. ``runs`` are the runs so far, in the order of their
+    start.
+    """
 
     def __init__(self, screen: Screen) -> None:
         self.runs: list[Run] = []
@@ -40,35 +42,35 @@ class Watch:
         self._ids: set[str] = set()
 
     def add(self, run: Run) -> None:
-        """Watch this run, too; it has just been started."""
+        """Watch a run that has just been started."""
         self.runs.append(run)
         self._ids.add(run.id)
 
     def show(self, runtime: Runtime) -> None:
-        """Show the runs from now on, those too that are still to come."""
+        """Show the runs on the screen from now on, including runs that start later."""
         self._screen.watch(self.runs, runtime.executor.snapshot, runtime.now)
 
     def saw(self, event: Event) -> None:
-        """Something happened in the runtime."""
+        """Pass an event of the runtime to the screen."""
         if event.program_id in self._ids:
             self._screen.saw(event)
         else:
             self.saw_outside(event)
 
     def saw_outside(self, event: Event) -> None:
-        """Something happened in a program that is none of the command's."""
+        """Count an event if it is a call outside the command's programs."""
         if isinstance(event, NodeStarted) and event.node.kind is NodeKind.CALL:
             self._outside.append(event)
 
     @property
     def outside_calls(self) -> int:
-        """How many calls were made where no program is: in a thread of the user's own, say."""
+        """The number of calls made outside any program, for example in a user's own thread."""
         return len(self._outside)
 
 
 @contextmanager
 def watching(runtime: Runtime, screen: Screen) -> Iterator[Watch]:
-    """Watch the runtime's programs, and those that LangChain's follower finds beside them."""
+    """Watch the runtime's programs, and calls that LangChain's follower sees outside them."""
     watch = Watch(screen)
     runtime.listen(watch.saw)
     if "agentrt.integrations.langgraph.follower" not in sys.modules:
@@ -89,10 +91,12 @@ _THREADS = 32
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What `agentrt run` was asked for. ``timeout`` is seconds for each program, of which at most
-    ``max_live`` run at once; ``dashboard`` is the port of its page (0: any), ``tools`` where
-    programs find tools beside their own, ``traces`` where their traces go, ``journal`` where they
-    are recorded.
+    """The options of an `agentrt run`.
+
+    ``timeout`` is the limit of each program, in seconds. At most ``max_live`` programs run at the
+    same time. ``dashboard`` is the dashboard's port (0: any free port). ``tools`` are sources of
+    further tools. ``traces`` is the address to which traces are sent, and ``journal`` the journal
+    that records the programs.
     """
 
     plan: Plan
@@ -112,10 +116,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command went: its runs, all ended, and what the engine said of itself.
+    """The outcome of a command: its runs, which all have ended, and the engine's description.
 
-    ``questions`` are still to be answered by a human, and ``outside_calls`` were made where
-    no program could be found.
+    ``questions`` are questions that no human has answered yet. ``outside_calls`` is the number of
+    calls that were made outside any program.
     """
 
     runs: Sequence[Run]
@@ -125,18 +129,19 @@ class Outcome:
     outside_calls: int = 0
 
     def reports(self) -> list[RunReport]:
-        """What each run cost, in the order of their start."""
+        """Return the report of each run, in the order of their start."""
         return [run.report(run.ended_at or run.started_at) for run in self.runs]
 
 
 async def execute(
     job: Job, executor: Executor, screen: Screen, log: EngineLog, drain: Drain
 ) -> Outcome:
-    """Start the engine, run the programs, stop the engine. They can be asked to ``drain``.
+    """Start the engine, run the programs, and stop the engine.
 
-    Without a program to start there is no engine either. The runs keep their own errors.
-    Raises what the engine's start raises, and `UsageError` for what the plan cannot do;
-    cancelled, it cancels the programs and stops the engine.
+    Without a program to start, no engine starts. Errors of programs stay in their runs. Raises
+    the errors of the engine's start, and `UsageError` for a plan that cannot run. ``drain``
+    finishes the running programs and starts no further ones. Cancelling this call cancels the
+    programs and stops the engine.
     """
     human = Human(job.answers, screen, elsewhere=_elsewhere(job))
     tools = job.tools.transports(screen.announce)
@@ -159,7 +164,7 @@ async def _execute(
 ) -> Outcome:
     policy = job.options.scheduler.policy
     async with screen.showing(), job.plan.opened(human, runtime.questions.ask) as starts:
-        # What cannot be is found before the engine starts.
+        # Take the first starts now, because they raise usage errors before the engine starts.
         first = await _take(starts, job.max_live)
         if not first:
             return Outcome([], {}, policy, job.plan.questions)
@@ -189,7 +194,7 @@ async def _execute(
 
 
 def _elsewhere(job: Job) -> str:
-    """Where others may answer the programs' questions, in words; "" for nowhere."""
+    """Return in words where else the programs' questions can be answered; "" for nowhere."""
     if job.dashboard is not None:
         return "in the dashboard"
     return "" if job.tools.broker is None else f"at {job.tools.broker}"
@@ -199,19 +204,20 @@ def _drain(job: Job, runtime: Runtime, screen: Screen, signal: str) -> None:
     job.plan.drain()
     runtime.toolbox.drain()
     live = counted(len(runtime.runs), "program")
-    screen.progress(f"{signal}: finishing {live}, nothing new starts; again to stop now")
+    screen.progress(f"{signal}: finishing {live}, starting no more; signal again to stop at once")
 
 
 def make_room(programs: int) -> None:
-    """Let the synchronous code of all programs run at once: the engine, and not a pool of a few
-    threads, is to say whose call waits.
+    """Give the synchronous code of each program threads of its own.
+
+    The engine's scheduler decides which call waits; a small thread pool must not decide it.
     """
     pool = ThreadPoolExecutor(max(_THREADS, 4 * programs), thread_name_prefix="program")
     asyncio.get_running_loop().set_default_executor(pool)
 
 
 async def _take(starts: AsyncGenerator[Start, None], most: int) -> list[Start]:
-    """The next ``most`` of them, if there are so many."""
+    """Return the next ``most`` starts, or fewer if there are not so many."""
     taken: list[Start] = []
     while len(taken) < most and (start := await anext(starts, None)) is not None:
         taken.append(start)
@@ -222,17 +228,19 @@ async def _play(
     job: Job,
     runtime: Runtime,
     first: Sequence[Start],
-    more: AsyncGenerator[Start, None],
+    later: AsyncGenerator[Start, None],
     watch: Watch,
 ) -> None:
-    """Run what is to be started ``first``, what follows each end, and ``more`` as others end."""
+    """Run the ``first`` programs and those that follow them; for each that ends, start one of
+    ``later``.
+    """
     taking = asyncio.Lock()
 
     async def course(start: Start | None) -> None:
         while start is not None:
             await from_start(start)
             async with taking:
-                start = await anext(more, None)
+                start = await anext(later, None)
 
     async def from_start(start: Start) -> None:
         following: Start | None = start
@@ -255,14 +263,14 @@ async def _play(
         try:
             await asyncio.gather(*courses)
         finally:
-            # One may have raised: nothing is to be started for the others any more.
-            for one in courses:
-                one.cancel()
+            # A course may have raised; the others must not start further programs.
+            for task in courses:
+                task.cancel()
             await asyncio.wait(courses)
 
 
 async def _finish(run: Run, job: Job) -> None:
-    """Wait for a run's end; past its time it is cancelled, and still waited for."""
+    """Wait until a run has ended; cancel it when its timeout has passed."""
     assert run.task is not None
     _, late = await asyncio.wait([run.task], timeout=job.timeout)
     if late:
@@ -272,9 +280,10 @@ async def _finish(run: Run, job: Job) -> None:
 
 
 def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine for the JSON; ``table`` counts the programs that are still known to it.
+    """Return the JSON description of the engine.
 
-    What the options left open is as the engine says, if it does.
+    ``table`` counts the programs that the runtime and the engine still track. Settings that the
+    options leave open have the engine's values, if the engine reports them.
     """
     options, info = job.options, runtime.executor.info
     return {
@@ -296,9 +305,10 @@ def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str
 
 @contextmanager
 def lent(runtime: Runtime) -> Iterator[None]:
-    """Meanwhile all chat models without an engine of their own use this one.
+    """Let all chat models without an engine of their own use this runtime while the body runs.
 
-    Only if the user's file has loaded LangChain: to load it takes a second.
+    Does nothing unless the user's file has imported LangChain, because importing it takes a
+    second.
     """
     if "langchain_core" not in sys.modules:
         yield
@@ -314,9 +324,9 @@ def lent(runtime: Runtime) -> Iterator[None]:
 async def shown(
     runtime: Runtime, port: int | None, tell: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """Serve the dashboard while the body runs; ``tell`` gets its address. With None, do nothing.
+    """Serve the dashboard while the body runs, and pass its address to ``tell``.
 
-    Raises `ConfigError` where the port is not free.
+    Does nothing if ``port`` is None. Raises `ConfigError` if the port is in use.
     """
     if port is None:
         yield

@@ -1,8 +1,8 @@
-"""What an error becomes on the command line: words on stderr, and an exit code.
+"""How the command line reports errors: a message on stderr, and an exit code.
 
-0 success · 1 the program failed, or the engine did · 2 the user's mistake · 3 a question to a
-human was left open, which is no fault · 70 our own bug · 130, 143, 129, 141 ended by Ctrl-C,
-SIGTERM, SIGHUP, or since nobody reads the output any more.
+Exit codes: 0 success · 1 the program or the engine failed · 2 a usage error · 3 a question to a
+human is still open, which is not an error · 70 a bug in agentrt · 130 Ctrl-C · 143 SIGTERM ·
+129 SIGHUP · 141 the reader has closed the output.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ROOMS = ("agentrt.executors", "agentrt.graph", "agentrt.integrations", "agentrt
 
 
 class StoppedError(AgentrtError):
-    """A signal ended the command."""
+    """The error of a command that a signal ended."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -51,24 +51,26 @@ class StoppedError(AgentrtError):
 
 
 class ImportFailedError(AgentrtError):
-    """The user's file raised while it was imported. ``__cause__`` is its own error."""
+    """The error of a user's file that raised while it was imported. ``__cause__`` is what it
+    raised.
+    """
 
 
 class RefusedError(AgentrtError):
-    """A server did not do what it was asked, or there is none."""
+    """The error of a server that refused a request or cannot be reached."""
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Say on stderr what went wrong, and return the exit code for it."""
-    code = _said(error)
+    """Report an error on stderr, and return its exit code."""
+    code = _report(error)
     drop_unwritten()
     return code
 
 
-def _said(error: BaseException) -> int:
+def _report(error: BaseException) -> int:
     match error:
         case SystemExit():
-            if error.code == FAILED and reader_left():  # which click and rich tell thus
+            if error.code == FAILED and reader_left():  # click and rich exit like this then
                 return UNREAD
             return error.code if isinstance(error.code, int) else FAILED
         case click.Abort() | KeyboardInterrupt():
@@ -106,38 +108,41 @@ def _own_fault(error: AgentrtError) -> int:
         case ImportFailedError():
             assert error.__cause__ is not None
             where = place_of(error.__cause__)
-            _say(f"{error}: not imported: {summary(error.__cause__)}{where}{_looked(error)}")
+            _say(f"cannot import {error}: {summary(error.__cause__)}{where}{_hint(error)}")
             return FAILED
         case _:
             return _bug(error)
 
 
 def _unwritten(error: BaseException) -> int:
-    """The output was closed (``| head``), which needs no words, or a disk is full; else a bug."""
-    for one in _leaves(error):
-        if isinstance(one, BrokenPipeError) and reader_left():
+    """Report an output that cannot be written, silently if its reader closed it (``| head``).
+
+    Every other error is reported as a bug.
+    """
+    for leaf in _leaves(error):
+        if isinstance(leaf, BrokenPipeError) and reader_left():
             return UNREAD
-        if isinstance(one, OSError) and one.errno in _NO_ROOM:
-            where = f" to {one.filename}" if one.filename else ""
-            _say(f"cannot write{where}: {str(one.strerror).lower()}")
+        if isinstance(leaf, OSError) and leaf.errno in _NO_ROOM:
+            where = f" to {leaf.filename}" if leaf.filename else ""
+            _say(f"cannot write{where}: {str(leaf.strerror).lower()}")
             return FAILED
-        if isinstance(one, OSError) and one.errno in _CLOSED and one.filename:
+        if isinstance(leaf, OSError) and leaf.errno in _CLOSED and leaf.filename:
             _say(
-                f"cannot open or write {one.filename}: {str(one.strerror).lower()}; "
-                "let this user read and write it, or name another place"
+                f"cannot open or write {leaf.filename}: {str(leaf.strerror).lower()}; "
+                "give this user permission to read and write it, or choose another place"
             )
             return FAILED
-        if isinstance(one, FileNotFoundError) and _NO_TEMPORARY in str(one.strerror):
-            _say("no folder for temporary files can be written; set TMPDIR to one that can")
+        if isinstance(leaf, FileNotFoundError) and _NO_TEMPORARY in str(leaf.strerror):
+            _say("no folder for temporary files is writable; set TMPDIR to a writable folder")
             return FAILED
     return _bug(error)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors in a group, and in its groups."""
+    """Yield the errors of an exception group and of the groups within it."""
     if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from _leaves(one)
+        for member in error.exceptions:
+            yield from _leaves(member)
     else:
         yield error
 
@@ -149,51 +154,52 @@ def _bug(error: BaseException) -> int:
 
 
 def place_of(error: BaseException) -> str:
-    """Where in the user's own code it was raised."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_users(one.filename)]
+    """Return where in the user's own code an error was raised, such as `` (a.py:3)``, or ""."""
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if _is_users(frame.filename)]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
-def _looked(error: ImportFailedError) -> str:
-    """Where a package that is missing was looked for: often it is in another environment."""
+def _hint(error: ImportFailedError) -> str:
+    """Return a hint for a missing package, which is often installed in another environment."""
     if not isinstance(error.__cause__, ModuleNotFoundError):
         return ""
-    return f"; agentrt's environment is {sys.prefix}: install it there"
+    return f"; install it into agentrt's environment, {sys.prefix}"
 
 
 def program_fault(error: ProgramError) -> str:
-    """A program's failure for people: its own traceback, then one line that names it."""
+    """Return a program's failure as text: its traceback, then a line that names the program."""
     cause = error.__cause__
     assert cause is not None
     return f"{user_traceback(cause)}\nerror: program {error.program_id} failed: {summary(cause)}"
 
 
 def summary(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error as one line: its class and its message."""
     text = " ".join(text_of(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def user_traceback(error: BaseException) -> str:
-    """An error's traceback with the frames of the user's own code only."""
+    """Return an error's traceback with only the frames of the user's own code."""
     trace = traceback.TracebackException.from_exception(error)
     _trim(trace, set(), linked=False)
     return "".join(trace.format()).rstrip()
 
 
 def _trim(trace: traceback.TracebackException | None, seen: set[int], *, linked: bool) -> None:
-    """Drop the frames that are not the user's, in all errors that are linked here."""
+    """Drop the frames outside the user's code, also in causes, contexts and group members."""
     if trace is None or id(trace) in seen:
         return
     seen.add(id(trace))
     frames = [frame for frame in trace.stack if _is_users(frame.filename)]
-    # A trace of none but foreign frames is still better than nothing, but not below another.
+    # Keep a first trace that has only foreign frames: better than an empty traceback.
     if frames or linked:
         trace.stack = traceback.StackSummary.from_list(frames)
     _trim(trace.__cause__, seen, linked=bool(frames) or linked)
     _trim(trace.__context__, seen, linked=bool(frames) or linked)
-    for one in trace.exceptions or ():
-        _trim(one, seen, linked=linked)
+    for member in trace.exceptions or ():
+        _trim(member, seen, linked=linked)
 
 
 def _is_users(filename: str) -> bool:
@@ -205,7 +211,7 @@ def _is_users(filename: str) -> bool:
 
 @cache
 def _foreign_folders() -> tuple[Path, ...]:
-    """Where agentrt, Python and installed packages live."""
+    """Return the folders of agentrt, of Python and of installed packages."""
     folders = [Path(__file__).parents[1]]
     for room in _ROOMS:
         spec = importlib.util.find_spec(room)
@@ -216,7 +222,7 @@ def _foreign_folders() -> tuple[Path, ...]:
 
 
 def _of_click(error: click.ClickException) -> str:
-    """Click's message as one line in our own words, with the way out."""
+    """Return click's message as one line in our style, with what to do."""
     text = " ".join(error.format_message().split()).rstrip(".")
     text = text[:1].lower() + text[1:]
     context = getattr(error, "ctx", None)

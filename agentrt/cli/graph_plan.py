@@ -1,4 +1,4 @@
-"""The plan of a LangGraph graph: threads that begin, go on, ask humans and are answered."""
+"""The plan of a LangGraph graph: which threads start, resume, ask humans and get answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from agentrt.runtime.run import Run, RunState
 
 @dataclass(frozen=True, slots=True)
 class GraphTerms:
-    """What the command line says of a graph's runs; ``input`` None is none."""
+    """The options of a graph's runs. ``input`` is None if there is no input."""
 
     input: Any = None
     n: int = 1
@@ -50,14 +50,14 @@ class GraphTerms:
     answers: Sequence[InterruptReply] = ()
 
 
-def graph_terms(options: Mapping[str, Any], given: Any) -> GraphTerms:
-    """What the options say of a graph's runs. Raises `UsageError` for what cannot be."""
+def graph_terms(options: Mapping[str, Any], raw_input: Any) -> GraphTerms:
+    """Read the options of a graph's runs. Raises `UsageError` for an invalid value."""
     if options["thread"] is not None and not options["thread"].strip():
-        raise UsageError("--thread '': give it a name, or leave it out")
+        raise UsageError("--thread '' is empty; write the thread's name, or leave --thread out")
     if options["checkpointer"] is not None:
         sqlite_file(options["checkpointer"])
     return GraphTerms(
-        input=given,
+        input=raw_input,
         n=options["n"],
         thread=options["thread"],
         checkpointer=options["checkpointer"],
@@ -66,9 +66,9 @@ def graph_terms(options: Mapping[str, Any], given: Any) -> GraphTerms:
 
 
 class GraphPlan(Plan):
-    """Instances of one graph, each in a thread of its own; each resume is a program more.
+    """Instances of one graph, each in its own thread. Each resume of a thread is a new program.
 
-    ``invocation`` is the command itself, for the one that answers what is left open.
+    ``invocation`` is the command line, from which the command that answers open questions is made.
     """
 
     def __init__(self, target: GraphTarget, terms: GraphTerms, invocation: Invocation) -> None:
@@ -115,41 +115,43 @@ class GraphPlan(Plan):
         try:
             return await open_graph(self._target.value, stack, Access(config))
         except ProgramLoadError as error:
-            raise ProgramLoadError(f"{path}: {self._target.name!r} is no graph: {error}") from None
+            raise ProgramLoadError(
+                f"{path}: {self._target.name!r} is not a graph: {error}"
+            ) from None
         except AgentrtError as error:
             raise ProgramLoadError(f"{path}: {error}") from error
         except Exception as error:
             raise ImportFailedError(str(path)) from error
 
     async def _open_checkpointer(self, stack: AsyncExitStack) -> Checkpointer | None:
-        """What keeps the threads: what was asked for, the graph's own, or this process."""
-        graph, asked = self._graph, self._terms.checkpointer
-        if asked is None and (own := own_checkpointer(graph)) is not None:
+        """Open the checkpointer: the requested one, else the graph's own, else one in memory."""
+        graph, requested = self._graph, self._terms.checkpointer
+        if requested is None and (own := own_checkpointer(graph)) is not None:
             return own
-        if asked is None and self._terms.thread is not None:
+        if requested is None and self._terms.thread is not None:
             raise UsageError(
-                f"--thread {self._terms.thread}: graph {self._name!r} has no checkpointer that "
-                "could know it; give --checkpointer sqlite:FILE"
+                f"--thread {self._terms.thread}: graph {self._name!r} has no checkpointer, so it "
+                "has no threads to resume; add --checkpointer sqlite:FILE"
             )
-        if asked is None and graph.checkpointer is False:
+        if requested is None and graph.checkpointer is False:
             return None
-        if asked is None:
+        if requested is None:
             threads = in_memory()
         else:
-            threads = await stack.enter_async_context(open_checkpointer(asked))
+            threads = await stack.enter_async_context(open_checkpointer(requested))
         self._graph = graph.copy(update={"checkpointer": threads.saver})
         return threads
 
     def _threads(self) -> Iterator[str]:
-        given, n = self._terms.thread, self._terms.n
+        thread, n = self._terms.thread, self._terms.n
         for number in range(1, n + 1):
-            if given is None:
+            if thread is None:
                 yield uuid.uuid4().hex[:12]
             else:
-                yield given if n == 1 else f"{given}-{number}"
+                yield thread if n == 1 else f"{thread}-{number}"
 
     async def _begin(self, thread: str) -> Start | None:
-        """How a thread starts; None if it waits, and nobody is there to answer."""
+        """Return how a thread starts; None if it waits for a human and nobody can answer."""
         terms = self._terms
         self._answers[thread] = terms.answers
         standing = Standing(exists=False)
@@ -159,33 +161,35 @@ class GraphPlan(Plan):
             return await self._resume(thread, standing)
         if terms.answers and standing.questions:
             raise UsageError(
-                f"thread {thread!r} waits for an answer: leave --input out to give it, or leave "
-                f"{FLAG} out to begin anew"
+                f"thread {thread!r} waits for an answer, but both --input and {FLAG} are set; "
+                f"leave --input out to answer, or leave {FLAG} out to start again"
             )
         return self._start(thread, graph_input(self._graph, self._name, terms.input))
 
     async def _resume(self, thread: str, standing: Standing) -> Start | None:
         hint = input_hint(self._graph)
         if self._terms.thread is None:
-            raise UsageError(f"graph {self._name!r} needs an input; give it with {hint}")
+            raise UsageError(f"graph {self._name!r} needs an input; add {hint}")
         assert self._checkpointer is not None
         if not standing.exists:
             raise UsageError(
                 f"unknown thread {thread!r}: {self._checkpointer.label} has no checkpoint of it; "
-                f"begin it with {hint}"
+                f"start it with {hint}"
             )
         if self._terms.answers and not standing.questions:
-            raise UsageError(f"{FLAG}: thread {thread!r} has no pending interrupt; leave it out")
+            raise UsageError(
+                f"{FLAG}: thread {thread!r} has no pending interrupt to answer; leave {FLAG} out"
+            )
         if standing.questions:
             return await self._answered(thread, standing, None)
         if not standing.next:
-            raise UsageError(f"thread {thread!r} has come to its end; go on with {hint}")
+            raise UsageError(f"thread {thread!r} has ended; start it again with {hint}")
         return self._start(thread, None)
 
     # -- questions ---------------------------------------------------------------------
 
     async def _answered(self, thread: str, standing: Standing, asker: str | None) -> Start | None:
-        """The program that goes on with the answers; None if there are none."""
+        """Return the program that resumes the thread with answers; None without answers."""
         if standing.questions and not self._draining:
             replies, left = await self._replies(thread, standing, asker)
             self._answers[thread] = left
@@ -197,15 +201,16 @@ class GraphPlan(Plan):
     async def _replies(
         self, thread: str, standing: Standing, asker: str | None
     ) -> tuple[dict[str, Any], Sequence[InterruptReply]]:
-        given = self._answers[thread]
-        if given:
-            return choose(given, standing.questions)
+        prepared = self._answers[thread]
+        if prepared:
+            return choose(prepared, standing.questions)
         replies: dict[str, Any] = {}
         if self._human.is_there:
-            for one in standing.questions:
-                who, form = asker or f"thread {thread}", free_form(one.response_schema)
+            for interrupt in standing.questions:
+                form = free_form(interrupt.response_schema)
+                question = Question(str(interrupt.value), asker or f"thread {thread}", form=form)
                 try:
-                    replies[one.id] = await self._ask(Question(str(one.value), who, form=form))
+                    replies[interrupt.id] = await self._ask(question)
                 except UnansweredError:
                     break
         return replies, ()
@@ -213,26 +218,28 @@ class GraphPlan(Plan):
     def _leave_open(self, thread: str, standing: Standing, asker: str | None) -> None:
         assert self._checkpointer is not None
         lasting = self._checkpointer.lasting
-        ids = [one.id for one in standing.questions]
+        ids = [interrupt.id for interrupt in standing.questions]
         again = self._invocation.answering(thread if lasting else None, ids)
-        for one in standing.questions:
-            self.questions.append(OpenQuestion(asker, thread, one.id, one.value, again))
+        for interrupt in standing.questions:
+            self.questions.append(OpenQuestion(asker, thread, interrupt.id, interrupt.value, again))
         if not standing.questions:
             value = f"stopped before {', '.join(standing.next)}"
             self.questions.append(OpenQuestion(asker, thread, None, value, again))
 
-    def _start(self, thread: str, given: Any) -> Start:
+    def _start(self, thread: str, input: Any) -> Start:
         threads = self._checkpointer
         if threads is None:
             program = graph_program(self._graph, self._name, {})
-            return Start(program, given, None, program_terms(self._graph))
+            return Start(program, input, None, program_terms(self._graph))
         config = thread_config(thread)
         program = graph_program(self._graph, self._name, config, threads.durability)
-        return Start(program, given, thread, program_terms(self._graph))
+        return Start(program, input, thread, program_terms(self._graph))
 
 
 _OF_ITS_BEGINNING = ("--input", "--n", "--thread", FLAG)
-"""Options, each with a value, that a command which goes on with one thread has anew or not."""
+"""Options with a value that belong to a thread's start. A command that resumes the thread does not
+repeat them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,11 +249,11 @@ class Invocation:
     arguments: Sequence[str] = ()
 
     def answering(self, thread: str | None, ids: Sequence[str]) -> str:
-        """The command that answers the questions ``ids`` in ``thread``; without any it goes on
-        there.
+        """Return the command that answers the questions ``ids`` of ``thread``. Without ids the
+        command resumes the thread.
 
-        Without a thread that outlives the process everything runs again from its start, and
-        its questions get new ids: only a single one can be answered in advance.
+        If no thread outlives the process, the graph runs again from its start and its questions
+        get new ids. So the command can answer a single question only.
         """
         border = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
         own, flags = list(self.arguments[:border]), self.arguments[border:]
@@ -257,7 +264,7 @@ class Invocation:
             ids = ()
         replies = [FLAG, "TEXT"] * (len(ids) == 1)
         if len(ids) > 1:
-            replies = [word for one in ids for word in (FLAG, f"{one}=TEXT")]
+            replies = [word for question in ids for word in (FLAG, f"{question}=TEXT")]
         return shlex.join(["agentrt", "run", *own, *replies, *flags])
 
 

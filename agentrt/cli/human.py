@@ -1,7 +1,7 @@
-"""Questions to a human: answered by what was given in advance, or asked on the terminal.
+"""Questions to a human: answered by prepared answers, or asked on the terminal.
 
-A program's question says what its answer must be. A graph's questions have ids, and may get any
-value.
+A program's question has a form that its answer must fit. A graph's questions have ids, and accept
+any value.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _LITERALS = {"true": True, "false": False, "null": None}
 
 
 class UnansweredError(UsageError):
-    """A program asked a human, and there was none."""
+    """The error of a program that asked a human when nobody could answer."""
 
 
 class Human:
     """The `Answerer` of the command line.
 
-    ``answers`` are given to each program in order. After them, or without any, the question is
-    asked on the terminal; one question at a time. Without a terminal it waits if others may
-    answer ``elsewhere``, which says where.
+    Each program gets the prepared ``answers`` in order. Further questions are asked on the
+    terminal, one at a time. Without a terminal, a question waits if it can be answered
+    ``elsewhere``; that text says where.
     """
 
     def __init__(
@@ -60,44 +60,47 @@ class Human:
         elsewhere: str = "",
     ) -> None:
         self._answers = tuple(map(typed, answers))
-        self._given: dict[str, int] = {}
+        self._used: dict[str, int] = {}
         self._screen = screen
         self._source = sys.stdin if source is None else source
         self._elsewhere = elsewhere
         self._turn = asyncio.Lock()
 
     async def __call__(self, question: Question) -> Any:
-        who, form = question.program_id, question.form
-        given = self._given.get(who, 0)
-        self._given[who] = given + 1
-        if given < len(self._answers):
-            value = form.parse(self._answers[given])
+        program, form = question.program_id, question.form
+        used = self._used.get(program, 0)
+        self._used[program] = used + 1
+        if used < len(self._answers):
+            value = form.parse(self._answers[used])
             if (wrong := _mistake(form, value)) is not None:
                 raise UnansweredError(
-                    f"--human {self._answers[given]!r}: {wrong}; {who} asks {question.text!r}"
+                    f"--human {self._answers[used]!r}: {wrong}; the question of {program} is "
+                    f"{question.text!r}"
                 )
             return value
         if self.is_there:
             return await self._ask(question)
         if self._elsewhere:
-            self._screen.announce(f"{who} asks: {question.text} (answer {self._elsewhere})")
+            self._screen.announce(f"{program} asks: {question.text} (answer {self._elsewhere})")
             await asyncio.get_running_loop().create_future()
         raise UnansweredError(
-            f"program {who} asks {question.text!r} and there is nobody to answer: "
-            "give --human TEXT once for each question, or run it on a terminal"
+            f"program {program} asks {question.text!r}, but there is no terminal to answer on; add "
+            "--human TEXT once for each question, or run the command on a terminal"
         )
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a terminal to ask on."""
+        """Whether there is a terminal on which to ask."""
         return self._source.isatty()
 
     async def _ask(self, question: Question) -> Any:
-        """Ask on the terminal until the answer fits. Raises `UnansweredError` if it is closed."""
-        who, form = question.program_id, question.form
+        """Ask on the terminal until the answer fits. Raises `UnansweredError` if the terminal is
+        closed.
+        """
+        program, form = question.program_id, question.form
         async with self._turn:
             with self._screen.paused() as out:
-                out.write(f"{who} asks: {printable(question.text)}\n{asked_for(form)}")
+                out.write(f"{program} asks: {printable(question.text)}\n{answer_hint(form)}")
                 while True:
                     out.write("> ")
                     out.flush()
@@ -111,14 +114,14 @@ class Human:
             return await self._read_line(question.program_id)
         except asyncio.CancelledError:
             if question.state in ("answered", "expired"):
-                termios.tcflush(self._source, termios.TCIFLUSH)  # what was typed so far
-                how = "answered elsewhere" if question.state == "answered" else "too late"
+                termios.tcflush(self._source, termios.TCIFLUSH)  # discard a half-typed answer
+                how = "answered elsewhere" if question.state == "answered" else "timed out"
                 out.write(f"\n{question.program_id}: {how}\n")
             raise
 
-    async def _read_line(self, who: str) -> str:
-        # A terminal is readable when a whole line is there, so no thread has to block; it is
-        # read past Python's buffer, which could hide a line that was typed ahead.
+    async def _read_line(self, program: str) -> str:
+        # A terminal becomes readable when a whole line is typed, so no thread needs to block.
+        # Read the descriptor itself, because Python's buffer could hide a line typed ahead.
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
         loop.add_reader(self._source, ready.set)
@@ -128,26 +131,28 @@ class Human:
             loop.remove_reader(self._source)
         line = os.read(self._source.fileno(), 1 << 16)
         if not line:
-            raise UnansweredError(f"{who} got no answer: the input was closed")
+            raise UnansweredError(f"{program} got no answer: the terminal's input was closed")
         return line.decode(errors="replace").rstrip("\n")
 
 
-def asked_for(form: AnswerForm) -> str:
-    """What an answer must be, in lines: choices with their numbers; nothing if any text will do."""
+def answer_hint(form: AnswerForm) -> str:
+    """Return lines that say what an answer must be, such as the choices with their numbers. ""
+    if any text is accepted.
+    """
     schema = form.schema
     if not schema:
         return ""
     if "enum" in schema:
-        return "".join(f"  {n} {_plain(one)}\n" for n, one in enumerate(schema["enum"], 1))
+        return "".join(f"  {n} {_plain(choice)}\n" for n, choice in enumerate(schema["enum"], 1))
     kind = schema.get("type")
     if schema.keys() <= {"type", "title"} and kind in _SIMPLE:
         return _SIMPLE[kind]
-    what = "A text" if kind == "string" else "JSON"
-    return f"({what} that fits {json.dumps(schema)})\n"
+    noun = "text" if kind == "string" else "JSON"
+    return f"({noun} that fits the schema {json.dumps(schema)})\n"
 
 
 def read_choice(form: AnswerForm, text: str) -> Any:
-    """What was typed, as `AnswerForm.parse` reads it; a choice's number is that choice."""
+    """Read a typed answer with `AnswerForm.parse`. A choice's number stands for the choice."""
     value, choices = form.parse(text), (form.schema or {}).get("enum", ())
     if value not in choices and text.isdecimal() and 0 < int(text) <= len(choices):
         return choices[int(text) - 1]
@@ -168,17 +173,17 @@ def _mistake(form: AnswerForm, value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class InterruptReply:
-    """What was answered, and the id of the question that it is for, if it was named."""
+    """A prepared answer, and the id of its question; None if the answer names no question."""
 
     value: Any
     to: str | None = None
 
 
 def read_reply(text: str) -> InterruptReply:
-    """The value of ``--human`` for a graph: ``[ID=]TEXT|JSON|@FILE``.
+    """Read the value of ``--human`` for a graph: ``[ID=]TEXT|JSON|@FILE``.
 
-    As for ``--input``; true, false and null are what they are in JSON, since a text would
-    count as a yes.
+    The value is read as for ``--input``, except that true, false and null are JSON: as text,
+    "false" would count as true in Python.
     """
     match = _ADDRESSED.fullmatch(text)
     to, text = (match[1], match[2]) if match else (None, text)
@@ -189,25 +194,33 @@ def read_reply(text: str) -> InterruptReply:
 def choose(
     answers: Sequence[InterruptReply], questions: Sequence[Interrupt]
 ) -> tuple[dict[str, Any], Sequence[InterruptReply]]:
-    """Which of the first ``answers`` are for ``questions``, by id, and those that are left.
+    """Match the first ``answers`` to ``questions``. Return the values by the questions' ids, and
+    the answers that are left.
 
-    One without an id is for the only question. Raises `UsageError` if it does not fit.
+    An answer without an id needs a single open question. Raises `UsageError` if the first answer
+    matches no question.
     """
     first, open_ids = answers[0], [question.id for question in questions]
     if first.to is None:
         if len(open_ids) > 1:
-            raise UsageError(f"{FLAG}: {_listed(questions)}; say which one it is for: ID=…")
+            raise UsageError(
+                f"{FLAG}: {_listed(questions)}; choose one with {FLAG} ID={first.value}"
+            )
         return {open_ids[0]: first.value}, answers[1:]
     if first.to not in open_ids:
-        raise UsageError(f"{FLAG} {first.to}=…: no such question is open; {_listed(questions)}")
+        raise UsageError(
+            f"{FLAG} {first.to}=…: no question with this id is open; {_listed(questions)}"
+        )
     chosen: dict[str, Any] = {}
-    for used, one in enumerate(answers):
-        if one.to not in open_ids or one.to in chosen:
+    for used, reply in enumerate(answers):
+        if reply.to not in open_ids or reply.to in chosen:
             return chosen, answers[used:]
-        chosen[one.to] = one.value
+        chosen[reply.to] = reply.value
     return chosen, ()
 
 
 def _listed(questions: Sequence[Interrupt]) -> str:
-    words = ", ".join(f"{one.id} ({short(str(one.value), 60)})" for one in questions)
-    return f"the open one is {words}" if len(questions) == 1 else f"several are open: {words}"
+    names = ", ".join(f"{each.id} ({short(str(each.value), 60)})" for each in questions)
+    if len(questions) == 1:
+        return f"the open question is {names}"
+    return f"several questions are open: {names}"

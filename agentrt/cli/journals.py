@@ -1,4 +1,4 @@
-"""``--journal``: where a command's programs are recorded."""
+"""``--journal``: the journal that records a command's programs."""
 
 from __future__ import annotations
 
@@ -26,40 +26,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JournalPlan:
-    """What opens the journal's store, and how it is kept."""
+    """A function that opens the journal's store, and the journal's options."""
 
     opened: Callable[[], Store]
     options: JournalOptions
 
 
 def read_journal(options: Mapping[str, Any]) -> JournalPlan | None:
-    """The journal of `agentrt run`, if it has one. Raises `UsageError` for options without it."""
+    """Read the journal's options of `agentrt run`; None without a journal.
+
+    Raises `UsageError` if there are options for a journal but no journal.
+    """
     path: Path | None = options["journal"]
     kept = journal_options(options)
     if path is not None:
         return JournalPlan(partial(SQLiteStore, path), kept)
     if kept != JournalOptions():
         raise UsageError(
-            "--journal-content, --journal-keep, --on-divergence and --on-unrecordable are for a "
-            "journal: give --journal FILE"
+            "--journal-content, --journal-keep, --on-divergence and --on-unrecordable need a "
+            "journal; add --journal FILE"
         )
     return None
 
 
 def server_journal(options: Mapping[str, Any], served: Iterable[Served]) -> JournalPlan | None:
-    """The journal of `agentrt serve`: beside its database, unless the option names a file, or none;
-    or it serves no programs.
+    """Return the journal of `agentrt serve`: the file of the option, else next to its database or
+    in its PostgreSQL database. None if the option is ``off`` or no programs are served.
     """
     from agentrt.serving.langgraph.database.connections import Address
     from agentrt.serving.server import ServedProgram
 
-    given: str | None = options["journal"]
-    if given == "off" or not any(isinstance(one, ServedProgram) for one in served):
+    file: str | None = options["journal"]
+    if file == "off" or not any(isinstance(item, ServedProgram) for item in served):
         return None
     kept = journal_options(options, drops=True)
     address = Address.parse(options["database"])
-    if given is not None:
-        return JournalPlan(partial(SQLiteStore, Path(given)), kept)
+    if file is not None:
+        return JournalPlan(partial(SQLiteStore, Path(file)), kept)
     if address.file is not None:
         path = address.file.with_name(f"{address.file.stem}.journal{address.file.suffix}")
         return JournalPlan(partial(SQLiteStore, path), kept)
@@ -67,17 +70,21 @@ def server_journal(options: Mapping[str, Any], served: Iterable[Served]) -> Jour
 
 
 def postgres_journal(address: Address, *, makes: bool = True) -> Store:
-    """The journal in a PostgreSQL database; it ``makes`` what is not there, or only reads."""
+    """Open the journal in a PostgreSQL database. If it ``makes``, missing tables are created, else
+    the journal is only read.
+    """
     try:
         from agentrt.journal.postgres import PostgresStore
         from agentrt.serving.langgraph.database.connections import TIMEOUTS
     except ImportError as error:
-        raise JournalError(f"journal {address}: {error}; install agentrt[postgres]") from error
+        raise JournalError(
+            f"journal {address}: {error}; run: pip install 'agentrt[postgres]'"
+        ) from error
     return PostgresStore(address.url, str(address), TIMEOUTS, makes=makes)
 
 
 def journal_options(options: Mapping[str, Any], *, drops: bool = False) -> JournalOptions:
-    """How a journal is kept."""
+    """Read the options that say how a journal is kept."""
     return JournalOptions(
         options["journal_content"],
         options["journal_keep"],
@@ -89,7 +96,7 @@ def journal_options(options: Mapping[str, Any], *, drops: bool = False) -> Journ
 
 @asynccontextmanager
 async def opened_journal(plan: JournalPlan | None) -> AsyncIterator[Journal | None]:
-    """The journal, open while the body runs. Raises `JournalError`."""
+    """Open the journal while the body runs; None without a plan. Raises `JournalError`."""
     if plan is None:
         yield None
         return
@@ -98,30 +105,32 @@ async def opened_journal(plan: JournalPlan | None) -> AsyncIterator[Journal | No
 
 
 async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
-    """Whether the journal has the results of all these programs: they may need no engine.
+    """Return whether the journal has the results of all these programs, so that they need no
+    engine.
 
-    Raises `JournalError` for a journal that has other programs of their type.
+    Raises `JournalError` if the journal's programs of this type had another input.
     """
     if journal is None:
         return False
     first, count = starts[0], len(starts)
-    if first.durable.id is not None:  # a fork, which goes on
+    if first.durable.id is not None:  # a fork, which still has nodes to run
         return False
     await journal.check(first.program.name, first.input)
     read = partial(listed, limit=sys.maxsize, type=first.program.name, state=DONE)
-    done = {one.id for one in await journal.read(read)}
+    done = {row.id for row in await journal.read(read)}
     return done >= {f"{first.program.name}-{number}" for number in range(1, count + 1)}
 
 
 async def describe_engine(runtime: Runtime, scheduler: SchedulerConfig) -> None:
-    """Keep in the runtime's journal, if it has one, which engines calls run on, and how they are
-    set: `agentrt journal replay` goes by that.
+    """Record the engines and their settings in the runtime's journal, if it has one.
+
+    `agentrt journal replay` uses this description.
     """
     if runtime.journal is None:
         return
-    found = await runtime.executor.snapshot()
-    each = found.get("replicas") or [found]
-    fleet = {"replicas": len(each), "router": found["router"]} if len(each) > 1 else {}
+    snapshot = await runtime.executor.snapshot()
+    each = snapshot.get("replicas") or [snapshot]
+    fleet = {"replicas": len(each), "router": snapshot["router"]} if len(each) > 1 else {}
     runtime.journal.describe(
         {
             "model": runtime.executor.info.model,

@@ -1,4 +1,4 @@
-"""Groups whose commands are imported when they run, so that ``--help`` answers at once."""
+"""Groups that import a command only when it runs, so that ``--help`` answers at once."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import click
 
 Lazy = Mapping[str, tuple[str, str]]
-"""Commands: name → (``module:attribute``, one line for ``--help``)."""
+"""Commands: from a name to its ``module:attribute`` and its line in ``--help``."""
 Renamed = Mapping[str, Sequence[str]]
-"""Former names of commands: name → the words that take its place."""
+"""Former names of commands: from a former name to the words that replace it."""
 REMOVED_IN = "0.4"
-"""The version that does not know the former names any more."""
+"""The version that removes the former names."""
 
 
 def _current_args(command: click.Command, args: list[str], ctx: click.Context) -> list[str]:
     """Return a command's arguments with the current names of its options.
 
-    Of an option that is given twice and counts once, click drops the first in silence. Here that is
-    said; where a person may have meant both, it is refused with `click.UsageError`.
+    If an option that takes a single value is repeated, click silently uses the last value. This
+    function prints a notice. It raises `click.UsageError` if the user may have meant both values.
     """
     border = args.index("--") if "--" in args else len(args)
     named = [_current(command, word) for word in args[:border]]
@@ -31,9 +31,11 @@ def _current_args(command: click.Command, args: list[str], ctx: click.Context) -
         if isinstance(option, click.Option) and _counts_once(option):
             name = max(option.opts, key=len)
             if times[name] > 1 and getattr(option, "once", False):
-                raise click.UsageError(f"{name} is given {times[name]} times; give it once", ctx)
+                raise click.UsageError(
+                    f"{name} is set {times[name]} times, but takes one value; set it once", ctx
+                )
             if times[name] > 1:
-                click.echo(f"{name} is given {times[name]} times; the last one counts", err=True)
+                click.echo(f"{name} is set {times[name]} times; the last value counts", err=True)
     return [*named, *args[border:]]
 
 
@@ -42,22 +44,23 @@ def _counts_once(option: click.Option) -> bool:
 
 
 def _current(command: click.Command, word: str) -> str:
-    """An argument, with an option's current name in place of a former one."""
+    """Return an argument with a former name of an option replaced by its current name."""
     name, equals, value = word.partition("=")
     for option in command.params:
         if name in getattr(option, "former", ()):
             current = max(option.opts, key=len)
             click.echo(
-                f"{name} is {current} now; the old name works until version {REMOVED_IN}", err=True
+                f"{name} is now called {current}; the old name works until version {REMOVED_IN}",
+                err=True,
             )
             return f"{current}{equals}{value}"
     return word
 
 
 class LazyGroup(click.Group):
-    """The ``lazy`` commands, in their order. A name that is not among them is a usage error.
+    """A group of the ``lazy`` commands, shown in their order. An unknown name is a usage error.
 
-    The ``renamed`` names still work, and say on stderr what they are called now.
+    The ``renamed`` names still work, with a notice on stderr that says the current name.
     """
 
     def __init__(
@@ -84,21 +87,21 @@ class LazyGroup(click.Group):
         if (words := self.renamed.get(name)) is not None:
             now = f"{ctx.command_path} {' '.join(words)}"
             click.echo(
-                f"'{ctx.command_path} {name}' is '{now}' now; "
+                f"'{ctx.command_path} {name}' is now called '{now}'; "
                 f"the old name works until version {REMOVED_IN}",
                 err=True,
             )
             args = [*words, *args[1:]]
         elif not name.startswith("-") and name not in self.lazy:
-            there = f"no such command {name!r}; there is: {', '.join(self.lazy)}"
-            raise click.UsageError(there + self.hint(name), ctx)
+            message = f"unknown command {name!r}; available: {', '.join(self.lazy)}"
+            raise click.UsageError(message + self.hint(name), ctx)
         resolved, command, rest = super().resolve_command(ctx, args)
         if command is not None and not isinstance(command, click.Group):
             rest = _current_args(command, rest, ctx)
         return resolved, command, rest
 
     def hint(self, name: str) -> str:
-        """What ends the error about an unknown name."""
+        """Return the end of the error about an unknown name: a suggestion, or ""."""
         near = get_close_matches(name, self.lazy, n=1)
         return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -1,6 +1,7 @@
-"""What a terminal shows of running programs: a line each, and their nodes as a tree.
+"""The live view of running programs: a line for each program, and its nodes as a tree.
 
-Pure: programs, an engine's snapshot and a height in, something for rich to draw out.
+Pure functions: they turn programs, an engine's snapshot and a height into something that rich
+draws.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ STYLES = {
     RunState.RUNNING: "cyan",
 }
 _KEPT_ENDED = 3
-"""How many of a program's ended nodes are shown beside its open ones."""
+"""Number of ended nodes that are shown of a program, in addition to its open nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Where the engine has each call: its level, and its place if it waits.
+    """The engine's queue: the level of each call, and the number of calls ahead of a waiting call.
 
-    ``levelled`` is False where levels are not numbered from Q1 on: one line, turns, or
-    expectations. There, the ``promoted`` calls are in the lane for the oldest programs.
+    ``levelled`` is False for policies that do not number their levels Q1, Q2 and so on. For
+    these policies, the ``promoted`` calls are in the lane for the oldest programs.
     """
 
     levels: Mapping[str, int]
@@ -50,7 +51,7 @@ class Queue:
 
     @classmethod
     def of(cls, snapshot: Mapping[str, Any]) -> Queue:
-        """Read an executor's snapshot; what is missing there is simply not known."""
+        """Read the queue from an executor's snapshot. Fields may be missing."""
         waiting = snapshot.get("waiting") or ()
         calls = [*(snapshot.get("running") or ()), *waiting]
         return cls(
@@ -61,9 +62,9 @@ class Queue:
         )
 
     def describe(self, call_id: str) -> str:
-        """What a call does now, in words. Levels count from Q1, as in the paper."""
+        """Return in words what a call is doing. Levels start at Q1, as in the paper."""
         if call_id not in self.levels:
-            return "on its way"
+            return "being sent"
         level = "lane" if call_id in self.promoted else ""
         level = f"Q{self.levels[call_id] + 1}" if self.levelled else level
         if call_id not in self.ahead:
@@ -76,7 +77,9 @@ class Queue:
 def render(
     runs: Sequence[Run], snapshot: Mapping[str, Any], now: float, height: int
 ) -> RenderableType:
-    """The programs in at most ``height`` rows; ``now`` is on the runs' clock (seconds)."""
+    """Draw the programs in at most ``height`` rows; ``now`` is the time on the runs' clock, in
+    seconds.
+    """
     queue = Queue.of(snapshot)
     shown, hidden = _fit(runs, height)
     open_programs = sum(run.state is RunState.RUNNING for run in shown)
@@ -85,7 +88,7 @@ def render(
     for run in shown:
         rows = 0
         if run.state is RunState.RUNNING:
-            # Each open program gets its share of what those before it left over.
+            # Each running program gets an equal share of the rows that are left.
             rows = spare // open_programs
             open_programs -= 1
         tree = Tree(_headline(run, now), guide_style="dim")
@@ -97,7 +100,7 @@ def render(
 
 
 def _fit(runs: Sequence[Run], height: int) -> tuple[list[Run], list[Run]]:
-    """Those that get a line, the running ones first, and those that do not."""
+    """Split the runs into those that get a line, running ones first, and those that do not."""
     if len(runs) <= height:
         return list(runs), []
     ranked = sorted(runs, key=lambda run: run.state is not RunState.RUNNING)
@@ -128,13 +131,13 @@ def _doing(run: Run, now: float) -> str:
     if run.state is not RunState.RUNNING:
         return str(run.state)
     state = state_of(run.row, now, float("inf"))
-    # A program with no call, tool or question open runs code of its own.
+    # A program without an open call, tool or question is executing its own code.
     idle = state is ProgramState.RUNNING and not run.row.calls
     return "between calls" if idle else str(state)
 
 
 def _add_nodes(tree: Tree, run: Run, queue: Queue, now: float, rows: int) -> int:
-    """Hang the program's nodes under ``tree``, by scope. Returns the rows that it took."""
+    """Add the program's nodes to ``tree``, grouped by scope. Return the number of rows used."""
     chosen, used = _choose(run, rows)
     branches: dict[tuple[str, ...], Tree] = {(): tree}
     for node in sorted(chosen, key=lambda node: node.id):
@@ -148,7 +151,7 @@ def _add_nodes(tree: Tree, run: Run, queue: Queue, now: float, rows: int) -> int
 
 
 def _choose(run: Run, rows: int) -> tuple[list[Node], int]:
-    """The nodes that fit, with the rows that they and the names of their scopes take."""
+    """Return the nodes that fit, and the rows that they and the lines of their scopes need."""
     chosen: list[Node] = []
     headers: set[tuple[str, ...]] = set()
     used = 0
@@ -164,7 +167,7 @@ def _choose(run: Run, rows: int) -> tuple[list[Node], int]:
 
 
 def _candidates(run: Run) -> Iterator[Node]:
-    """Open nodes, the oldest first; then the last few that ended, the newest first."""
+    """Yield the open nodes, oldest first, then the last few ended nodes, newest first."""
     yield from sorted(run.dag.running() + run.dag.waiting(), key=lambda node: node.id)
     ended = 0
     for node in reversed(run.dag.nodes()):
@@ -176,7 +179,7 @@ def _candidates(run: Run) -> Iterator[Node]:
 
 
 def _scope(run: Run, node: Node) -> tuple[str, ...]:
-    """The node functions around a node, without the program itself."""
+    """Return the names of the scopes around a node, without the program's own."""
     parts = tuple(part for part in node.scope.split("/") if part)
     return parts[1:] if parts[:1] == (run.type,) else parts
 

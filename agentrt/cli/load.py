@@ -1,6 +1,6 @@
-"""Finds what to run in a user's file: ``PROGRAM.py`` or ``PROGRAM.py:name``.
+"""Loading the program or the LangGraph graph that a target names.
 
-That is a program, a LangGraph graph, or a graph of the project in ``langgraph.json``.
+A target is ``PROGRAM.py``, ``PROGRAM.py:name``, or a ``langgraph.json`` or its folder.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from agentrt.program import Program
 
 @dataclass(frozen=True, slots=True)
 class GraphTarget:
-    """A graph, its builder, or a function that makes one: ``value``, which is in ``path``.
+    """A loaded graph. ``value``, which is defined in the file ``path``, is the graph, its builder,
+    or a function that makes it.
 
-    ``name`` is its type if it has no name of its own.
+    ``name`` is the graph's type if the graph has no name of its own.
     """
 
     value: Any
@@ -37,18 +38,18 @@ class GraphTarget:
     path: Path
 
 
-Found = Program | GraphTarget
+LoadedTarget = Program | GraphTarget
 
 _EXAMPLE = "put @program above an 'async def main(ctx)', or compile a LangGraph graph"
 _NAMED = 5
-"""So many of a folder's files are named where none is like the one that was asked for."""
+"""Number of a folder's files that an error lists if no file has a similar name."""
 
 
-def load_program(target: str) -> Found:
-    """The program or the graph that ``target`` names.
+def load_program(target: str) -> LoadedTarget:
+    """Load the program or the graph that ``target`` names.
 
-    Raises `ProgramLoadError` if there is none or more than one fits, and
-    `ImportFailedError` if the file's own code raised.
+    Raises `ProgramLoadError` if there is none or if several match, and `ImportFailedError` if
+    the file's own code raised.
     """
     path, name = split_target(target)
     if path.suffix == ".json":
@@ -61,103 +62,110 @@ def load_program(target: str) -> Found:
     return _only(path, {**own, **graphs} or {**foreign})
 
 
-def load_all(target: str) -> dict[str, Found]:
-    """All programs and graphs that ``target`` has, by their names; with a name in it, that one.
+def load_all(target: str) -> dict[str, LoadedTarget]:
+    """Load all programs and graphs of ``target``, by their names; or only the one that it names.
 
-    Raises as `load_program` does, and `ProgramLoadError` where two have one name.
+    Raises the errors of `load_program`, and `ProgramLoadError` if two have the same name.
     """
     path, name = split_target(target)
     if name is not None:
-        found: list[Found] = [load_program(target)]
+        loaded: list[LoadedTarget] = [load_program(target)]
     elif path.suffix == ".json":
-        found = [_of_project(path, one) for one in project.graph_names(path)]
+        loaded = [_of_project(path, graph) for graph in project.graph_names(path)]
     else:
         module = import_file(path)
         own, foreign = _programs(module)
-        named: dict[str, Found] = {**own, **_graphs(path, module)}
-        found = list({_identity(one): one for one in (named or foreign).values()}.values())
-    if not found:
-        raise ProgramLoadError(f"{path}: no program in it; {_EXAMPLE}")
-    return _by_name(path, found)
+        named: dict[str, LoadedTarget] = {**own, **_graphs(path, module)}
+        loaded = list({_identity(item): item for item in (named or foreign).values()}.values())
+    if not loaded:
+        raise ProgramLoadError(f"{path} has no program; {_EXAMPLE}")
+    return _by_name(path, loaded)
 
 
 def project_of(target: str) -> Path | None:
-    """The ``langgraph.json`` that a target is in, if it is of one."""
+    """Return the ``langgraph.json`` that a target belongs to, or None."""
     path, _ = split_target(target)
     return path if path.suffix == ".json" else None
 
 
-def _by_name(path: Path, found: Sequence[Found]) -> dict[str, Found]:
-    named = {one.name: one for one in found}
-    if len(named) < len(found):
-        twice = next(one.name for one in found if named[one.name] is not one)
-        raise ProgramLoadError(f"{path}: two programs are called {twice!r}; rename one")
+def _by_name(path: Path, loaded: Sequence[LoadedTarget]) -> dict[str, LoadedTarget]:
+    named = {item.name: item for item in loaded}
+    if len(named) < len(loaded):
+        repeated = next(item.name for item in loaded if named[item.name] is not item)
+        raise ProgramLoadError(
+            f"{path}: two programs have the name {repeated!r}; rename one of them"
+        )
     return named
 
 
-def _of_project(path: Path, name: str | None) -> Found:
+def _of_project(path: Path, name: str | None) -> LoadedTarget:
     entry = project.read_entry(path, name)
     module = import_file(entry.file)
     if not hasattr(module, entry.variable):
         raise ProgramLoadError(
-            f"{path}: graph {entry.name!r} is {entry.variable!r} in {entry.file}, which has no "
-            "such variable"
+            f"{path}: {entry.file} has no variable {entry.variable!r} for graph {entry.name!r}; "
+            "correct the path of the graph"
         )
     value = getattr(module, entry.variable)
     return value if isinstance(value, Program) else GraphTarget(value, entry.name, entry.file)
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
-    """The file that a target names, and what is behind the colon. Raises `ProgramLoadError`."""
+    """Split a target into its file and the name after the colon, or None. Raises
+    `ProgramLoadError` for a file that does not exist or is of a wrong type.
+    """
     path, name = Path(target), None
     head, colon, tail = target.rpartition(":")
     if colon and not path.exists():
         path, name = Path(head), tail
     if not path.exists():
-        raise ProgramLoadError(f"{path}: no such file; {_way_out(path)}")
+        raise ProgramLoadError(f"{path}: no such file; {_suggestion(path)}")
     if path.is_dir():
         if not (path / project.FILE).is_file():
             raise ProgramLoadError(
-                f"{path}: that is a folder without a {project.FILE}; name a Python file in it"
+                f"{path} is a folder without a {project.FILE}; name a Python file in it"
             )
         path = path / project.FILE
     if path.suffix not in (".py", ".json"):
         raise ProgramLoadError(
-            f"{path}: not a Python file; a program's file ends in .py, a project's in .json"
+            f"{path} is neither a Python file nor a project; its name must end in .py or .json"
         )
     if name == "":
-        raise ProgramLoadError(f"{target}: name a program after the colon, or leave it out")
+        raise ProgramLoadError(
+            f"{target}: write a program's name after the colon, or leave the colon out"
+        )
     return path, name
 
 
-def _way_out(path: Path) -> str:
-    """What to name instead of a file that is not there."""
+def _suggestion(path: Path) -> str:
+    """Return what to name instead of a file that does not exist."""
     folder = path.parent
     if not folder.is_dir():
-        return f"there is no folder {str(folder)!r}, seen from {Path.cwd()}"
+        return f"the folder {str(folder)!r} does not exist in {Path.cwd()}"
     files = sorted(file.name for file in folder.glob("*.py"))
     deeper = sorted(folder.glob(f"*/{escape(path.name)}"))
     alike = get_close_matches(path.name, files, n=1, cutoff=0.7)
-    if found := deeper or [folder / name for name in alike]:
-        return f"did you mean {found[0]}?"
+    if similar := deeper or [folder / name for name in alike]:
+        return f"did you mean {similar[0]}?"
     if not files:
-        return f"there are no Python files in {folder.absolute()}; give the program's path"
-    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
-    return f"there is: {', '.join(files[:_NAMED])}{more} in {folder.absolute()}"
+        return f"there are no Python files in {folder.absolute()}; write the program's path"
+    rest = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    return f"available in {folder.absolute()}: {', '.join(files[:_NAMED])}{rest}"
 
 
 def import_file(path: Path) -> ModuleType:
-    """The file as a module, with its folder first on the import path, as python does. A file that
-    is loaded already, and has not changed, is the same module: its classes are there once.
+    """Import a file as a module, with its folder first on the import path, as python does.
 
-    Raises `ProgramLoadError`, and `ImportFailedError` if the file's own code raised.
+    A file that is loaded already and has not changed gives the same module, so that its classes
+    exist once. Raises `ProgramLoadError` for a file that cannot be imported, and
+    `ImportFailedError` if the file's own code raised.
     """
     path = path.absolute()
     try:
         check_plain(path, MOST)
         source = path.read_bytes()
     except OSError as error:
-        raise ProgramLoadError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ProgramLoadError(f"cannot read {path}: {error.strerror}") from error
     known = _LOADED.get(path.resolve())
     if known is not None and sys.modules.get(known.module.__name__) is not known.module:
         known = None
@@ -170,7 +178,7 @@ def import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses, pydantic and pickle look their module up here.
+    # Dataclasses, pydantic and pickle look up a class's module in sys.modules.
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
@@ -179,7 +187,7 @@ def import_file(path: Path) -> ModuleType:
         raise ProgramLoadError(f"{where}: syntax error: {error.msg}") from error
     except SystemExit as error:
         raise ProgramLoadError(
-            f"{path}: it exits while it is imported; put what it does as a script under "
+            f"{path} exits while it is imported; move the code of the script under "
             "if __name__ == '__main__':"
         ) from error
     except AgentrtError as error:
@@ -187,7 +195,7 @@ def import_file(path: Path) -> ModuleType:
     except (OSError, UnicodeError, ValueError) as error:
         if error.__traceback__ is not None and _ran(error, path):
             raise ImportFailedError(str(path)) from error
-        raise ProgramLoadError(f"{path}: cannot be read: {error}") from error
+        raise ProgramLoadError(f"cannot read {path}: {error}") from error
     except Exception as error:
         raise ImportFailedError(str(path)) from error
     _LOADED[path.resolve()] = _Loaded(module, source)
@@ -200,12 +208,14 @@ class _Loaded(NamedTuple):
 
 
 _LOADED: dict[Path, _Loaded] = {}
-"""The files that were loaded, with what they were then."""
+"""The loaded files, with their content at that time."""
 
 
 def _check_neighbours(path: Path) -> None:
-    """Raise `ProgramLoadError` where a file would import the neighbours of another one: Python has
-    one module of a name, and what is imported first stays.
+    """Raise `ProgramLoadError` if a file imports a module of its own folder whose name is taken by
+    a module that another loaded file has imported.
+
+    Python keeps one module for each name, so the file would silently get the other's module.
     """
     folder = path.resolve().parent
     others = {file.parent for file in _LOADED if file.parent != folder}
@@ -222,9 +232,9 @@ def _check_neighbours(path: Path) -> None:
                 Path(there).resolve() in _files_of(f, name) for f in others
             ):
                 raise ProgramLoadError(
-                    f"{path}: it imports {name!r}, which another program has imported already from "
-                    f"{there}, and would get that instead of {own}: give the two modules different "
-                    "names, or serve the programs apart"
+                    f"{path} imports {name!r} and would get {there}, which another program has "
+                    f"imported, instead of {own}; give the two modules different names, or serve "
+                    "the programs by separate servers"
                 )
             if own not in seen:
                 left.append(own)
@@ -235,10 +245,10 @@ def _files_of(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """The first parts of what a file imports."""
+    """Yield the top-level names of the modules that a file imports."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # which importing it tells
+    except (OSError, SyntaxError, ValueError):  # importing the file will report this error
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -248,7 +258,7 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def _ran(error: Exception, path: Path) -> bool:
-    """Whether the error came from the file's code, and not from reading the file."""
+    """Return whether an error came from running the file's code and not from reading the file."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path):
@@ -258,8 +268,9 @@ def _ran(error: Exception, path: Path) -> bool:
 
 
 def _module_name(path: Path) -> str:
-    """The file's own name, unless that would hide a module that exists already. Journals know
-    classes by the file that they are in: the name may be another one each time.
+    """Return a module name for a file: the file's own name unless another module has that.
+
+    The name need not be stable, because journals identify classes by their file.
     """
     name = path.stem
     if not (name in sys.modules or name in sys.stdlib_module_names or name == "agentrt"):
@@ -269,7 +280,9 @@ def _module_name(path: Path) -> str:
 
 
 def _programs(module: ModuleType) -> tuple[dict[str, Program], dict[str, Program]]:
-    """The module's own programs, and those it imported, each by its variable's name."""
+    """Return the module's own programs and its imported programs, by the names of their
+    variables.
+    """
     own: dict[str, Program] = {}
     foreign: dict[str, Program] = {}
     for name, value in vars(module).items():
@@ -280,46 +293,53 @@ def _programs(module: ModuleType) -> tuple[dict[str, Program], dict[str, Program
 
 
 def _graphs(path: Path, module: ModuleType) -> dict[str, GraphTarget]:
-    """The module's graphs, each by its variable's name."""
+    """Return the module's graphs, by the names of their variables."""
     if "langgraph.pregel" not in sys.modules:
-        return {}  # without LangGraph there is none, and to look would take a second
+        return {}  # a file without LangGraph has no graphs, and importing it takes a second
     from agentrt.integrations.langgraph.graphs import graph_name, graphs_among
 
-    found = graphs_among(vars(module))
-    return {name: GraphTarget(one, graph_name(one, name), path) for name, one in found.items()}
+    graphs = graphs_among(vars(module))
+    return {
+        name: GraphTarget(graph, graph_name(graph, name), path) for name, graph in graphs.items()
+    }
 
 
-def _only(path: Path, found: dict[str, Found]) -> Found:
-    distinct = {_identity(one): name for name, one in reversed(found.items())}
+def _only(path: Path, candidates: dict[str, LoadedTarget]) -> LoadedTarget:
+    distinct = {_identity(item): name for name, item in reversed(candidates.items())}
     if not distinct:
-        raise ProgramLoadError(f"{path}: no program in it; {_EXAMPLE}")
+        raise ProgramLoadError(f"{path} has no program; {_EXAMPLE}")
     names = sorted(distinct.values())
     if len(names) > 1:
         raise ProgramLoadError(
-            f"{path}: several programs ({', '.join(names)}); name one: {path}:{names[0]}"
+            f"{path} has several programs ({', '.join(names)}); choose one, such as "
+            f"{path}:{names[0]}"
         )
-    return found[names[0]]
+    return candidates[names[0]]
 
 
-def _identity(one: Found) -> int:
-    return id(one.value if isinstance(one, GraphTarget) else one)
+def _identity(item: LoadedTarget) -> int:
+    return id(item.value if isinstance(item, GraphTarget) else item)
 
 
-def _named(path: Path, name: str, found: dict[str, Found], module: ModuleType) -> Found:
-    if name in found:
-        return found[name]
-    for one in found.values():
-        if one.name == name:
-            return one
+def _named(
+    path: Path, name: str, candidates: dict[str, LoadedTarget], module: ModuleType
+) -> LoadedTarget:
+    if name in candidates:
+        return candidates[name]
+    for item in candidates.values():
+        if item.name == name:
+            return item
     value = vars(module).get(name)
     if inspect.isfunction(value) or _is_graph(value):
         return GraphTarget(value, name, path)
-    known = f"there is: {', '.join(sorted(found))}" if found else f"it has none; {_EXAMPLE}"
-    raise ProgramLoadError(f"{path}: no program {name!r} in it; {known}")
+    available = ", ".join(sorted(candidates)) or f"none; {_EXAMPLE}"
+    raise ProgramLoadError(f"{path}: unknown program {name!r}; available: {available}")
 
 
 def _is_graph(value: object) -> bool:
-    """A builder, or a part of another graph: to be run only if it is named."""
+    """Return whether a value is a graph. It may be a builder or a subgraph, which run only if the
+    target names them.
+    """
     if "langgraph.pregel" not in sys.modules:
         return False
     from agentrt.integrations.langgraph.graphs import is_graph

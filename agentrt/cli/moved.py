@@ -1,4 +1,4 @@
-"""Commands that have moved out of the package: where to, for one version."""
+"""Commands that have moved out of the package. For one version they say where they are now."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AS_IT_IS: dict[str, Any] = {
 @click.command(hidden=True, context_settings=_AS_IT_IS)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def bench(words: Sequence[str]) -> int:
-    """Say where ``agentrt bench`` has gone; ``agentrt bench gpu`` runs in a checkout as before."""
+    """Say what replaces ``agentrt bench``. In a checkout, ``agentrt bench gpu`` still works."""
     root = Path(agentrt.__file__).parents[1]
     name = words[0] if words and words[0] in _BENCHMARKS else "policies"
     if name == "gpu" and (root / "benchmarks" / "__main__.py").is_file():
@@ -32,4 +32,6 @@ def bench(words: Sequence[str]) -> int:
         code: int = import_module("benchmarks.__main__").call([*words])
         return code
     was = "agentrt bench" if name == "policies" else f"agentrt bench {name}"
-    raise UsageError(f"{was} is now 'python -m benchmarks {name}', in a checkout of agentrt")
+    raise UsageError(
+        f"'{was}' was replaced; run 'python -m benchmarks {name}' in a checkout of agentrt"
+    )

@@ -1,4 +1,4 @@
-"""Numbers that the command line takes."""
+"""Types of numbers for options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class NumberRange(click.FloatRange):
-    """A number within bounds. ``nan`` is refused, which click lets pass: it is in no order."""
+    """A number within bounds. Unlike click's own type, it rejects ``nan``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)

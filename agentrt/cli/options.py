@@ -1,7 +1,4 @@
-"""Options in groups, those that commands share, and ``--`` as the border to the engine's flags.
-
-It is long, since most options are shared.
-"""
+"""Options that several commands share, options in groups, and ``--`` before the engine's flags."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.scheduler.config import DEFAULT_POLICY
 
 ARGUMENTS = "agentrt.arguments"
-"""Where the context's ``meta`` has a command's arguments as they were given."""
+"""The key of the context's ``meta`` that holds a command's arguments unchanged."""
 DEFAULT_ROUTER = "agentix"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -24,8 +21,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 class RunOption(click.Option):
     """An option that ``--help`` lists under the heading ``group``.
 
-    Its ``former`` names still work, with a notice, and it is refused if it is given twice where
-    only ``once`` has a meaning (`agentrt.cli.lazy`).
+    Its ``former`` names still work, with a notice. With ``once``, setting the option twice is a
+    usage error (`agentrt.cli.lazy` does both).
     """
 
     def __init__(
@@ -48,7 +45,7 @@ class GroupedCommand(click.Command):
 
 
 class RunCommand(GroupedCommand):
-    """A command whose arguments after ``--`` are not its own: ``engine_flags``."""
+    """A command whose arguments after ``--`` go to the engine, as ``engine_flags``."""
 
     TARGETS = "PROGRAM.py[:NAME]"
 
@@ -66,7 +63,7 @@ class RunCommand(GroupedCommand):
 def write_groups(
     command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
-    """A command's options under the headings of their groups."""
+    """Write a command's options under the headings of their groups."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for option in command.get_params(ctx):
         record = option.get_help_record(ctx)
@@ -79,9 +76,9 @@ def write_groups(
 
 
 class Options:
-    """Makes options that ``--help`` lists under the heading ``group``, each with its default.
+    """A factory of options that ``--help`` lists under the heading ``group``, with their defaults.
 
-    Called, it is `click.option`; the methods are for the usual kinds.
+    Call it like `click.option`. The methods make the usual kinds of options.
     """
 
     def __init__(self, group: str) -> None:
@@ -93,14 +90,14 @@ class Options:
     def text(
         self, flag: str, metavar: str, about: str, name: str | None = None, **terms: Any
     ) -> Decorator:
-        """One that takes a word; ``default`` is shown."""
+        """Make an option that takes a word. The help shows its ``default``."""
         if (default := terms.get("default")) is not None:
             shown = f"{default:g}" if isinstance(default, float) else default
             about = f"{about}  [default: {shown}]".lstrip()
         return self(flag, *_and(name), metavar=metavar, help=about, **terms)
 
     def several(self, flag: str, name: str, metavar: str, about: str, **terms: Any) -> Decorator:
-        """One that may be given again and again."""
+        """Make an option that may be repeated."""
         return self.text(flag, metavar, about, name, multiple=True, **terms)
 
     def count(
@@ -113,7 +110,7 @@ class Options:
         metavar: str = "N",
         **terms: Any,
     ) -> Decorator:
-        """A whole number."""
+        """Make an option that takes a whole number of at least ``least``."""
         kind = click.IntRange(min=least)
         return self.text(flag, metavar, about, default=default, type=kind, **terms)
 
@@ -126,22 +123,22 @@ class Options:
         metavar: str = "SECONDS",
         **terms: Any,
     ) -> Decorator:
-        """A time, above 0 unless there is a ``least``."""
+        """Make an option that takes seconds: at least ``least``, or more than 0 without it."""
         kind = NumberRange(min=least or 0, min_open=least is None)
         return self.text(flag, metavar, about, type=kind, **terms)
 
     def file(self, flag: str, about: str, *, dir_okay: bool = False, **terms: Any) -> Decorator:
-        """A file's path."""
+        """Make an option that takes a file's path."""
         kind = click.Path(dir_okay=dir_okay, path_type=Path)
         return self.text(flag, "FILE", about, type=kind, **terms)
 
     def flag(self, flag: str, about: str, name: str | None = None) -> Decorator:
-        """One that is given or not."""
+        """Make an option without a value."""
         return self(flag, *_and(name), is_flag=True, help=about)
 
 
 class _FileOrNone(click.Path):
-    """A file's path, or the word none."""
+    """The type of a file's path or the word none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if value == "none" else super().convert(value, param, ctx)
@@ -152,21 +149,19 @@ def _and(name: str | None) -> tuple[str, ...]:
 
 
 def together(*options: Decorator) -> Decorator:
-    """Several options as one decorator, listed in this order."""
+    """Combine options into one decorator. The help lists them in this order."""
     return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
 
 
 engine, scheduling, langgraph = Options("Engine"), Options("Scheduling"), Options("LangGraph")
 tools, output = Options("Tools"), Options("Output")
 
-SIMULATED = (
-    "simulated needs no model: answers are made up, and the scheduler's steps take a made-up time."
-)
+SIMULATED = "simulated needs no model: its answers and the durations of its steps are invented."
 kind_option = engine.text(
     "--engine",
     "[vllm|transformers|simulated]",
-    "What computes: transformers is slower, has no scheduler, and lets a context choose what its "
-    f"tokens see (attention=); {SIMULATED}",
+    "Kind of engine. transformers is slower and has no scheduler, but supports attention=, which "
+    f"chooses what a context's tokens see; {SIMULATED}",
     "kind",
     type=click.Choice(["vllm", "transformers", "simulated"]),
     default="vllm",
@@ -174,132 +169,143 @@ kind_option = engine.text(
 model_option = engine.text(
     "--model",
     "MODEL",
-    "A folder or a Hugging Face name.  [default: a small model that fits this machine]",
+    "Model: a folder or a Hugging Face name.  [default: a small model that fits this machine]",
 )
-batch_option = engine.count("--max-num-seqs", "How many calls run in one batch.", metavar="B")
+batch_option = engine.count(
+    "--max-num-seqs", "Maximum number of calls in one batch.  [default: vLLM's]", metavar="B"
+)
 seed_option = Options("Program").text(
-    "--seed", "N", "Makes sampled calls repeatable.", type=int, default=0
+    "--seed", "N", "Seed that makes sampled calls repeatable.", type=int, default=0
 )
 fleet_options = together(
     engine.count(
         "--replicas",
-        "Run N engines, each with its own memory and share of the cores, or its own GPUs. A call "
-        "whose engine dies runs again on another.",
+        "Number of engines. Each has its own memory and its share of the cores, or its own GPUs. "
+        "If an engine dies, its calls run again on another engine.",
         default=1,
     ),
     engine.several(
         "--replica",
         "others",
         "'MODEL[=N] [VLLM_FLAGS]'",
-        "Run N engines of another model, too, for the calls that name it. Repeat it for more "
-        "models.  [N: 1]",
+        "Also run N engines of another model, for the calls that name this model. Repeat the "
+        "option for further models.  [default N: 1]",
     ),
     engine.text(
         "--router",
         "NAME",
-        "Which replica runs a call: agentix (long calls at their program's home), cost (where it "
-        "is expected to end first), least-used, prefix, round-robin; with options as "
-        f"agentix:threshold=4096.  [default: {DEFAULT_ROUTER}]",
+        "Router that chooses the replica of a call: agentix (long calls go to their program's "
+        "home replica), cost (the replica where the call is expected to end first), least-used, "
+        "prefix, or round-robin. Options follow a colon: agentix:threshold=4096.  "
+        f"[default: {DEFAULT_ROUTER}]",
     ),
     engine.text(
         "--cluster",
         "ADDRESS",
-        "Run the engines on the nodes of a Ray cluster: auto, HOST:PORT, or ray://HOST:PORT.",
+        "Ray cluster on whose nodes the engines run: auto, HOST:PORT, or ray://HOST:PORT.  "
+        "[default: this machine]",
     ),
 )
 history_option = scheduling.text(
     "--history",
     "FILE|none",
-    "Keep what is learned of programs in this file, over runs; none: start without, and keep "
-    "nothing.  [default: a file for the model and the engine's size, in your folder for data]",
+    "File that keeps the statistics of programs from run to run. none: start without statistics "
+    "and keep none.  [default: a file for the model and the engine's size, in your data folder]",
     type=_FileOrNone(dir_okay=False),
 )
 scheduling_options = together(
     scheduling.text(
         "--policy",
         "NAME",
-        "adaptive, atlas, atlas-scalar, plas, mlfq, round-robin, program-fcfs, srtf, two-level, "
-        "fcfs, or an installed one.",
+        "Scheduling policy, which orders the calls: adaptive, atlas, atlas-scalar, plas, mlfq, "
+        "round-robin, program-fcfs, srtf, two-level, fcfs, or one of an installed package.",
         default=DEFAULT_POLICY,
     ),
-    scheduling.text("--quanta", "S,S,…", "Seconds of service in each queue level but the last."),
+    scheduling.text(
+        "--quanta",
+        "S,S,…",
+        "Seconds of service in each queue level, except the last level, which has no limit.  "
+        "[default: the policy's]",
+    ),
     scheduling.text(
         "--beta",
         "X",
-        "With atlas, plas or mlfq: promote a call once its program waited X times as long as it "
-        "was served; inf: never.  [default: 8]",
+        "Promote a call once its program has waited X times as long as it was served, under "
+        "atlas, plas or mlfq; inf: never.  [default: 8]",
         type=float,
     ),
     scheduling.text(
         "--lane",
         "X",
-        "The share of the batch that adaptive keeps for the oldest programs, to bound the tail; "
-        "0: none.  [default: 0.05]",
+        "Share of the batch that adaptive reserves for the oldest programs, so that none of them "
+        "waits too long; 0: none.  [default: 0.05]",
         type=float,
     ),
     history_option,
     scheduling.text(
         "--retention",
         "NAME",
-        "Whose cached context goes first when memory is short: lru is vLLM's own order, ttl and "
-        "cost keep that of programs in a tool call.  [default: cost; with another --policy lru]",
+        "Order in which cached contexts are evicted when memory is short: lru is vLLM's own order; "
+        "ttl and cost keep the contexts of programs that are in a tool call.  [default: cost; with "
+        "a --policy other than adaptive: lru]",
         type=click.Choice(["lru", "ttl", "cost"]),
     ),
     scheduling.text(
         "--admission",
         "NAME",
-        "Which programs may run: off lets in all, cap so many at a time, memory as many as fit "
-        "into the KV cache with their contexts.  [default: memory; with another --policy off]",
+        "Admission control, which limits the programs that run at the same time: off admits all, "
+        "cap admits --admission-cap programs, memory admits as many as fit into the KV cache with "
+        "their contexts.  [default: memory; with a --policy other than adaptive: off]",
         type=click.Choice(["off", "cap", "memory"]),
     ),
     scheduling.count(
         "--admission-cap",
-        "The programs that --admission cap lets in at a time.  [default: 16]",
+        "Maximum number of programs that --admission cap admits at the same time.  [default: 16]",
     ),
     scheduling.seconds(
         "--ttft-target",
-        "--admission memory lets in a program that has waited for S seconds, whether there is room "
-        "or not.  [default: none]",
+        "Let --admission memory admit a program that has waited for S seconds, even if it does not "
+        "fit into the KV cache.  [default: no limit]",
         metavar="S",
     ),
 )
 traces_option = output.text(
     "--otlp-traces-endpoint",
     "URL",
-    "Send traces there by OTLP, as --otlp-traces-endpoint of 'vllm serve': spans of programs, of "
-    "their calls and tools, and vLLM's own below them.",
+    "Send traces to this address by OTLP: spans of programs, of their calls and tools, and below "
+    "them vLLM's own spans. The same option as that of 'vllm serve'.  [default: send none]",
     "traces",
 )
 broker_options = together(
     tools.text(
         "--broker",
         "mqtt[s]://[USER@]HOST[:PORT][/PREFIX]",
-        "An MQTT broker, where 'agentrt worker' offers tools and events come from. Its password is "
-        "in AGENTRT_BROKER_PASSWORD.  [default PREFIX: agentrt]",
+        "MQTT broker at which 'agentrt worker' offers tools, and which sends events. Set its "
+        "password in AGENTRT_BROKER_PASSWORD.  [default PREFIX: agentrt]",
     ),
     tools.file(
         "--broker-ca",
-        "The certificates that mqtts:// trusts.  [default: the system's]",
+        "PEM file of the certificates that mqtts:// trusts.  [default: the system's]",
         dir_okay=True,
     ),
-    tools.file("--broker-cert", "This client's own certificate.", dir_okay=True),
-    tools.file("--broker-key", "And its private key.", dir_okay=True),
+    tools.file("--broker-cert", "PEM file of this client's own certificate.", dir_okay=True),
+    tools.file("--broker-key", "PEM file of the private key of --broker-cert.", dir_okay=True),
 )
 tool_options = together(
     tools.several(
         "--mcp",
         "mcp_files",
         "FILE",
-        "Programs may use the tools of the MCP servers in this file, which is as desktop clients "
-        'have it: {"mcpServers": {"NAME": {"command": …} or {"url": …}}}.',
+        "File of MCP servers whose tools the programs may use, in the format of desktop clients: "
+        '{"mcpServers": {"NAME": {"command": …} or {"url": …}}}. May be repeated.',
         type=click.Path(path_type=Path),
     ),
     tools.several(
         "--tools",
         "tool_urls",
         "URL",
-        "Programs may use the tools behind this URL. Its scheme names the transport, which an "
-        "installed package brings.",
+        "URL of further tools that the programs may use. Its scheme names the transport, which an "
+        "installed package provides. May be repeated.",
     ),
     broker_options,
 )
@@ -307,14 +313,15 @@ graph_options = together(
     langgraph.text(
         "--thread",
         "ID",
-        "Run in this thread, which a checkpointer keeps. Without --input go on where it stopped: "
-        "after a kill, or at a question. With --n, instance 3 has the thread ID-3.",
+        "Thread in which the graph runs; a checkpointer keeps it. Without --input, the thread "
+        "resumes where it stopped: after a kill, or at a question. With --n, instance 3 has the "
+        "thread ID-3.  [default: a new thread]",
     ),
     langgraph.text(
         "--checkpointer",
         "memory|sqlite:FILE",
-        "Where threads are kept: sqlite:FILE outlives the command, and loses no step when it is "
-        "killed.  [default: the graph's own, else memory]",
+        "Place where threads are kept. sqlite:FILE outlives the command, and loses no step if the "
+        "command is killed.  [default: the graph's own, else memory]",
     ),
 )
 
@@ -324,23 +331,23 @@ journal_options = together(
     _journal.text(
         "--journal-content",
         "[none|digest|full]",
-        "What is kept of each node: a program goes on from full only.",
+        "What the journal keeps of each node. A program can resume only from full.",
         type=click.Choice(["none", "digest", "full"]),
         default="full",
     ),
     _journal.text(
         "--on-divergence",
         "[fail|rerun]",
-        "Where a program's code asks for another thing than is recorded: fail, or run all from "
-        "there anew.",
+        "What to do if the code of a resumed program makes another request than the recorded one: "
+        "fail, or run everything from there again.",
         type=click.Choice(["fail", "rerun"]),
         default="fail",
     ),
     _journal.text(
         "--on-unrecordable",
         "[fail|go-on]",
-        "Where a value cannot be recorded so that it comes back equal: the program fails, or goes "
-        "on without a record of it.",
+        "What to do with a value that would not come back equal from the journal: let the program "
+        "fail, or go on without recording the value.",
         type=click.Choice(["fail", "go-on"]),
         default="fail",
     ),
@@ -348,15 +355,17 @@ journal_options = together(
 
 
 def _port(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
-    """The port. Its value may be left out: then the option takes what comes after it."""
+    """Read the value of --dashboard. Without a value, click takes the next argument as the
+    value.
+    """
     if value is None:
         return None
     if not value.isdecimal():
         raise click.BadParameter(
-            f"{value!r} is no port: put --dashboard after the program, or give --dashboard=0"
+            f"{value!r} is not a port; write --dashboard after the program, or --dashboard=0"
         )
     if int(value) >= 2**16:
-        raise click.BadParameter(f"{value} is no port: give one below {2**16}")
+        raise click.BadParameter(f"{value} is not a port; ports are numbers below {2**16}")
     return int(value)
 
 
@@ -367,6 +376,6 @@ dashboard_option = output(
     flag_value="0",
     default=None,
     metavar="[PORT]",
-    help="Show programs, calls and engines in a browser while they run, at this port or any "
-    "free one.",
+    help="Serve a page that shows programs, calls and engines while they run, at this port.  "
+    "[default PORT: any free port]",
 )

@@ -1,8 +1,9 @@
-"""Writes timelines as a file that Perfetto opens (ui.perfetto.dev), in Chrome's trace format.
+"""Writing timelines in Chrome's trace format, which Perfetto opens (ui.perfetto.dev).
 
-A program is a process there: its first track has its lives, each other one a branch, whose nodes
-are slices with the parts of a call inside, and arrows go from what had to end to what came next.
-Each engine is a process with counters: the calls that run and wait by their level, and its steps.
+Each program is a process. Its first track shows when the program was live. Each further track is
+a branch, whose nodes are slices; the phases of a call are slices within it. Arrows lead from a
+node to the nodes that had to wait for it. Each engine is a process with counters: running and
+waiting calls by level, and steps.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ _NS = 1e9
 
 
 def write(timelines: Sequence[Timeline], path: Path) -> None:
-    """Write the file; its time begins with the first program. Raises `ConfigError`."""
-    check_output("trace", path)  # there may be a journal by now
-    first = min((one.since for line in timelines for one in line.lives), default=0.0)
+    """Write the timelines to a file. Time zero is the start of the first program.
+
+    Raises `ConfigError` if the file cannot be written.
+    """
+    check_output("trace", path)  # again, because a journal may have been created there
+    first = min((life.since for line in timelines for life in line.lives), default=0.0)
     events = _Events(first)
     for timeline in timelines:
         events.add_program(timeline)
@@ -42,7 +46,7 @@ def write(timelines: Sequence[Timeline], path: Path) -> None:
 
 
 class _Events:
-    """The events of a file so far. Processes and tracks have numbers of their own."""
+    """The events of a trace file. Processes and tracks are numbered from 1."""
 
     def __init__(self, first: float) -> None:
         self.all: list[Event] = []
@@ -51,7 +55,7 @@ class _Events:
         self._arrows = count(1)
 
     def add_program(self, timeline: Timeline) -> None:
-        """A process with its tracks."""
+        """Add a program as a process with its tracks."""
         process = self._name_process(timeline.id)
         self._add_track(process, "program", 0, timeline.lives)
         known: dict[Hashable, tuple[Slice, int]] = {}
@@ -64,18 +68,18 @@ class _Events:
                     self._add_arrow(process, (parent, other), (node, track))
 
     def add_engines(self, calls: Sequence[Slice]) -> None:
-        """A process with counters for each engine that these calls ran in."""
+        """Add, for each engine that ran these calls, a process with counters."""
         by_engine: dict[str, list[Slice]] = defaultdict(list)
         for call in calls:
             if call.report is not None:
                 by_engine[call.report.replica].append(call)
-        for replica, its in by_engine.items():
+        for replica, engine_calls in by_engine.items():
             process = self._name_process(f"engine {replica}".strip())
-            parts = [part for call in its for part in call.inner]
-            self._count(process, "running", [one for one in parts if one.kind in _RUNS])
-            self._count(process, "waiting", [one for one in parts if one.kind not in _RUNS])
+            parts = [part for call in engine_calls for part in call.inner]
+            self._count(process, "running", [part for part in parts if part.kind in _RUNS])
+            self._count(process, "waiting", [part for part in parts if part.kind not in _RUNS])
             last = 0
-            for at, step in sorted(point for call in its for point in call.steps):
+            for at, step in sorted(point for call in engine_calls for point in call.steps):
                 last = max(last, step)
                 self._add("C", process, at, name="step", args={"step": last})
 
@@ -91,60 +95,61 @@ class _Events:
         self._add(
             "M", process, None, tid=track, name="thread_sort_index", args={"sort_index": order}
         )
-        for one in slices:
-            self._add_slice(process, track, one)
+        for slice_ in slices:
+            self._add_slice(process, track, slice_)
         return track
 
-    def _add_slice(self, process: int, track: int, one: Slice) -> None:
-        about = {key: value for key, value in one.about.items() if value != ""}
+    def _add_slice(self, process: int, track: int, slice_: Slice) -> None:
+        about = {key: value for key, value in slice_.about.items() if value != ""}
         self._add(
             "X",
             process,
-            one.since,
+            slice_.since,
             tid=track,
-            dur=(self._ns(one.until) - self._ns(one.since)) / 1e3,
-            name=one.name,
-            cat=one.kind,
+            dur=(self._ns(slice_.until) - self._ns(slice_.since)) / 1e3,
+            name=slice_.name,
+            cat=slice_.kind,
             args=about,
         )
-        for inner in one.inner:
+        for inner in slice_.inner:
             self._add_slice(process, track, inner)
 
     def _add_arrow(self, process: int, since: tuple[Slice, int], until: tuple[Slice, int]) -> None:
-        """From the end of a node to the beginning of another."""
+        """Add an arrow from the end of a node to the start of another."""
         same = {"id": next(self._arrows), "name": "then", "cat": "then"}
-        (parent, one), (node, other) = since, until
-        # It has to begin inside of its slice.
+        (parent, parent_track), (node, node_track) = since, until
+        # Perfetto requires that an arrow starts within its slice.
         at = max(parent.since, parent.until - 2 / _NS)
-        self._add("s", process, at, tid=one, **same)
-        self._add("f", process, node.since, tid=other, bp="e", **same)
+        self._add("s", process, at, tid=parent_track, **same)
+        self._add("f", process, node.since, tid=node_track, bp="e", **same)
 
     def _count(self, process: int, name: str, parts: Sequence[Slice]) -> None:
-        """How many there are at a time, by their level."""
-        levels = sorted({int(one.about["level"]) for one in parts})
+        """Add a counter of how many parts there are at each time, by their level."""
+        levels = sorted({int(part.about["level"]) for part in parts})
         counts = dict.fromkeys(levels, 0)
-        changes = [(one.since, 1, one.about["level"]) for one in parts]
-        changes += [(one.until, -1, one.about["level"]) for one in parts]
+        changes = [(part.since, 1, part.about["level"]) for part in parts]
+        changes += [(part.until, -1, part.about["level"]) for part in parts]
         for at, change, level in sorted(changes):
             counts[level] += change
             args = {level_name(each): number for each, number in counts.items()}
             self._add("C", process, at, name=name, args=args)
 
-    def _add(self, phase: str, process: int, at: float | None, **more: Any) -> None:
+    def _add(self, phase: str, process: int, at: float | None, **fields: Any) -> None:
         when = {} if at is None else {"ts": self._ns(at) / 1e3}
-        self.all.append({"ph": phase, "pid": process, **when, **more})
+        self.all.append({"ph": phase, "pid": process, **when, **fields})
 
     def _ns(self, at: float) -> int:
         return round((at - self._first) * _NS)
 
 
 def _lanes(nodes: Iterable[Slice]) -> Iterator[tuple[str, list[Slice]]]:
-    """Tracks with their names: those of a branch, on each of which nothing overlaps.
+    """Yield the tracks with their names. A branch has as many tracks as it needs, so that no nodes
+    overlap on one.
 
-    What follows a node is on the same one, where that is free.
+    A node that follows another is put on the same track if that track is free.
     """
     branches: dict[str, list[list[Slice]]] = {}
-    for node in sorted(nodes, key=lambda one: (one.since, one.until)):
+    for node in sorted(nodes, key=lambda node: (node.since, node.until)):
         lanes = branches.setdefault(node.branch, [])
         free = [lane for lane in lanes if lane[-1].until <= node.since]
         after = [lane for lane in free if lane[-1].key in node.parents]

@@ -1,4 +1,4 @@
-"""What a command starts: programs with their inputs, and what follows each one's end."""
+"""The plan of a command: which programs it starts, and which program follows one that ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from agentrt.runtime.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A program to start, with what `Runtime.start` takes; ``session`` names its thread, and
-    ``durable`` says how it is recorded, if there is a journal.
+    """A program to start, with the arguments of `Runtime.start`.
+
+    ``session`` is the id of a graph's thread. ``terms`` are further keyword arguments.
+    ``durable`` says how the program is recorded if there is a journal.
     """
 
     program: Program
@@ -29,10 +31,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class OpenQuestion:
-    """A question to a human that was left open: in which thread, and the command that answers.
+    """A question to a human that is still open: its thread, and the command that answers it.
 
     ``id`` and ``value`` are those of LangGraph's interrupt; a breakpoint has no id.
-    ``program`` is the one that asked, None if that was before this command.
+    ``program`` is the id of the program that asked; None if it asked before this command.
     """
 
     program: str | None
@@ -43,10 +45,10 @@ class OpenQuestion:
 
 
 class Plan:
-    """The programs of a command: ``starts``; nothing follows them.
+    """A plan that runs the programs ``starts``. No program follows another; subclasses change that.
 
-    ``questions`` are those that nobody was there to answer. ``resumes`` has, by the ids of
-    runs that came to no end, the commands that go on where they were.
+    ``questions`` are the questions that nobody answered. ``resumes`` maps the ids of runs that did
+    not finish to the commands that resume them.
     """
 
     def __init__(self, starts: Iterable[Start] = ()) -> None:
@@ -59,10 +61,10 @@ class Plan:
     async def opened(
         self, human: Human, ask: Answerer
     ) -> AsyncIterator[AsyncGenerator[Start, None]]:
-        """What to start, one after another, each made and checked when it is asked for, on the
-        loop that it is to run on. It may be nothing.
+        """Open an iterator over the programs to start; it may be empty.
 
-        A plan's own questions go to ``ask``, if ``human`` is there.
+        Each start is made and checked when the iterator yields it, on the event loop that runs the
+        program. Questions of the plan itself go to ``ask`` if a ``human`` is there.
         """
         async with aclosing(self._each()) as starts:
             yield starts
@@ -74,9 +76,9 @@ class Plan:
             yield start
 
     async def after(self, start: Start, run: Run) -> Start | None:
-        """What goes on where ``run`` has ended."""
+        """Return the program that follows ``run``, which has ended; None if no program follows."""
         return None
 
     def drain(self) -> None:
-        """Nothing starts or goes on any more, and no human is asked: questions are left open."""
+        """Start and resume no more programs, and leave questions to humans open."""
         self._draining = True

@@ -1,4 +1,4 @@
-"""Reads ``langgraph.json``: which graphs a project has, and what they need around them."""
+"""Reading ``langgraph.json``: a project's graphs, dependencies and environment."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SHAPE = '{"graphs": {"agent": "./agent.py:graph"}}'
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One graph of a project: the variable in a file that its name stands for."""
+class GraphEntry:
+    """A graph of a project: its name, and the file and variable that hold it."""
 
     name: str
     file: Path
@@ -30,15 +30,15 @@ class Entry:
 
 
 def graph_names(path: Path) -> list[str]:
-    """The names of a project's graphs. Raises `ProgramLoadError` for a file that has none."""
+    """Return the names of a project's graphs. Raises `ProgramLoadError` if there are none."""
     return list(_graphs(path, _read(path)))
 
 
-def read_entry(path: Path, name: str | None) -> Entry:
-    """The graph that a project file calls ``name``, or its only one.
+def read_entry(path: Path, name: str | None) -> GraphEntry:
+    """Return the graph called ``name``, or the project's only graph if ``name`` is None.
 
-    Its environment is set, and its local dependencies can be imported. Keys that are for
-    other tools are left alone. Raises `ProgramLoadError` for what cannot be.
+    Also sets the project's environment variables and makes its local dependencies importable.
+    Keys for other tools are ignored. Raises `ProgramLoadError` for an invalid project.
     """
     project = _read(path)
     graphs = _graphs(path, project)
@@ -54,65 +54,74 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ProgramLoadError(f"{path}: bad JSON: {error}") from error
     except OSError as error:
-        raise ProgramLoadError(f"{path}: cannot be read: {error}") from error
+        raise ProgramLoadError(f"cannot read {path}: {error}") from error
     if not isinstance(project, dict):
-        raise ProgramLoadError(f"{path}: a project is an object, such as {_SHAPE}")
+        raise ProgramLoadError(f"{path}: must contain a JSON object, such as {_SHAPE}")
     return project
 
 
 def _graphs(path: Path, project: Mapping[str, Any]) -> dict[str, Any]:
     graphs = project.get("graphs")
     if not isinstance(graphs, dict) or not graphs:
-        raise ProgramLoadError(f"{path}: it names no graphs, as in {_SHAPE}")
+        raise ProgramLoadError(f"{path}: 'graphs' must be an object with graphs, as in {_SHAPE}")
     return graphs
 
 
 def _choose(path: Path, graphs: Mapping[str, Any], name: str | None) -> str:
     names = ", ".join(sorted(graphs))
     if name is None and len(graphs) > 1:
-        raise ProgramLoadError(f"{path}: several graphs ({names}); name one: {path}:{min(graphs)}")
+        raise ProgramLoadError(
+            f"{path} has several graphs ({names}); choose one, such as {path}:{min(graphs)}"
+        )
     chosen = next(iter(graphs)) if name is None else name
     if chosen not in graphs:
-        raise ProgramLoadError(f"{path}: no graph {chosen!r} in it; there is: {names}")
+        raise ProgramLoadError(f"{path}: unknown graph {chosen!r}; available: {names}")
     return chosen
 
 
-def _entry(path: Path, name: str, graphs: Mapping[str, Any]) -> Entry:
+def _entry(path: Path, name: str, graphs: Mapping[str, Any]) -> GraphEntry:
     value = graphs[name]
     where = value.get("path") if isinstance(value, dict) else value
     file, colon, variable = where.rpartition(":") if isinstance(where, str) else ("", "", "")
     if not (file and colon and variable):
         raise ProgramLoadError(
-            f"{path}: graph {name!r} is {json.dumps(where)}; it must be as './agent.py:graph'"
+            f"{path}: graph {name!r} is {json.dumps(where)}; write FILE:VARIABLE, such as "
+            "'./agent.py:graph'"
         )
     # A module's dotted name is allowed, too.
     as_path = file if file.endswith(".py") else f"{file.replace('.', '/')}.py"
-    found = path.parent / as_path
-    if not found.is_file():
-        raise ProgramLoadError(f"{path}: graph {name!r} is in {file}, and there is no such file")
-    return Entry(name, found, variable)
+    source = path.parent / as_path
+    if not source.is_file():
+        raise ProgramLoadError(
+            f"{path}: the file of graph {name!r} does not exist: {file}; correct its path"
+        )
+    return GraphEntry(name, source, variable)
 
 
 def _add_dependencies(path: Path, dependencies: Any) -> None:
-    """Those that are folders; all others are packages, which must be installed."""
+    """Make the dependencies that are folders importable. All others are packages, which the user
+    must install.
+    """
     if not isinstance(dependencies, list):
-        raise ProgramLoadError(f'{path}: dependencies must be a list, such as ["."]')
-    for one in dependencies:
-        if not isinstance(one, str) or not one.startswith("."):
+        raise ProgramLoadError(f"{path}: 'dependencies' must be a list, such as [\".\"]")
+    for dependency in dependencies:
+        if not isinstance(dependency, str) or not dependency.startswith("."):
             continue
-        folder = (path.parent / one).resolve()
+        folder = (path.parent / dependency).resolve()
         if not folder.is_dir():
-            raise ProgramLoadError(f"{path}: dependency {one!r}: there is no such folder")
+            raise ProgramLoadError(
+                f"{path}: the folder of dependency {dependency!r} does not exist; correct its path"
+            )
         sys.path.insert(0, str(folder))
 
 
 def check_environment(path: Path) -> None:
-    """Raise `ProgramLoadError` for what a project's ``env`` cannot be."""
+    """Raise `ProgramLoadError` if a project's ``env`` is invalid."""
     _environment(path, _read(path).get("env", {}))
 
 
 def _set_environment(path: Path, env: Any) -> None:
-    """What the caller's environment has already stays as it is."""
+    """Set a project's environment variables. Variables that are already set keep their values."""
     for key, value in _environment(path, env).items():
         os.environ.setdefault(key, str(value))
 
@@ -120,7 +129,7 @@ def _set_environment(path: Path, env: Any) -> None:
 def _environment(path: Path, env: Any) -> dict[str, Any]:
     values = _read_env(path, env) if isinstance(env, str) else env
     if not isinstance(values, dict):
-        raise ProgramLoadError(f"{path}: env must be the name of a file, or an object")
+        raise ProgramLoadError(f"{path}: 'env' must be the name of a file, or an object")
     return values
 
 
@@ -129,8 +138,10 @@ def _read_env(path: Path, name: str) -> dict[str, str]:
     try:
         lines = list(parse_stream(io.StringIO(read_text(file))))
     except (OSError, ValueError) as error:
-        raise ProgramLoadError(f"{path}: env {name!r} cannot be read: {error}") from error
+        raise ProgramLoadError(f"{path}: cannot read 'env' file {name!r}: {error}") from error
     for line in lines:
         if line.error or (line.key is not None and line.value is None):
-            raise ProgramLoadError(f"{file}:{line.original.line}: not as NAME=VALUE")
+            raise ProgramLoadError(
+                f"{file}:{line.original.line}: this line is not in the form NAME=VALUE"
+            )
     return {line.key: line.value for line in lines if line.key and line.value is not None}

@@ -1,4 +1,4 @@
-"""``agentrt questions``: list and answer what a server's programs ask humans."""
+"""``agentrt questions``: list and answer the questions that a server's programs ask humans."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ _TIMEOUT_S = 30.0
 
 
 def server_options(command: T) -> T:
-    """Which server, and the key for it."""
+    """Add the options that name a server and its API key."""
     url = click.option(
         "--url",
         envvar="AGENTRT_URL",
         default="http://127.0.0.1:8000",
         metavar="URL",
-        help="The server's address; also AGENTRT_URL.  [default: http://127.0.0.1:8000]",
+        help="Address of the server. You may also set AGENTRT_URL.  "
+        "[default: http://127.0.0.1:8000]",
     )
     key = click.option(
         "--api-key",
         envvar="AGENTRT_API_KEY",
         metavar="KEY",
-        help="A key of the tenant's, if the server asks for one; also AGENTRT_API_KEY.",
+        help="API key, if the server requires one. You may also set AGENTRT_API_KEY.",
     )
     return url(key(command))
 
 
 class _Questions(LazyGroup):
-    """Without a command it lists the questions, as before it had any."""
+    """A group that runs ``ls`` without a subcommand, so that older calls keep working."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
@@ -52,36 +53,36 @@ class _Questions(LazyGroup):
 @click.command(
     cls=_Questions,
     lazy={
-        "ls": ("agentrt.cli.questions:ls", "List the open questions. The default."),
+        "ls": ("agentrt.cli.questions:ls", "List the open questions. This is the default."),
         "answer": ("agentrt.cli.questions:answer", "Answer a question."),
     },
 )
 def questions() -> None:
-    """List and answer what programs on a server ask humans."""
+    """List and answer the questions that programs on a server ask humans."""
 
 
 @click.command()
 @server_options
-@click.option("--program", metavar="ID", help="Only those of this program.")
-@click.option("--thread", metavar="ID", help="Only those of this thread of a graph.")
-@click.option("--json", "as_json", is_flag=True, help="Print them as one JSON list.")
+@click.option("--program", metavar="ID", help="List only the questions of this program.")
+@click.option("--thread", metavar="ID", help="List only the questions of this graph thread.")
+@click.option("--json", "as_json", is_flag=True, help="Print the questions as one JSON list.")
 def ls(
     url: str, api_key: str | None, program: str | None, thread: str | None, as_json: bool
 ) -> None:
-    """List the questions that programs and graphs on a server ask humans.
+    """List the open questions of the programs and graphs on a server.
 
-    'agentrt questions answer ID VALUE' answers one. A command that runs with --dashboard
-    has its questions at the dashboard's address.
+    Answer a question with 'agentrt questions answer ID VALUE'. For 'agentrt run
+    --dashboard', use the dashboard's address as --url.
     """
     wanted = {"program": program, "thread": thread}
     params = {name: value for name, value in wanted.items() if value is not None}
-    found = ask_server(url, api_key, "GET", "questions", params=params)["data"]
+    open_questions = ask_server(url, api_key, "GET", "questions", params=params)["data"]
     if as_json:
-        click.echo(json.dumps(found))
-    elif not found:
+        click.echo(json.dumps(open_questions))
+    elif not open_questions:
         click.echo(f"no questions are open at {url}", err=True)
     else:
-        click.echo("".join(map(_listed, found)), nl=False)
+        click.echo("".join(map(_listed, open_questions)), nl=False)
 
 
 @click.command()
@@ -89,33 +90,34 @@ def ls(
 @click.argument("value", metavar="VALUE")
 @server_options
 def answer(question: str, value: str, url: str, api_key: str | None) -> None:
-    """Answer the question ID on a server with VALUE; the first answer counts.
+    """Answer the question ID on a server with VALUE. Only the first answer counts.
 
-    VALUE is text or JSON, as the question's schema wants it: a choice by its
-    name or number, yes or no, a number, or an object as '{"cups": 2}'.
+    VALUE is text or JSON, as the question's schema requires: the name or number of a
+    choice, yes or no, a number, or an object such as '{"cups": 2}'.
 
-    Exit codes: 0 the answer was taken; 1 it came too late, or no server
-    answers; 2 it does not fit, or there is no such question.
+    Exit codes: 0 the server accepted the answer; 1 the question was already answered or
+    had timed out, or the server cannot be reached; 2 the answer does not fit the
+    schema, or the question does not exist.
     """
     from agentrt.cli.faults import RefusedError
     from agentrt.cli.human import read_choice
 
     path = f"questions/{quote(question, safe='')}"
-    asked = ask_server(url, api_key, "GET", path)
-    if asked["state"] != "open":
-        raise RefusedError(f"question {question} was {asked['state']} already")
-    given = read_choice(_form(asked), typed(value))
-    done = ask_server(url, api_key, "POST", path, json={"answer": given})
+    fields = ask_server(url, api_key, "GET", path)
+    if fields["state"] != "open":
+        raise RefusedError(f"question {question} is not open any more: {fields['state']}")
+    reply = read_choice(_form(fields), typed(value))
+    done = ask_server(url, api_key, "POST", path, json={"answer": reply})
     run = f": run {done['run']} goes on" if "run" in done else ""
-    click.echo(f"answered {asked['program'] or 'thread ' + asked['thread']}{run}", err=True)
+    click.echo(f"answered {fields['program'] or 'thread ' + fields['thread']}{run}", err=True)
 
 
 def _listed(question: dict[str, Any]) -> str:
-    """One question for people: its id, who asks what, and what an answer must be."""
-    from agentrt.cli.human import asked_for
+    """Return a question for people: its id, its program, its text, and the form of an answer."""
+    from agentrt.cli.human import answer_hint
 
-    who = question["program"] or f"{question['type']} (thread {question['thread']})"
-    lines = f"{who} asks: {printable(question['question'])}\n{asked_for(_form(question))}"
+    program = question["program"] or f"{question['type']} (thread {question['thread']})"
+    lines = f"{program} asks: {printable(question['question'])}\n{answer_hint(_form(question))}"
     return f"{question['id']}\n{textwrap.indent(lines, '  ')}"
 
 
@@ -126,8 +128,13 @@ def _form(question: dict[str, Any]) -> AnswerForm:
     return AnswerForm() if schema is None else free_form(schema)
 
 
-def ask_server(url: str, key: str | None, method: str, path: str, **more: Any) -> Any:
-    """The JSON of the server's answer. Raises `UsageError` and `RefusedError`."""
+def ask_server(url: str, key: str | None, method: str, path: str, **request: Any) -> Any:
+    """Send a request to the server and return the JSON of its answer.
+
+    ``request`` are further arguments of httpx's ``request``. Raises `UsageError` for a request
+    that the server rejects as invalid, and `RefusedError` for a server that cannot be reached or
+    fails.
+    """
     import httpx
 
     from agentrt.cli.faults import RefusedError
@@ -136,7 +143,7 @@ def ask_server(url: str, key: str | None, method: str, path: str, **more: Any) -
 
     base = url.rstrip("/").removesuffix("/v1").removesuffix("/dashboard")
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise UsageError("--api-key: that is no key: it has characters that no key has")
+        raise UsageError("--api-key: invalid API key; allowed are printable ASCII characters only")
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         response = httpx.request(
@@ -145,30 +152,35 @@ def ask_server(url: str, key: str | None, method: str, path: str, **more: Any) -
             headers=headers,
             timeout=_TIMEOUT_S,
             **client_options(base),
-            **more,
+            **request,
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
-        raise UsageError(f"--url {url!r}: {error}; give one as http://127.0.0.1:8000") from error
+        raise UsageError(
+            f"--url {url!r}: {error}; write an address such as http://127.0.0.1:8000"
+        ) from error
     except httpx.HTTPError as error:
         raise RefusedError(
-            f"no server answers at {url}: {error}; is 'agentrt serve' running there? --url or "
-            "AGENTRT_URL names another"
+            f"no server answers at {url}: {error}; start 'agentrt serve' there, or set another "
+            "address with --url or AGENTRT_URL"
         ) from error
     if response.is_success:
         return _json_of(response, url)
     why = _why(response)
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise UsageError(f"{url}: {why}; give it with --api-key or AGENTRT_API_KEY")
+        raise UsageError(f"{url}: {why}; set the key with --api-key or AGENTRT_API_KEY")
     is_usage = response.status_code in (400, 404, 413, 422)
     raise (UsageError if is_usage else RefusedError)(why)
 
 
 def _why(response: httpx.Response) -> str:
-    """The server's own words, or the status."""
+    """Return the error message of the server's answer, else its status."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"{response.url} answers {response.status_code}: is it a server of agentrt's?"
+        return (
+            f"{response.url} answers with status {response.status_code}, unlike an agentrt "
+            "server; check the address and the port"
+        )
 
 
 def _json_of(response: httpx.Response, url: str) -> Any:
@@ -177,4 +189,6 @@ def _json_of(response: httpx.Response, url: str) -> Any:
     try:
         return response.json()
     except ValueError as error:
-        raise RefusedError(f"what answers at {url} is no server of agentrt's") from error
+        raise RefusedError(
+            f"{url} does not answer like an agentrt server; check the address and the port"
+        ) from error

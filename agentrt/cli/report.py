@@ -33,20 +33,21 @@ from agentrt.request.text import ReadsAsText
 from agentrt.runtime.run import Run, RunState
 
 _FAULTS_SHOWN = 3
-"""Of many programs that failed, so many are shown in full."""
+"""Number of failed programs whose errors are shown in full."""
 _MOST_BITS = 4096
 _DEEPEST = 100
 
 
 def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as_json: bool) -> int:
-    """Write everything that a finished job has to show. Returns the exit code.
+    """Write the results, the report and the errors of a finished job. Return the exit code.
 
-    Raises `ConfigError` if the graph or the timeline cannot be written, after all else was.
+    Raises `ConfigError` if the graph or the timeline cannot be written, after everything else
+    has been written.
     """
     losers = [run for run in outcome.runs if failed(run)]
     for run in losers:
         if isinstance(run.error, BrokenPipeError) and reader_left():
-            raise run.error  # `| head` has what it wanted
+            raise run.error  # the reader has closed our output, as `| head` does
     if as_json:
         click.echo(json.dumps(to_json(outcome), default=plain, ensure_ascii=False))
     else:
@@ -54,7 +55,7 @@ def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as
         print_report(outcome, console)
     for run in losers[:_FAULTS_SHOWN]:
         if run.id in job.plan.resumes:
-            say(f"{run.id} can go on with: {job.plan.resumes[run.id]}")
+            say(f"resume {run.id} with: {job.plan.resumes[run.id]}")
         say(_fault(run, job, log))
     if len(losers) > _FAULTS_SHOWN:
         say(f"error: {len(losers)} of {len(outcome.runs)} programs failed")
@@ -65,7 +66,7 @@ def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as
 
 
 def _print_results(runs: Sequence[Run]) -> None:
-    # One that asks has no result yet; but a program may go on although it was not answered.
+    # A program that waits for a human has no result yet, unless it went on without an answer.
     answered = [run for run in runs if run.state is not RunState.INTERRUPTED or run.result]
     for run in answered:
         if not failed(run):
@@ -74,20 +75,20 @@ def _print_results(runs: Sequence[Run]) -> None:
 
 
 def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
-    """What is to be answered, and by which command; a thread's questions are answered by one."""
-    for one in questions:
-        who = one.program or "it"
-        name = f" ({one.id})" if one.id else ""
-        asked = short(str(one.value), 200)
-        say(f"{who} waits for a human in thread {one.thread}: {asked}{name}")
-    for command in dict.fromkeys(one.answer_with for one in questions):
+    """Print the open questions, and the command that answers them: one command per thread."""
+    for question in questions:
+        program = question.program or "the graph"
+        question_id = f" ({question.id})" if question.id else ""
+        text = short(str(question.value), 200)
+        say(f"{program} waits for a human in thread {question.thread}: {text}{question_id}")
+    for command in dict.fromkeys(question.answer_with for question in questions):
         say(f"go on with: {command}")
 
 
 def _as_text(result: Any) -> str:
-    """A result for people: text as it is, of a chat its last message, all else as JSON.
+    """Return a result for people: text unchanged, a chat's last message, everything else as JSON.
 
-    Replies are their text, alone and in lists; ``--json`` has all their fields.
+    A model's reply becomes its text, also within lists; ``--json`` has all its fields.
     """
     if isinstance(result, str | ReadsAsText):
         return str(result)
@@ -108,12 +109,13 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
         late = run.id in job.timed_out
         why = f"took longer than {job.timeout:g} s (--timeout)" if late else "was cancelled"
         kept = job.journal is not None and job.journal.options.content == "full"
-        return f"error: program {run.id} {why}{'; the same command goes on' if kept else ''}"
+        resume = "; run the same command again to resume it" if kept else ""
+        return f"error: program {run.id} {why}{resume}"
     if isinstance(error, UnansweredError | JournalError | JournalWriteError):
         return f"error: {error}"
     if isinstance(error, NotServedError):
         return f"error: program {run.id}: {error}, or start it with --model"
-    if isinstance(error, UsageError | CallRejectedError):  # it says what is to be done
+    if isinstance(error, UsageError | CallRejectedError):  # the message says what to do
         return f"error: program {run.id}: {error}{place_of(error)}"
     if isinstance(error, EngineDiedError):
         return f"error: {summary(error)} ({log.name_it()})"
@@ -145,7 +147,7 @@ def _code(losers: Sequence[Run]) -> int:
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """The object that ``--json`` prints. A program without a result has null and an error."""
+    """Return the object that ``--json`` prints. A program that failed has null as its result."""
     programs = [
         {
             **dataclasses.asdict(report),
@@ -165,11 +167,13 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """A result with text for keys, and without what contains itself, or cannot be JSON: a user's
-    may be anything.
+    """Return a user's result as a value that JSON can represent.
+
+    Keys become text, and ``…`` replaces a value that contains itself or is nested too deeply.
+    ``around`` are the ids of the values that contain this one.
     """
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return hex(value)  # more digits than Python writes
+        return hex(value)  # Python refuses to print integers of so many digits
     if not isinstance(value, Mapping | list | tuple):
         return value
     if id(value) in around or len(around) > _DEEPEST:
@@ -181,10 +185,10 @@ def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """For `json.dumps`: a value that JSON does not know, as one that it knows."""
+    """Convert a value that JSON does not know, as the ``default`` of `json.dumps`."""
     try:
         return tidy(_plain(value))
-    except Exception:  # whatever the code of its class raises
+    except Exception:  # the value's class may raise anything
         return _text(value)
 
 
@@ -208,5 +212,5 @@ def _plain(value: Any) -> Any:
 
 
 def failed(run: Run) -> bool:
-    """Whether a run ended neither with a result nor with a question."""
+    """Return whether a run ended without a result and without an open question."""
     return run.state not in (RunState.DONE, RunState.INTERRUPTED)

@@ -1,4 +1,4 @@
-"""``agentrt run``: its options, and what it does with them."""
+"""``agentrt run``: the options, and the job that is made of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agentrt.cli.engines import Fleet
     from agentrt.cli.execute import Job, Outcome
     from agentrt.cli.journals import JournalPlan
-    from agentrt.cli.load import Found
+    from agentrt.cli.load import LoadedTarget
     from agentrt.cli.plan import Plan
     from agentrt.program import Program
 
@@ -55,10 +55,10 @@ Examples:
   agentrt run graph.py --checkpointer sqlite:t.db --thread tea --human yes
 
 \b
-Exit codes: 0 every program gave its result; 1 a program or the engine failed;
-2 bad usage; 3 a graph waits for a human's answer, and the command that gives
-it was printed; 130 Ctrl-C. The result goes to stdout, all else to stderr.
-SIGTERM lets the programs finish and starts nothing new; a second one stops them.
+Exit codes: 0 all programs returned a result; 1 a program or the engine failed;
+2 bad usage; 3 a graph waits for a human, and the command that answers was
+printed; 130 Ctrl-C. Results go to stdout, everything else to stderr. SIGTERM
+lets the running programs finish and starts no more; a second signal stops them.
 """
 _program = Options("Program")
 _GRAPH_FLAGS = {
@@ -72,19 +72,20 @@ human_options = together(
         "--human",
         "answers",
         "[ID=]TEXT|JSON|@FILE",
-        "Answer in advance what the program asks a human, or the graph with interrupt(); repeat it "
-        "for the next question. The answer is text, or JSON where the question wants JSON; for a "
-        "graph, ID= says which of several open questions it is for, and @FILE is a file's content. "
-        "Without an answer the question is asked on the terminal, and with --dashboard there, too.",
+        "Answer a question that the program will ask a human, or the graph with interrupt(). "
+        "Repeat the option for the next question. The answer is text, or JSON if the question "
+        "requires JSON. For a graph, ID= chooses among several open questions, and @FILE stands "
+        "for the file's content. Questions without a prepared answer are asked on the terminal, "
+        "and with --dashboard on the dashboard, too.",
         former=("--interrupt-reply",),
     ),
-    _program.seconds("--timeout", "Cancel a program that takes longer."),
+    _program.seconds("--timeout", "Cancel each program that takes longer.  [default: no limit]"),
 )
 engine_group = together(kind_option, model_option, batch_option, fleet_options)
 output_group = together(
     output.file(
         "--dag",
-        "Write the execution graph: .json for data, .mmd for a Mermaid drawing.",
+        "Write the execution graph to this file: .json for data, .mmd for a Mermaid drawing.",
         dir_okay=True,
     ),
     output.flag(
@@ -94,12 +95,13 @@ output_group = together(
     ),
     output.file(
         "--trace",
-        "Write a timeline of programs, calls, tools and the engine, for https://ui.perfetto.dev.",
+        "Write a timeline of programs, calls, tools and the engine to this file, for "
+        "https://ui.perfetto.dev.",
         dir_okay=True,
     ),
     dashboard_option,
     traces_option,
-    output.flag("--verbose", "Show vLLM's own log on stderr, and no live view."),
+    output.flag("--verbose", "Show vLLM's own log on stderr instead of the live view."),
 )
 
 
@@ -108,13 +110,13 @@ output_group = together(
 @_program.text(
     "--input",
     "TEXT|JSON|@FILE",
-    "The program's input. A value that begins with { or [ is JSON; @FILE is a file's content, JSON "
-    "if the name ends in .json; @@ stands for one @; all other values are text: for a graph with "
-    "messages, what the user says.",
+    "Input of the program. A value that begins with { or [ is JSON. @FILE stands for the file's "
+    "content, which is JSON if the name ends in .json. Every other value is text; write @@ for a "
+    "leading @. For a graph with messages, text is the user's message.",
     "input_text",
     once=True,
 )
-@_program.count("--n", "Run N instances, each with the same input.", default=1)
+@_program.count("--n", "Number of instances to run, each with the same input.", default=1)
 @_program.count(
     "--max-live", "Maximum number of instances that run at the same time.", default=4096
 )
@@ -125,25 +127,25 @@ output_group = together(
 @graph_options
 @Options("Journal").file(
     "--journal",
-    "Record each call, tool and answer of the programs in this file. Killed at any moment, the "
-    "same command goes on: what is recorded is not done again.",
+    "Record each call, tool and answer of the programs in this file. If the command is killed, run "
+    "the same command again: it resumes, and does not repeat what is recorded.",
 )
 @journal_options
 @Options("Journal").count(
     "--journal-keep",
-    "Of programs that have ended, keep all nodes of the last N, and of others the result.  "
-    "[default: of all]",
+    "Number of ended programs whose nodes stay in the journal; of older programs only the result "
+    "stays.  [default: all]",
 )
 @engine_group
 @output_group
 def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
     """Run the agent program in PROGRAM.py on an embedded vLLM engine.
 
-    That is an agentrt @program, a LangGraph graph (compiled or not, or an
-    @entrypoint), or a graph that a langgraph.json names: give that file or its
-    folder. With several in it, NAME picks one.
+    The program is an agentrt @program, a LangGraph graph (compiled or not, or an
+    @entrypoint), or a graph of a langgraph.json: then name that file or its folder
+    instead of PROGRAM.py. If the file has several programs, NAME chooses one.
 
-    What follows -- goes to vLLM as it is, as flags of 'vllm serve'.
+    Arguments after -- go to vLLM unchanged, as flags of 'vllm serve'.
     """
 
     def planned() -> Planned:
@@ -151,8 +153,8 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
         from agentrt.cli.load import load_program
         from agentrt.cli.values import read_input
 
-        given = read_input(options["input_text"])
-        return plan_of(load_program(target), given, options), read_journal(options)
+        value = read_input(options["input_text"])
+        return plan_of(load_program(target), value, options), read_journal(options)
 
     return run_planned(planned, engine_flags, options)
 
@@ -160,10 +162,8 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
 def run_planned(
     planned: Callable[[], Planned], engine_flags: tuple[str, ...], options: dict[str, Any]
 ) -> int:
-    """Check a command's options, and run what is ``planned``, which is asked last. Returns the
-    exit code.
-    """
-    # Here and not above, so that --help does not pay for it.
+    """Check a command's options, then call ``planned`` and run its plan. Return the exit code."""
+    # Imported here, so that --help stays fast.
     from agentrt.cli.engines import check_kind, engine_options, read_fleet
     from agentrt.cli.execute import Job
     from agentrt.cli.report import conclude
@@ -195,29 +195,32 @@ def run_planned(
     return run_job(job, fleet, partial(conclude, job, as_json=options["as_json"]))
 
 
-def plan_of(found: Found, given: Any, options: dict[str, Any]) -> Plan:
-    """What to start, checked as far as can be without running it."""
+def plan_of(target: LoadedTarget, value: Any, options: dict[str, Any]) -> Plan:
+    """Make the plan for a loaded target, and check it as far as possible without running it.
+
+    Raises `UsageError`.
+    """
     from agentrt.cli.load import GraphTarget
     from agentrt.cli.plan import Plan, Start
 
-    if not isinstance(found, GraphTarget):
-        _check_program(found, given, options)
-        return Plan(repeat(Start(found, given), options["n"]))
+    if not isinstance(target, GraphTarget):
+        _check_program(target, value, options)
+        return Plan(repeat(Start(target, value), options["n"]))
     from agentrt.cli.graph_plan import GraphPlan, Invocation, graph_terms
     from agentrt.errors import UsageError
 
     if options["journal"] is not None:
         raise UsageError(
-            f"--journal is for agentrt programs, and {found.name!r} is a LangGraph graph, which "
-            "goes on from --checkpointer; leave it out"
+            f"--journal is for agentrt programs, and {target.name!r} is a LangGraph graph; use "
+            "--checkpointer and --thread instead"
         )
 
     arguments = click.get_current_context().meta[ARGUMENTS]
-    return GraphPlan(found, graph_terms(options, given), Invocation(arguments))
+    return GraphPlan(target, graph_terms(options, value), Invocation(arguments))
 
 
-def _check_program(program: Program, given: Any, options: dict[str, Any]) -> None:
-    """Raise `UsageError` for options and an input that this program cannot have."""
+def _check_program(program: Program, value: Any, options: dict[str, Any]) -> None:
+    """Raise `UsageError` for options that are for graphs only, and for a wrong input."""
     from agentrt.errors import UsageError
 
     for key, flag in _GRAPH_FLAGS.items():
@@ -226,21 +229,23 @@ def _check_program(program: Program, given: Any, options: dict[str, Any]) -> Non
                 f"{flag} is for LangGraph graphs, and {program.name!r} is an agentrt program; "
                 "leave it out"
             )
-    check_input(program, given)
+    check_input(program, value)
 
 
-def check_input(program: Program, given: Any) -> None:
-    """Raise `UsageError` for an input that this program cannot have."""
+def check_input(program: Program, value: Any) -> None:
+    """Raise `UsageError` if the input is missing, or if the program takes none."""
     from agentrt.errors import UsageError
 
-    if program.needs_input and given is None:
-        raise UsageError(f"program {program.name!r} needs an input; give it with --input TEXT")
-    if given is not None and not program.takes_input:
+    if program.needs_input and value is None:
+        raise UsageError(f"program {program.name!r} needs an input; add --input TEXT")
+    if value is not None and not program.takes_input:
         raise UsageError(f"program {program.name!r} takes no input; leave --input out")
 
 
 def run_job(job: Job, fleet: Fleet, end: End) -> int:
-    """Run the job on embedded engines, and tell how it went by ``end``. Returns the exit code."""
+    """Run the job on embedded engines, and report its outcome with ``end``. Return the exit
+    code.
+    """
     from signal import SIGTERM
 
     from agentrt.cli.engine_log import opened_output

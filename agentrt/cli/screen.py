@@ -1,4 +1,4 @@
-"""Where progress goes, on stderr: a live view on a terminal, a few plain lines elsewhere."""
+"""Progress on stderr: a live view on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ Snapshot = Callable[[], Awaitable[Mapping[str, Any]]]
 
 
 class Screen:
-    """Shows a command's progress: a line for each step of the start, and for each program's end.
+    """A command's progress as plain lines: one line for each step of the engine's start, and one
+    for each program that ends.
 
-    ``console`` is for what comes after it.
+    Use ``console`` for output that follows the progress.
     """
 
     def __init__(self, console: Console) -> None:
@@ -41,15 +42,15 @@ class Screen:
         self._ended = 0
 
     def progress(self, message: str) -> None:
-        """The engine's start has come so far. May be called from any thread."""
+        """Report a step of the engine's start. May be called from any thread."""
         self.announce(f"[{time.monotonic() - self._began:.1f} s] {message}")
 
     def announce(self, message: str) -> None:
-        """Say something that is to stay on the screen."""
+        """Print a message that stays on the screen."""
         self.console.file.write(f"{printable(message)}\n")
 
     def saw(self, event: Event) -> None:
-        """Something happened to a program."""
+        """Report an event of a program."""
         if isinstance(event, ProgramEnded):
             self._ended += 1
             programs = len(self._runs)
@@ -58,25 +59,27 @@ class Screen:
 
     @asynccontextmanager
     async def showing(self) -> AsyncIterator[None]:
-        """While the body runs, the screen is alive."""
+        """Keep the screen updated while the body runs."""
         yield
 
     def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
-        """From now on show these programs; there may come more."""
+        """Show these programs from now on; ``runs`` may grow."""
         self._runs, self._ended = runs, 0
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[IO[str]]:
-        """The terminal for somebody else, while the body runs."""
+        """Lend the terminal to the body, for example to ask a human a question."""
         yield self.console.file
 
     def last_words(self, text: str) -> None:
-        """Say this when the process ends before anything can be put in order."""
+        """Print a text when the process ends at once, without cleaning up."""
         self.announce(text)
 
 
 class LiveScreen(Screen):
-    """A spinner while the engine starts, then the programs; gone when the view ends."""
+    """A live view: a spinner while the engine starts, then the programs. It disappears at its
+    end.
+    """
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -93,7 +96,7 @@ class LiveScreen(Screen):
         self.console.print(message, highlight=False, soft_wrap=True)
 
     def saw(self, event: Event) -> None:
-        """The next frame shows it."""
+        """Do nothing: the next frame shows the event."""
 
     @asynccontextmanager
     async def showing(self) -> AsyncIterator[None]:
@@ -106,7 +109,7 @@ class LiveScreen(Screen):
             await asyncio.wait([task])
             self._stop()
             if not task.cancelled():
-                task.result()  # a bug in the view must not pass unseen
+                task.result()  # raises what went wrong in the view
 
     def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
         async def frame() -> RenderableType:
@@ -127,7 +130,7 @@ class LiveScreen(Screen):
             self._start()
 
     def last_words(self, text: str) -> None:
-        # Rich has hidden the cursor, and its lock may be held: straight to the terminal.
+        # Rich has hidden the cursor, and its lock may be held, so write to the terminal directly.
         os.write(self.console.file.fileno(), f"\x1b[?25h\n{text}\n".encode())
 
     async def _animate(self) -> None:
@@ -146,9 +149,9 @@ class LiveScreen(Screen):
         self._live = Live(
             self._spinner,
             console=self.console,
-            auto_refresh=False,  # its thread would read DAGs while the loop changes them
+            auto_refresh=False,  # Rich's thread would read DAGs while the event loop changes them
             transient=True,
-            # What a program prints goes above the view, unless it goes elsewhere.
+            # Show the output of programs above the view, unless it is redirected.
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
@@ -161,7 +164,7 @@ class LiveScreen(Screen):
 
 
 class _Console(Console):
-    """Names and errors are not ours: no markup is read in them, and no control characters kept."""
+    """A console for text that users, models and tools wrote: it replaces control characters."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -171,7 +174,7 @@ class _Console(Console):
 
 
 class _Display(io.TextIOWrapper):
-    """Whoever was to read stderr may be gone, its disk full; the program goes on all the same."""
+    """A stream that ignores errors: programs go on when stderr is closed or its disk is full."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
@@ -185,8 +188,8 @@ class _Display(io.TextIOWrapper):
 
 @contextlib.contextmanager
 def open_screen(*, plain: bool = False) -> Iterator[Screen]:
-    """The screen for this process' stderr; ``plain`` where others write there, too."""
-    # A descriptor of its own: the engine's start moves 2 into a log file.
+    """Open the screen on this process's stderr; ``plain`` if others write to stderr, too."""
+    # Use a new descriptor, because the engine's start redirects descriptor 2 into a log file.
     raw = os.fdopen(os.dup(2), "wb")
     display = _Display(raw, encoding="utf-8", errors="replace", line_buffering=True)
     console = _Console(file=display, markup=False, emoji=False)

@@ -1,4 +1,4 @@
-"""``agentrt serve`` and ``agentrt keys``: their options, and what they do with them."""
+"""``agentrt serve`` and ``agentrt keys``: their options."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Examples:
   agentrt serve --model Qwen/Qwen2.5-7B-Instruct -- --max-model-len 8192
 
 \b
-SIGTERM or Ctrl-C finishes what runs, a second one stops at once.
-Exit codes: 1 the engine failed; 2 bad usage; 130 Ctrl-C, 143 SIGTERM.
+SIGTERM or Ctrl-C finishes the running requests; a second signal stops at once.
+Exit codes: 1 the engine failed; 2 bad usage; 130 Ctrl-C; 143 SIGTERM.
 """
 
 
 class ServeCommand(RunCommand):
-    """It takes any number of files."""
+    """A command that takes any number of files."""
 
     TARGETS = "[PROGRAM.py[:NAME] | langgraph.json]…"
 
@@ -52,104 +52,116 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 
 @click.command(cls=ServeCommand, epilog=_EPILOG)
 @click.argument("targets", nargs=-1, metavar="[PROGRAM.py[:NAME] | langgraph.json]…")
-@_server.text("--host", "ADDRESS", "", default="127.0.0.1")
+@_server.text("--host", "ADDRESS", "Address on which the server listens.", default="127.0.0.1")
 @_server.text(
-    "--port", "N", "0 takes any that is free.", type=click.IntRange(0, 65535), default=8000
+    "--port",
+    "N",
+    "Port on which the server listens; 0: any free port.",
+    type=click.IntRange(0, 65535),
+    default=8000,
 )
 @_server.file(
-    "--ssl-certfile", "Serve over TLS (https, wss), with the certificate in this PEM file."
+    "--ssl-certfile",
+    "PEM file of a certificate. With it, the server uses TLS (https, wss).  [default: no TLS]",
 )
-@_server.file("--ssl-keyfile", "And its private key.  [default: in the same file]")
+@_server.file(
+    "--ssl-keyfile",
+    "PEM file of the certificate's private key.  [default: the file of --ssl-certfile]",
+)
 @_server.text(
-    "--served-model-name", "NAME", "What clients call the model.  [default: its own name]"
+    "--served-model-name", "NAME", "Name by which clients call the model.  [default: its own name]"
 )
 @_server.flag(
-    "--strict-requests", "Refuse fields of requests that vLLM does not know; else it ignores them."
+    "--strict-requests",
+    "Reject requests with fields that vLLM does not know. By default such fields are ignored.",
 )
 @_server.text(
     "--reminders",
     "[in-place|template]",
-    "Where a system or developer message in the middle of a chat goes, if the chat template does "
-    "not take it there: in-place makes it a user turn in <system-reminder> marks, so that the "
-    "prompt's beginning stays cached; template leaves it to the template and vLLM, which refuse "
-    "it or move it to the front.",
+    "What to do with a system or developer message in the middle of a chat if the chat template "
+    "does not support it. in-place: make it a user message within <system-reminder> tags, so that "
+    "the prefix cache still has the messages before it. template: leave it to the template and "
+    "vLLM, which reject the request or move the message to the front.",
     type=click.Choice(["in-place", "template"]),
     default="in-place",
 )
 @_server.text(
     "--database",
     "sqlite:FILE|postgresql://…",
-    "Where threads and runs of graphs are kept.",
+    "Database that stores the threads and runs of graphs.",
     default="sqlite:agentrt.db",
 )
 @_server.several(
     "--cors-origin",
     "cors_origins",
     "ORIGIN",
-    "Pages of this origin, such as https://chat.example.com, may call the server from a browser; "
-    "* for all. Repeat it for more.  [default: without keys, those of this machine]",
+    "Origin whose pages may call the server from a browser, such as https://chat.example.com; *: "
+    "all origins. May be repeated.  [default: without API keys, pages of this machine; else none]",
 )
 @_server.several(
     "--webhook-host",
     "webhook_hosts",
     "HOST",
-    "Runs of graphs may have this host called at their end; *.DOMAIN, or * for any with a public "
-    "address. Repeat it for more.  [default: none]",
+    "Host that webhooks of graph runs may call: a name, *.DOMAIN, or * for any host with a public "
+    "address. May be repeated.  [default: none]",
 )
 @_server.several(
     "--allowed-hosts",
     "allowed_hosts",
     "NAME",
-    "Without keys, a name beside localhost that clients may call the server by; *.NAME, or * for "
-    "any. Repeat it for more.",
+    "Further host name by which clients may call a server without API keys: a name, *.NAME, or * "
+    "for any name. May be repeated.  [default: localhost only]",
 )
 @_server.flag(
     "--check",
-    "Only say what of the files would be served, and what of a langgraph.json would not; no "
-    "engine starts. Exit code 1 if something would not.",
+    "Only report which parts of the files would be served, and which parts of a langgraph.json "
+    "would not. Starts no engine. The exit code is 1 if a part would not be served.",
 )
 @_server.seconds(
     "--keep-alive",
-    "A stream without a byte for so long, such as one that waits for its turn, sends a comment or "
-    "ping, so that no proxy or client takes it for dead; 0: never.",
+    "Send a comment or ping on a stream that has sent nothing for this time, for example because "
+    "its call waits, so that no proxy or client closes it; 0: never.",
     least=0,
     default=10.0,
 )
 @_server.seconds(
     "--early-answers",
-    "An answer in one piece that takes longer than this begins with status 200, and newlines keep "
-    "its connection open until its JSON comes; 0: it begins when it is known.",
+    "Seconds after which an answer in one piece begins with status 200, before it is known. "
+    "Newlines then keep its connection open until its JSON follows. 0: it begins when it is known.",
     least=0,
     default=25.0,
 )
-@_server.seconds("--drain-timeout", "How long a stop waits for what runs.", least=0, default=30.0)
-@_server.text("--seed", "N", "Makes sampled calls repeatable.", type=int, default=0)
+@_server.seconds(
+    "--drain-timeout", "Maximum time that a stop waits for running requests.", least=0, default=30.0
+)
+@_server.text("--seed", "N", "Seed that makes sampled calls repeatable.", type=int, default=0)
 @_tenants.file(
     "--api-key-file",
-    "Ask for keys, which 'agentrt keys new' makes; tenants share the engine fairly.",
+    "File of API keys, which 'agentrt keys new' creates. With it, requests need a key, and tenants "
+    "share the engine fairly.  [default: no keys]",
 )
 @_tenants.flag(
     "--submit",
-    "Clients may send programs as source, which run in a sandbox: POST /v1/programs.",
+    "Let clients submit programs as source code with POST /v1/programs. They run in a sandbox.",
 )
-@_tenants.flag("--isolate-cache", "No tenant's prompt finds another's prefixes in the cache.")
+@_tenants.flag("--isolate-cache", "Do not share the prefix cache between tenants.")
 @_tenants.count(
     "--max-calls",
-    "Calls that one tenant may have under way; more are answered 429.",
+    "Maximum number of calls that a tenant may have in flight. Further calls get status 429.",
     default=1024,
 )
-@_tenants.count("--max-programs", "Live programs of one tenant.", default=4096)
+@_tenants.count("--max-programs", "Maximum number of live programs of a tenant.", default=4096)
 @_tenants.count(
     "--max-body",
-    "The largest request; images make them large.",
+    "Maximum size of a request's body. Requests with images are large.",
     least=1024,
     default=32 * 1024 * 1024,
     metavar="BYTES",
 )
 @_tenants.seconds(
     "--idle",
-    "A client's program that was not heard of for so long has ended; one that the server found "
-    "out from a conversation, after an eighth of it.",
+    "Time after which a client's program without requests has timed out. A program that the server "
+    "recognized only by its conversation times out after an eighth of this time.",
     least=1,
     default=900.0,
 )
@@ -157,30 +169,31 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "--on",
     "on",
     "mqtt:TOPIC=PROGRAM",
-    "Start PROGRAM for each message on TOPIC at the broker, with its topic and payload as input. "
-    "Repeat it for more.",
+    "Start PROGRAM for each message on TOPIC at the broker, with the message's topic and payload "
+    "as input. May be repeated.",
 )
 @_events.count(
     "--on-max",
-    "How many programs one --on may have running; what comes beyond, or fails, goes to the topic "
-    "PREFIX/dead-letters.",
+    "Maximum number of programs that run at the same time for one --on. Further messages, and "
+    "messages whose programs fail, go to the topic PREFIX/dead-letters.",
     default=16,
 )
-@_events.text("--on-tenant", "NAME", "Whose they are.", default="default")
+@_events.text("--on-tenant", "NAME", "Tenant of the programs that --on starts.", default="default")
 @Options("Journal").text(
     "--journal",
     "FILE|off",
-    "Where each call, tool and answer of programs is recorded: after a restart those go on whose "
-    "client did not wait.  [default: beside the database, or in it if that is PostgreSQL]",
+    "File that records each call, tool and answer of programs; off: no journal. After a restart, "
+    "the programs resume that were started without waiting for them.  [default: a file next to the "
+    "database, or the database itself if that is PostgreSQL]",
 )
 @journal_options
 @Options("Journal").count(
-    "--journal-keep", "How many programs that have ended are kept.", default=1000
+    "--journal-keep", "Number of ended programs that stay in the journal.", default=1000
 )
 @Options("Journal").seconds(
     "--park-after",
-    "A recorded program that has waited so long, for humans or ctx.sleep alone, leaves memory "
-    "until an answer or its time comes; 0: never.",
+    "Remove a recorded program from memory once it has waited only for humans or ctx.sleep for "
+    "this time. It resumes when the answer or the end of its sleep comes. 0: never remove.",
     least=0,
     default=60.0,
 )
@@ -189,14 +202,14 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "--server-tool",
     "server_tools",
     "KIND=NAME",
-    "Run a tool of Anthropic's servers that a client of /v1/messages asks for (web_search, "
-    "web_fetch, code_execution) by this tool of --mcp, --tools or --broker. Repeat it for more.",
+    "Tool of --mcp, --tools or --broker that replaces one of Anthropic's server tools "
+    "(web_search, web_fetch, code_execution) for clients of /v1/messages. May be repeated.",
 )
 @scheduling_options
 @engine.text(
     "--engine",
     "[vllm|simulated]",
-    f"What computes; {SIMULATED}",
+    f"Kind of engine. vllm is a real engine; {SIMULATED}",
     "kind",
     type=click.Choice(["vllm", "simulated"]),
     default="vllm",
@@ -209,14 +222,15 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: Any) -> int:
     """Serve the programs and graphs in the files, and the model, over HTTP.
 
-    Clients of OpenAI's and Anthropic's APIs can use the model, by vLLM's own
-    front end: /v1/chat/completions, /v1/responses, /v1/messages and the others
-    that 'vllm serve' has. Each call belongs to a program: its headers say
-    which, or the conversation shows it. docs/serve.md has the rest.
+    Clients of OpenAI's and Anthropic's APIs can use the model. vLLM's own front
+    end answers them: /v1/chat/completions, /v1/responses, /v1/messages and the
+    other endpoints of 'vllm serve'. Each call belongs to a program: its headers
+    name the program, or the server recognizes it by the conversation. See
+    docs/serve.md.
 
-    What follows -- are flags of 'vllm serve', such as --tool-call-parser.
+    Arguments after -- are flags of 'vllm serve', such as --tool-call-parser.
     """
-    # Here and not above, so that --help does not pay for it.
+    # Imported here, so that --help stays fast.
     if options["check"]:
         from agentrt.cli.check import check
 
@@ -241,13 +255,13 @@ def _certificate(options: dict[str, Any]) -> Certificate | None:
 
     chain, key = options["ssl_certfile"], options["ssl_keyfile"]
     if chain is None and key is not None:
-        raise UsageError("--ssl-keyfile is the key of --ssl-certfile: give that, too")
+        raise UsageError("--ssl-keyfile needs the certificate of the key; add --ssl-certfile FILE")
     return None if chain is None else Certificate(chain, key)
 
 
 @click.group()
 def keys() -> None:
-    """Make API keys for the tenants of 'agentrt serve --api-key-file'."""
+    """Create API keys for the tenants of 'agentrt serve --api-key-file'."""
 
 
 @keys.command()
@@ -258,17 +272,17 @@ def keys() -> None:
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The file of keys; it is made if there is none. It keeps a hash only.",
+    help="File of keys. It is created if it does not exist. It stores only a hash of each key.",
 )
 def new(tenant: str, path: Path) -> None:
-    """Make a key for TENANT and print it, once.
+    """Create a key for TENANT and print it. It is shown only once.
 
-    A server that reads FILE knows it a second later. Limits of the tenant go
-    into FILE by hand: weight, concurrency, calls, programs,
-    requests_per_minute, tokens_per_minute, http_requests_per_minute. A key is
-    revoked by deleting its entry.
+    A running server that uses FILE accepts the key a second later. To limit a
+    tenant, write into FILE: weight, concurrency, calls, programs,
+    requests_per_minute, tokens_per_minute, http_requests_per_minute. To revoke a
+    key, delete its entry.
     """
     from agentrt.serving.tenants.keys import new_key
 
     click.echo(new_key(path, tenant))
-    click.echo(f"this key of {tenant} is shown once; {path} has its hash only", err=True)
+    click.echo(f"this key of {tenant} is shown only once; {path} stores only its hash", err=True)

@@ -1,4 +1,4 @@
-"""What `agentrt serve` is asked for by its command line."""
+"""The job of `agentrt serve`, made of its options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrt.cli.engines import engine_options
 from agentrt.cli.journals import JournalPlan, server_journal
-from agentrt.cli.load import Found, GraphTarget, load_all, project_of
+from agentrt.cli.load import GraphTarget, LoadedTarget, load_all, project_of
 from agentrt.cli.tools import NO_TOOLS, ToolSources, read_server_tools, read_tools, read_triggers
 from agentrt.cli.traces import read_traces
 from agentrt.errors import ProgramLoadError
@@ -25,7 +25,9 @@ from agentrt.serving.webhook_rules import WebhookRules, read_webhooks
 
 @dataclass(frozen=True, slots=True)
 class ServeJob:
-    """What `agentrt serve` was asked for. ``drain_s`` is how long a stop may take (seconds)."""
+    """The options of an `agentrt serve`. ``drain_s`` limits how long a stop waits for running
+    requests, in seconds.
+    """
 
     engine: EngineOptions
     served: Mapping[str, Served] = field(default_factory=dict)
@@ -55,17 +57,18 @@ class ServeJob:
 
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
-    """What the command line asks for. Raises `UsageError` for what cannot be."""
+    """Read the options of `agentrt serve`, and load its targets. Raises `UsageError`."""
     engine = engine_options(options, flags, metrics=True)
-    Address.parse(options["database"])  # before an engine starts for it
+    Address.parse(options["database"])  # raises for a wrong address before an engine starts
     served: dict[str, Any] = {}
     for target in targets:
-        for name, one in served_of(target, load_all(target)).items():
+        for name, item in served_of(target, load_all(target)).items():
             if name in served:
                 raise ProgramLoadError(
-                    f"{target}: {name!r} is in {served[name].source}, too; name others, or rename"
+                    f"both {served[name].source} and {target} have a program or graph {name!r}; "
+                    "rename one of them, or serve only one"
                 )
-            served[name] = one
+            served[name] = item
     triggers = read_triggers(options)
     for trigger in triggers:
         program_of(trigger, served)
@@ -105,11 +108,11 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
     )
 
 
-def served_of(source: str, found: Mapping[str, Found]) -> dict[str, Served]:
-    """What a file has, as the server takes it."""
+def served_of(source: str, loaded: Mapping[str, LoadedTarget]) -> dict[str, Served]:
+    """Convert loaded programs and graphs into what the server takes."""
     return {
-        name: ServedGraph(one.value, source)
-        if isinstance(one, GraphTarget)
-        else ServedProgram(one, source)
-        for name, one in found.items()
+        name: ServedGraph(item.value, source)
+        if isinstance(item, GraphTarget)
+        else ServedProgram(item, source)
+        for name, item in loaded.items()
     }

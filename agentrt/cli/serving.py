@@ -1,4 +1,4 @@
-"""Runs a server from its engine's start to its end, for `agentrt serve`."""
+"""The core of `agentrt serve`: start the engine, serve until a signal comes, and stop."""
 
 from __future__ import annotations
 
@@ -39,19 +39,21 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _THREADS = 64
-"""A quarter of the threads that programs' synchronous code may block at once."""
+"""The number of programs that `make_room` reserves threads for: four threads each."""
 _NEW_OBJECTS = 50_000
-"""A collection for so many new objects: Python's 700 make that of a large body take a second."""
+"""Number of new objects that starts a garbage collection. With Python's default of 700, reading a
+large body takes a second.
+"""
 _SWITCH_S = 0.0005
-"""For so long a thread that works holds the event loop up when it has something to do: each of a
-request's ten steps may wait so long, and with Python's own 0.005 s all of them as long as a call.
+"""Seconds for which a busy thread may hold up the event loop. Each of a request's ten steps may
+wait so long; with Python's default of 0.005 s, all of them together wait as long as a call takes.
 """
 _ANSWERS_S = 2.0
-"""How long answers may be on their way from a server that has no engine any more (seconds)."""
+"""Seconds to wait for answers that are still being sent when the last engine is gone."""
 
 
 def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
-    """Serve until a signal ends it. Raises `StoppedError` then."""
+    """Serve until a signal ends the server, then raise `StoppedError`."""
     drain, keys = Drain(*SIGNALS), None
     if job.key_file is not None:
         keys = KeyRing(job.key_file, job.limits, notice=say)
@@ -62,13 +64,13 @@ def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
             screen.announce(note)
         Interrupts(last_words, drain, uvloop.new_event_loop).run(serving.run(executor))
     if drain.first is not None:
-        raise StoppedError(drain.first, "stopped: what ran has ended")
+        raise StoppedError(drain.first, "stopped: all running requests have ended")
     return 0
 
 
 def settle() -> None:
-    """Set the interpreter up for a server whose start is over."""
-    # What is here by now stays: no collection need look at it, as in vLLM's server.
+    """Tune the interpreter for a server that has started."""
+    # Exclude the objects of the start from garbage collection, as vLLM's server does.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS)
@@ -77,7 +79,7 @@ def settle() -> None:
 
 @dataclass(slots=True)
 class Serving:
-    """A server that runs: its listener, what drains it, and where its start is shown."""
+    """A running server: its job, its listener, its keys, and its output."""
 
     job: ServeJob
     listener: Listener
@@ -87,9 +89,9 @@ class Serving:
     log: EngineLog
 
     async def run(self, executor: Executor) -> None:
-        """Start the engine, serve until a signal comes, finish, and stop the engine.
+        """Start the engine, serve until a signal comes, finish the requests, and stop the engine.
 
-        Raises what the engine's start and the APIs raise.
+        Raises the errors of the engine's start and of the APIs.
         """
         job, keys = self.job, self.keys
         limits_of = dict if keys is None else lambda: keys.limits
@@ -119,23 +121,25 @@ class Serving:
             await self._run(stack.enter_context(opened), tenants, apis, served)
 
     async def _prepared(self, stack: AsyncExitStack) -> Mapping[str, Served]:
-        """What is served, with its graphs made: one that cannot be is found before the engine
-        starts. Raises `ProgramLoadError`.
+        """Build the graphs and return everything that is served.
+
+        Called before the engine starts, so that a faulty graph stops the command early. Raises
+        `ProgramLoadError`.
         """
         job = self.job
-        if not any(isinstance(one, ServedGraph) for one in job.served.values()):
+        if not any(isinstance(served, ServedGraph) for served in job.served.values()):
             return job.served
         from agentrt.serving.langgraph.deployment import key_findings, prepared
 
         keys = {path: key_findings(path) for path in job.projects}
-        users = any(one.what == "auth" for found in keys.values() for one in found)
-        for path, found in keys.items():
-            for one in found:
-                if one.served is False:
-                    say(f"{path}: {one.what} is not supported: {one.why}")
-        ready, findings = await prepared(job.served, stack, users=users)
-        for one in findings:
-            say(f"{one.what}: {one.why}")
+        users = any(finding.what == "auth" for findings in keys.values() for finding in findings)
+        for path, findings in keys.items():
+            for finding in findings:
+                if finding.served is False:
+                    say(f"{path}: {finding.what} is not supported: {finding.why}")
+        ready, graph_findings = await prepared(job.served, stack, users=users)
+        for finding in graph_findings:
+            say(f"{finding.what}: {finding.why}")
         return ready
 
     async def _run(
@@ -204,7 +208,9 @@ class Serving:
         tasks = [serving, stopping, gone]
 
         def drain(signal: str) -> None:
-            say(f"{signal}: finishing what runs and taking nothing new; again to stop now")
+            say(
+                f"{signal}: finishing running requests, accepting no more; signal again to stop now"
+            )
             stop.set()
 
         try:
@@ -212,17 +218,17 @@ class Serving:
                 for front in fronts:
                     say(f"{front.names[0]}: {front.args.family}")
                 settle()
-                say(f"threads, runs and answers are kept in {_place_of(server.database)}")
+                say(f"threads, runs and answers are stored in {_place_of(server.database)}")
                 say(self._announcement(server))
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
-                    # Without an engine nothing is to be finished: only answers are on their way.
+                    # Without an engine no request can finish; only wait for answers being sent.
                     await self.listener.drain(
                         server, _ANSWERS_S if gone.done() else self.job.drain_s
                     )
                 await serving
                 if gone.done():
-                    raise EngineDiedError(f"no engine is left: {gone.result()}")
+                    raise EngineDiedError(f"all engines have died: {gone.result()}")
         finally:
             for task in tasks:
                 task.cancel()
@@ -230,14 +236,14 @@ class Serving:
 
     def _announcement(self, server: Server) -> str:
         url = self.listener.url
-        what = ", ".join([*server.models, *server.served])
+        names = ", ".join([*server.models, *server.served])
         chat = "; in a browser: a chat" if server.served else ""
-        api = f"OpenAI API: {url}/v1" if server.models else "no model's API"
-        return f"serving {what} at {url} ({api}{chat})"
+        api = f"OpenAI API: {url}/v1" if server.models else "no model, so no OpenAI API"
+        return f"serving {names} at {url} ({api}{chat})"
 
 
 def _place_of(database: str) -> str:
-    """Where a database is, for people: a file's whole path, or a URL without its password."""
+    """Return where a database is: a file's absolute path, or a URL without its password."""
     from agentrt.serving.langgraph.database.connections import Address
 
     address = Address.parse(database)

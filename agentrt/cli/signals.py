@@ -1,10 +1,10 @@
-"""Signals: stop the programs, then the engine, in time, and leave no process; or drain first.
+"""Signals: drain a command, or stop its programs and its engine within a few seconds.
 
-Ctrl-C stops a command. SIGTERM has it finish what runs and take nothing new, as any first signal
-has a server.
+Ctrl-C stops a command. SIGTERM drains it: the command finishes what runs and starts nothing new.
+A server is drained by any first signal. No process is left behind.
 
-Python's own signal handlers are used and not the event loop's, since a program may block
-the loop: then a thread ends the process when the time is up.
+The handlers are Python's and not those of the event loop, because a program may block the loop.
+A thread then ends the process when the time is up.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from agentrt.executors.vllm.processes import end_descendants
 T = TypeVar("T")
 
 STOP_WITHIN_S = 4.0
-"""How long a first Ctrl-C may take. The promise to users is 5 s."""
+"""Limit of a stop by a first Ctrl-C, in seconds. Users are promised 5 s."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Drain:
-    """Which first signals drain a command while its programs run; before that they stop it.
+    """The signals that drain a command. They drain only while its programs run; before that, they
+    stop it.
 
-    ``first`` is the one that did.
+    ``first`` is the number of the signal that started draining, or None.
     """
 
     def __init__(self, *numbers: int) -> None:
@@ -43,7 +44,7 @@ class Drain:
 
     @contextmanager
     def possible(self, begin: Callable[[str], None]) -> Iterator[None]:
-        """While the body runs, a first signal calls ``begin`` on the event loop, with its name."""
+        """Let a first signal call ``begin`` with its name on the loop, while the body runs."""
         loop = asyncio.get_running_loop()
 
         def soon() -> None:
@@ -57,7 +58,9 @@ class Drain:
             self._begin = None
 
     def takes(self, number: int) -> bool:
-        """Drain, from a signal's handler. False if that cannot be, or was asked before."""
+        """Start draining, from a signal's handler. Return False if draining has already started or
+        is not possible now.
+        """
         if self.first is not None or self._begin is None or number not in self._numbers:
             return False
         self.first = number
@@ -66,12 +69,12 @@ class Drain:
 
 
 class Interrupts:
-    """Runs one coroutine on a loop of its own; a first signal cancels it, a second one ends the
-    process at once.
+    """A runner of one coroutine, on its own event loop. A first signal cancels the coroutine; a
+    second signal ends the process at once.
 
-    ``last_words`` writes a line for people when there is no time left to return. A signal that
-    ``drain`` takes does not count: whatever comes after it is the first one. ``what`` is what is
-    stopped, in words.
+    ``last_words`` prints a line when the process ends at once. A signal that starts to ``drain``
+    is not counted, so the next signal is the first one. ``subject`` names in words what a signal
+    stops.
     """
 
     def __init__(
@@ -79,10 +82,10 @@ class Interrupts:
         last_words: Callable[[str], None],
         drain: Drain | None = None,
         new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
-        what: str = "the programs and the engine",
+        subject: str = "the programs and the engine",
     ) -> None:
         self.number: int | None = None
-        self._what = what
+        self._subject = subject
         self._new_loop = new_loop
         self._drain = drain
         self._last_words = last_words
@@ -91,9 +94,9 @@ class Interrupts:
         self._task: asyncio.Task[Any] | None = None
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """What ``main`` returns. Raises `StoppedError` if a signal came first.
+        """Run ``main`` and return its result. Raises `StoppedError` if a signal stopped it.
 
-        Processes that ``main`` left behind are ended.
+        Also ends the processes that ``main`` left behind.
         """
         loop = self._loop = self._new_loop()
         task = self._task = loop.create_task(main)
@@ -113,7 +116,7 @@ class Interrupts:
                 raise
             raise StoppedError(self.number, self._note()) from None
         finally:
-            # Not asyncio.run: it would wait for tools in threads, which cannot be stopped.
+            # asyncio.run would wait for tools in threads, and threads cannot be stopped.
             loop.run_until_complete(_finish(loop))
             end_descendants()
             self._over.set()
@@ -138,18 +141,18 @@ class Interrupts:
         try:
             end_descendants()
             self._last_words(f"{self._note()}, by force")
-        finally:  # whatever is wrong with the terminal, or closed by now
+        finally:  # also if the terminal is gone or closed
             os._exit(128 + self.number)
 
     def _note(self) -> str:
         assert self.number is not None
         how = "interrupted" if self.number == signal.SIGINT else signal.Signals(self.number).name
-        return f"{how}: {self._what} were stopped"
+        return f"{how}: {self._subject} were stopped"
 
 
 @contextmanager
 def taken(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """While the body runs, signals go to ``handler``; but nohup's SIGHUP stays ignored."""
+    """Handle signals by ``handler`` while the body runs. SIGHUP stays ignored under nohup."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, earlier in before.items():
         if number != signal.SIGHUP or earlier is not signal.SIG_IGN:
@@ -162,14 +165,16 @@ def taken(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
 
 
 def end_at_signals() -> None:
-    """SIGTERM and SIGHUP end this process and all that it started, unless a command takes them."""
+    """Let SIGTERM and SIGHUP end this process and its child processes, until a command installs
+    its own handlers.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, end_now)
 
 
 def end_now(number: int, frame: FrameType | None) -> NoReturn:
-    """End this process and all that it started, as this signal ended it."""
+    """End this process and its child processes, with the exit code of this signal."""
     try:
         end_descendants()
     finally:
@@ -177,7 +182,7 @@ def end_now(number: int, frame: FrameType | None) -> NoReturn:
 
 
 async def _finish(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is left on the loop, as asyncio.run does."""
+    """Cancel the tasks that are left on the loop, as asyncio.run does."""
     left = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task()]
     for task in left:
         task.cancel()
@@ -186,15 +191,17 @@ async def _finish(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with this exit code, without waiting for anything.
+    """End the process with this exit code at once.
 
-    With torch loaded the interpreter's own end takes a second, and it waits for threads:
-    for a tool that blocks, or an engine that was interrupted while it loaded.
+    The interpreter's normal exit waits for threads, such as a tool that blocks or an engine that
+    was interrupted while it loaded. With torch loaded it also takes a second.
     """
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     if not others and "torch" not in sys.modules:
         sys.exit(code)
-    from agentrt.runtime._compat import run_exit_functions  # here: --help needs none of it
+    from agentrt.runtime._compat import (
+        run_exit_functions,
+    )  # imported here, so that --help stays fast
 
     run_exit_functions()
     for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,8 @@
-"""The standard streams, which whoever starts a command may have closed, filled or stopped reading.
+"""Writing to the standard streams.
 
-What cannot be said ends nothing that runs. What is said may be a text of somebody else's: a
-model's, a client's, a tool's.
+A stream may be closed, its disk may be full, or nobody may read it any more: that never ends a
+program that runs. The text may come from a model, a client or a tool, so control characters are
+replaced before it reaches a terminal.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\u
 
 
 def open_closed() -> None:
-    """Open what was closed at the start (``2>&-``) on nothing.
+    """Open each standard stream that was closed at the start (``2>&-``) on the null device.
 
-    Else the next file that is opened, a database say, would get its number, and with it what
-    libraries write there.
+    Otherwise the next file that is opened, such as a database, would get the stream's
+    descriptor, and libraries would write their messages into it.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -38,24 +39,27 @@ def open_closed() -> None:
 
 
 def tolerate_encodings() -> None:
-    """Have what a stream cannot write be ``?`` there, where its encoding is not UTF-8. It would
-    be an error in whoever prints: in a table of ours, or in a user's program.
+    """Let stdout and stderr replace characters that they cannot encode by ``?``.
 
-    Where the locale is C, the streams are of UTF-8, as Python has it unless that is switched off.
+    Otherwise printing such a character would raise an error, in agentrt or in a user's program.
+    In the C locale the streams become UTF-8, which is Python's own default unless it is
+    switched off.
     """
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):
             continue
         if codecs.lookup(stream.encoding).name == "utf-8":
             continue
-        if stream.errors == "surrogateescape":  # so Python marks the streams of the locale C
+        if stream.errors == "surrogateescape":  # Python's mark for the C locale
             stream.reconfigure(encoding="utf-8")
         elif stream.errors == "strict":
             stream.reconfigure(errors="replace")
 
 
 def typed(text: str) -> str:
-    """A text of the command line, which Python has read by a locale that is not of UTF-8."""
+    """Return an argument of the command line as UTF-8, also if Python decoded it by another
+    locale.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -65,50 +69,55 @@ def typed(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of somebody else's, without what would steer a terminal."""
+    """Return a text with the characters replaced that would control a terminal."""
     return _STEERING.sub("\ufffd", text)
 
 
 def counted(count: int, noun: str) -> str:
-    """So many of a thing, such as ``1 call`` and ``2 calls``."""
+    """Return a count with its noun, such as ``1 call`` or ``2 calls``."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def say(text: str) -> None:
-    """A line on stderr, if there is somebody to read it."""
+    """Print a line on stderr; ignore it if stderr cannot be written."""
     with contextlib.suppress(OSError):
         click.echo(printable(text), err=True)
 
 
 def show(text: str) -> None:
-    """A line on stdout: for a terminal what it can print, elsewhere the text as it is."""
-    whole = text.encode("utf-8", "replace").decode()  # it may have halves of surrogate pairs
+    """Print a line on stdout: without control characters on a terminal, else unchanged."""
+    whole = text.encode("utf-8", "replace").decode()  # the text may have lone surrogates
     click.echo(printable(text) if sys.stdout.isatty() else whole, color=True)
 
 
 def guard_log() -> None:
-    """Have what Python logs where nobody has set that up be printable, each record apart."""
+    """Make the log records that Python prints without a configured handler safe to show.
+
+    Control characters are replaced, and the lines after a record's first line are indented.
+    """
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Records())
 
 
 class _Records(logging.Formatter):
-    """A record of several lines has them indented: none of them looks like another record."""
+    """A log formatter that indents the further lines of a record, so that none of them looks
+    like a record of its own.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record)).replace("\n", "\n  ")
 
 
 def reader_left() -> bool:
-    """Whether what reads our output closed it (``| head``), or its terminal is gone."""
+    """Return whether the reader closed our output (``| head``), or the terminal is gone."""
     poll = select.poll()
     for number in (1, 2):
-        poll.register(number, 0)  # errors are reported unasked
+        poll.register(number, 0)  # poll reports errors without being told to
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def drop_unwritten() -> None:
-    """Forget what could not be written, which Python would try once more at its end."""
+    """Discard output that could not be written, which Python would try to write again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""The tables that a command ends with: what each program cost, and where its wall time went."""
+"""The tables at the end of a command: each program's cost, and how its wall time was spent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentrt.journal.analysis.rendering import short
 from agentrt.runtime.run import Run, RunReport
 
 _EACH = 8
-"""Up to so many programs get a row each; of more, only the slowest few."""
+"""Largest number of programs that get a row each. Of more programs, only the slowest are shown."""
 _SLOWEST = 3
 _PATH_NODES = 8
 _BAR_CELLS = 16
@@ -35,7 +35,7 @@ _GLYPHS = "█▓▒░"
 
 
 def print_report(outcome: Outcome, console: Console) -> None:
-    """Tables: what each program cost and where its time went, or the sum over many."""
+    """Print how each program spent its time and what it cost; for many programs, a summary."""
     reports = outcome.reports()
     if not reports:
         return
@@ -52,13 +52,13 @@ def print_report(outcome: Outcome, console: Console) -> None:
         console.print(path)
     if count := outcome.outside_calls:
         console.print(
-            f"{counted(count, 'call')} came from outside every program (a thread pool of "
-            f"their own?): their parents are unknown"
+            f"{counted(count, 'call')} came from outside every program, for example from a thread "
+            "pool of the user's, so no program counts them"
         )
-    elif "langgraph.pregel" in sys.modules and not any(one.calls for one in reports):
+    elif "langgraph.pregel" in sys.modules and not any(report.calls for report in reports):
         console.print(
-            "no call came to this engine: ChatOpenAI(…) and the like call a server of their own; "
-            "put ChatAgentRT() in their place, or the address of an 'agentrt serve' into them"
+            "no call reached this engine: models such as ChatOpenAI(…) call another server; use "
+            "ChatAgentRT() instead, or set their base_url to the address of an 'agentrt serve'"
         )
 
 
@@ -81,14 +81,14 @@ def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
 def _work_table(reports: Sequence[RunReport]) -> Table:
     names = ("program", "calls", "tokens\nin", "cached", "out", "recomputed", "preempted")
     table = _table(*names, "critical\npath s")
-    for one in reports:
-        counts = (one.calls, one.prompt_tokens, one.cached_tokens, one.output_tokens)
+    for report in reports:
+        counts = (report.calls, report.prompt_tokens, report.cached_tokens, report.output_tokens)
         table.add_row(
-            elastic_name(one.id),
+            elastic_name(report.id),
             *map(str, counts),
-            str(one.recomputed_tokens),
-            str(one.preemptions),
-            f"{one.critical_path_s:.2f}",
+            str(report.recomputed_tokens),
+            str(report.preemptions),
+            f"{report.critical_path_s:.2f}",
         )
     return table
 
@@ -119,7 +119,7 @@ def _summary_table(reports: Sequence[RunReport], policy: str) -> Table:
 
 
 def _table(*columns: str, bar: bool = False) -> Table:
-    """A table whose widest columns give way first: ids and the bar, long before figures."""
+    """Make a table. In a narrow terminal, ids and the bar shrink long before numbers do."""
     table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
     colours = dict(zip(_PARTS, _COLOURS, strict=True)) if bar else {}
     for index, name in enumerate(columns):
@@ -132,7 +132,7 @@ def _table(*columns: str, bar: bool = False) -> Table:
 
 
 def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:
-    """A bar of ``cells`` cells, coloured by share. Rounding never loses a cell."""
+    """Draw a bar of exactly ``cells`` characters, coloured by share."""
     whole = sum(shares)
     bar, filled, so_far = Text(), 0, 0.0
     for part, colour, glyph in zip(shares, _COLOURS, _GLYPHS, strict=True):
@@ -144,12 +144,14 @@ def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The smallest value that ``percent`` of the ordered values do not exceed."""
+    """Return the smallest value that at least ``percent`` of the sorted values do not exceed."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def _critical_path(run: Run) -> Text | None:
-    """The program's longest path of service, as a chain of nodes; a long one loses its middle."""
+    """Describe the path of nodes with the most service time; a long path is shown without its
+    middle.
+    """
     path = run.dag.critical_path()
     if not path.nodes:
         return None
@@ -171,10 +173,10 @@ def _step(node: Node) -> str:
 
 
 class Shares(NamedTuple):
-    """Seconds that add up to the wall time.
+    """A program's wall time in seconds, split into four parts that add up to it.
 
-    Of things at one time the first counts: a call that is served, a call that waits, a
-    tool or a human. ``other`` is when nothing was open.
+    When several things happen at the same time, the first of these counts: a call is served, a
+    call waits, a tool or a human works. ``other`` is the time when none of them was open.
     """
 
     service: float = 0.0
@@ -190,7 +192,7 @@ class _Kind(IntEnum):
 
 
 def split_wall(dag: ExecutionDAG, begin: float, end: float) -> Shares:
-    """Split the time from ``begin`` to ``end`` (seconds). O(n log n) in the nodes."""
+    """Split the time from ``begin`` to ``end``, in seconds. Takes O(n log n) for n nodes."""
     changes = sorted(change for node in dag.nodes() for change in _changes(node, begin, end))
     open_count = [0, 0, 0]
     seconds = [0.0, 0.0, 0.0, 0.0]
@@ -204,7 +206,7 @@ def split_wall(dag: ExecutionDAG, begin: float, end: float) -> Shares:
 
 
 def _changes(node: Node, begin: float, end: float) -> Iterator[tuple[float, _Kind, int]]:
-    """When the node enters and leaves each kind of time, inside the span."""
+    """Yield when a node enters (+1) and leaves (-1) each kind of time, within the span."""
 
     def clip(at: float | None) -> float:
         return end if at is None else min(max(at, begin), end)
@@ -221,12 +223,12 @@ def _changes(node: Node, begin: float, end: float) -> Iterator[tuple[float, _Kin
         yield until, kind, -1
 
 
-# -- cells that give way in a narrow terminal, so that the figures beside them need not ----
+# -- cells that shrink in a narrow terminal, so that numbers keep their width --------------
 
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """Draws itself as wide as there is room, up to ``most`` cells."""
+    """A table cell that is as wide as there is room, up to ``most`` characters."""
 
     draw: Callable[[int], Text]
     most: int
@@ -239,12 +241,12 @@ class Elastic:
 
 
 def elastic_name(program_id: str) -> Elastic:
-    """A program's id that loses its middle first: its number tells it from the others."""
+    """Return a cell for a program's id. A long id loses its middle, and keeps its number."""
     return Elastic(partial(fit_name, program_id), cell_len(program_id))
 
 
 def fit_name(program_id: str, cells: int) -> Text:
-    """The id in at most so many cells, if these hold its number and a letter."""
+    """Shorten an id to ``cells`` characters, but always keep its number and one letter."""
     if cell_len(program_id) <= cells:
         return Text(program_id)
     _, dash, number = program_id.rpartition("-")

@@ -1,7 +1,7 @@
-"""Programs as timelines: what they did and when, out of their DAGs or out of a journal.
+"""Timelines of programs: what each program did and when, from its DAG or from a journal.
 
-`agentrt.cli.perfetto` writes them to a file. A call's time in its engine is split as that said
-(`agentrt.request.spans`).
+`agentrt.cli.perfetto` writes them to a file. A call's time in the engine is split into the spans
+that the engine reported (`agentrt.request.spans`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ CALL, PROGRAM = "call", "program"
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Something took the time from ``since`` to ``until`` (seconds on one clock).
+    """A span of time of a program, of a node or of a phase within a call. ``since`` and ``until``
+    are seconds on one clock.
 
-    ``kind`` is ``program``, ``call``, ``tool``, ``human``, …; in a call, a reason of
-    `agentrt.request.spans`. ``about`` is what else is known of it. A node has a ``key`` and the
-    keys of its ``parents``, and is on the tracks of its ``branch``.
+    ``kind`` is ``program``, ``call``, ``tool``, ``human`` and so on; within a call it is a reason
+    of `agentrt.request.spans`. ``about`` holds further facts, which the viewer shows. A node has a
+    ``key`` and the keys of its ``parents``, and is shown on the tracks of its ``branch``.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Slice:
 
     @property
     def steps(self) -> Iterator[tuple[float, int]]:
-        """Times at which the engine's step is known."""
+        """The times at which the number of the engine's step is known, with these numbers."""
         if self.report is not None and self.report.steps:
             yield self.inner[0].since if self.inner else self.since, self.report.arrived_step
             yield self.until, self.report.finished_step
@@ -51,18 +52,20 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A program: its ``lives``, most often one, and its ``nodes``."""
+    """The timeline of a program: its ``lives``, of which a resumed program has several, and its
+    ``nodes``.
+    """
 
     id: str
     lives: Sequence[Slice]
     nodes: Sequence[Slice]
 
 
-# -- out of a DAG --------------------------------------------------------------------------
+# -- from a DAG ----------------------------------------------------------------------------
 
 
 def of_run(run: Run) -> Timeline:
-    """A program that has ended in this process."""
+    """Return the timeline of a program that has ended in this process."""
     until = run.started_at if run.ended_at is None else run.ended_at
     about = {key: value for key, value in asdict(run.report(until)).items() if value}
     life = Slice(run.type, PROGRAM, run.started_at, until, about)
@@ -88,15 +91,17 @@ def _of_node(node: Node, over: float) -> Slice:
     )
 
 
-# -- out of a journal ----------------------------------------------------------------------
+# -- from a journal ------------------------------------------------------------------------
 
 
 def of_journal(store: Store, only: str | None = None) -> list[Timeline]:
-    """The programs that a journal has, or ``only`` this one. Raises `JournalError`."""
+    """Return the timelines of a journal's programs, or of ``only`` this program. Raises
+    `JournalError`.
+    """
     query = f"""SELECT id FROM agentrt_programs WHERE id IN
         (SELECT program FROM agentrt_starts WHERE node = '{ROOT}') ORDER BY started, number"""
     ids = [str(row[0]) for row in store.query(query)] if only is None else [only]
-    return [_of_recorded(read_program(store, one)) for one in ids]
+    return [_of_recorded(read_program(store, program)) for program in ids]
 
 
 def _of_recorded(recorded: Recorded) -> Timeline:
@@ -129,11 +134,11 @@ def _of_stay(stay: Stay) -> Slice:
     )
 
 
-# -- both ----------------------------------------------------------------------------------
+# -- for both ------------------------------------------------------------------------------
 
 
 def _node(node: Slice) -> Slice:
-    """A node with what its call's report says of it."""
+    """Add the facts of a call's report to its node."""
     report = node.report
     if report is None:
         return node
@@ -142,8 +147,8 @@ def _node(node: Slice) -> Slice:
 
 
 def _inner(node: Slice, report: CallReport) -> list[Slice]:
-    """A call's time in its engine, which ends as the call does."""
-    found, until = list[Slice](), node.until
+    """Return the phases of a call in its engine. The last phase ends when the call ends."""
+    phases, until = list[Slice](), node.until
     for span in reversed(engine_spans(report, node.name)):
         since = max(until - span.seconds, node.since)
         if since < until:
@@ -151,10 +156,10 @@ def _inner(node: Slice, report: CallReport) -> list[Slice]:
                 "level": span.level,
                 "tokens": span.tokens,
                 "attained_s": span.attained_s,
-                "by": ", ".join(one.program for one in span.by),
+                "by": ", ".join(share.program for share in span.by),
             }
-            found.append(
+            phases.append(
                 Slice(f"{span.reason}, {level_name(span.level)}", span.reason, since, until, about)
             )
         until = since
-    return found[::-1]
+    return phases[::-1]

@@ -1,9 +1,10 @@
-"""Where programs find tools beside their own functions: what the command line says of it."""
+"""Sources of tools other than a program's own functions, as the command line names them."""
 
 from __future__ import annotations
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """Who offers tools: ``mcp`` are MCP servers. At ``broker`` there are workers, events, and
-    people who answer questions. ``others`` are transports of other packages.
+    """The sources of tools, and of events and answers.
+
+    ``mcp`` are MCP servers. ``broker`` is an MQTT broker: workers offer tools there, events come
+    from it, and humans answer questions over it. ``others`` are transports of other packages.
     """
 
     mcp: Sequence[Server] = ()
@@ -35,20 +38,22 @@ class ToolSources:
     others: Sequence[ToolTransport] = ()
 
     def transports(self, tell: Callable[[str], None]) -> list[ToolTransport]:
-        """The transports to them; ``tell`` gets a line when one is lost, or comes back."""
-        found: list[ToolTransport] = []
+        """Make the transports to the sources. ``tell`` gets a line when a connection is lost or
+        restored.
+        """
+        transports: list[ToolTransport] = []
         if self.mcp:
             from agentrt.integrations.mcp.transport import McpTransport
 
-            found += [McpTransport(server, tell) for server in self.mcp]
+            transports += [McpTransport(server, tell) for server in self.mcp]
         if self.broker is not None:
             from agentrt.integrations.mqtt.tools import MqttTools
 
-            found.append(MqttTools(self.broker))
-        return [*found, *self.others]
+            transports.append(MqttTools(self.broker))
+        return [*transports, *self.others]
 
     def events(self) -> EventSource | None:
-        """Where events come from, if anything sends some."""
+        """Make the source of events, or return None without a broker."""
         if self.broker is None:
             return None
         from agentrt.integrations.mqtt.events import MqttEvents
@@ -57,7 +62,9 @@ class ToolSources:
 
     @asynccontextmanager
     async def asking(self, board: QuestionBoard) -> AsyncIterator[None]:
-        """Meanwhile the open questions on ``board`` are at the broker, and are answered there."""
+        """Publish the open questions of ``board`` at the broker, and take answers from there,
+        while the body runs.
+        """
         if self.broker is None:
             yield
             return
@@ -75,7 +82,7 @@ NO_TOOLS = ToolSources()
 
 
 def read_tools(options: Mapping[str, Any]) -> ToolSources:
-    """What the options of a command say. Raises `UsageError` for what cannot be."""
+    """Read the options that name sources of tools. Raises `UsageError` for an invalid value."""
     mcp: Sequence[Server] = ()
     if options["mcp_files"]:
         from agentrt.integrations.mcp import read_servers
@@ -90,22 +97,22 @@ def read_tools(options: Mapping[str, Any]) -> ToolSources:
 
 
 def read_broker_options(options: Mapping[str, Any]) -> Broker | None:
-    """The broker. Raises `ConfigError` for one that cannot be."""
+    """Read the options of the broker; None without a broker. Raises `ConfigError`."""
     files = {name: options[f"broker_{name}"] for name in ("ca", "cert", "key")}
     if options["broker"] is None:
-        if given := [f"--broker-{name}" for name, file in files.items() if file is not None]:
-            raise ConfigError(f"{given[0]} is for a broker: give --broker mqtts://…, too")
+        if unused := [f"--broker-{name}" for name, file in files.items() if file is not None]:
+            raise ConfigError(f"{unused[0]} needs a broker; add --broker mqtts://HOST")
         return None
     if find_spec("aiomqtt") is None:
-        raise ConfigError("--broker needs the package aiomqtt; install agentrt[mqtt]")
+        raise ConfigError("--broker needs the package aiomqtt; run: pip install 'agentrt[mqtt]'")
     from agentrt.integrations.mqtt.broker import read_broker
 
     return read_broker(options["broker"], os.environ, **files)
 
 
 def read_server_tools(options: Mapping[str, Any]) -> dict[str, str]:
-    """The tools that stand for those of Anthropic's servers, by their kinds. Raises `ConfigError`
-    for what cannot be.
+    """Read which tools replace Anthropic's server tools, by the kinds of these. Raises
+    `ConfigError`.
     """
     from agentrt.serving.frontend.anthropic_tools import KINDS
 
@@ -115,23 +122,23 @@ def read_server_tools(options: Mapping[str, Any]) -> dict[str, str]:
         if not equals or not name or kind not in KINDS:
             kinds = ", ".join(KINDS)
             raise ConfigError(
-                f"--server-tool {text!r}: give KIND=NAME with one of {kinds}, as in "
-                "web_search=brave_web_search"
+                f"--server-tool {text!r} is not in the form KIND=NAME with one of the kinds "
+                f"{kinds}; write for example web_search=brave_web_search"
             )
         if kind in names:
-            raise ConfigError(f"--server-tool {kind} is given twice: {names[kind]} and {name}")
+            raise ConfigError(
+                f"--server-tool {kind} is set twice, to {names[kind]} and {name}; set it once"
+            )
         names[kind] = name
     if names and not (options["mcp_files"] or options["tool_urls"] or options["broker"]):
-        raise ConfigError(
-            "--server-tool names a tool of --mcp, --tools or --broker: give that, too"
-        )
+        raise ConfigError("--server-tool needs a source of tools; add --mcp, --tools or --broker")
     return names
 
 
 def read_triggers(options: Mapping[str, Any]) -> list[Trigger]:
-    """What starts programs by itself. Raises `ConfigError` for what cannot be."""
+    """Read the triggers, which start programs on events. Raises `ConfigError`."""
     if options["on"] and options["broker"] is None:
-        raise ConfigError("--on hears of events at a broker: give --broker mqtt://HOST")
+        raise ConfigError("--on needs a broker for its events; add --broker mqtt://HOST")
     return [_trigger(text, options) for text in options["on"]]
 
 
@@ -142,34 +149,40 @@ def _trigger(text: str, options: Mapping[str, Any]) -> Trigger:
     source, colon, rest = text.partition(":")
     topic, equals, program = rest.rpartition("=")
     if source != "mqtt" or not colon or not equals or not program:
-        raise ConfigError(f"--on {text!r}: give mqtt:TOPIC=PROGRAM, as in mqtt:plant/+/alarm=react")
+        raise ConfigError(
+            f"--on {text!r} is not in the form mqtt:TOPIC=PROGRAM; write for example "
+            "mqtt:plant/+/alarm=react"
+        )
     check_filter(topic)
     return Trigger(topic, program, options["on_max"], options["on_tenant"])
 
 
 def load_tools(target: str) -> list[Tool]:
-    """The file's ``@tool`` functions; with names behind it, those, and plain functions too.
+    """Load the ``@tool`` functions of a file. If the target has names (``FILE.py:a,b``), load only
+    these functions; they need no ``@tool``.
 
-    Raises `ProgramLoadError` if there is none, or for what cannot be a tool, and
+    Raises `ProgramLoadError` if there is no tool or a function cannot be a tool, and
     `ImportFailedError` if the file's own code raised.
     """
     path, names = split_target(target)
     if path.suffix != ".py":
-        raise ProgramLoadError(f"{path}: tools are in a Python file")
+        raise ProgramLoadError(f"{path} is not a Python file; name a file that ends in .py")
     module = import_file(path)
     if names is not None:
-        found = [_named(target, module, name.strip()) for name in names.split(",")]
+        loaded = [_named(target, module, name.strip()) for name in names.split(",")]
     else:
-        found = list(
-            {id(one): one for one in vars(module).values() if _is_own(one, module)}.values()
-        )
-    if not found:
+        own = (value for value in vars(module).values() if _is_own(value, module))
+        loaded = list({id(value): value for value in own}.values())
+    if not loaded:
         raise ProgramLoadError(
-            f"{path}: no tool in it; mark functions with @tool, or name some: {path}:NAME,NAME"
+            f"{path} has no tools; mark functions with @tool, or name them: {path}:NAME,NAME"
         )
-    if twice := {one.name for one in found if [other.name for other in found].count(one.name) > 1}:
-        raise ProgramLoadError(f"{path}: two tools are called {twice.pop()!r}; rename one")
-    return found
+    counts = Counter(each.name for each in loaded)
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise ProgramLoadError(
+            f"{path}: two tools have the name {repeated[0]!r}; rename one of them"
+        )
+    return loaded
 
 
 def _is_own(value: Any, module: ModuleType) -> bool:
@@ -181,9 +194,9 @@ def _named(target: str, module: ModuleType, name: str) -> Tool:
     if isinstance(value, Tool):
         return value
     if not inspect.isfunction(value):
-        known = [one for one, value in vars(module).items() if _may_be(one, value, module)]
-        there = f"there is: {', '.join(known)}" if known else "it has none"
-        raise ProgramLoadError(f"{target}: no function {name!r} in it; {there}")
+        known = [key for key, value in vars(module).items() if _may_be(key, value, module)]
+        available = ", ".join(known) or "none; define one with @tool"
+        raise ProgramLoadError(f"{target}: unknown function {name!r}; available: {available}")
     try:
         return tool(value)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""``agentrt journal trace``: what a journal has, as a timeline."""
+"""``agentrt journal trace``: write a journal's programs as a timeline."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Examples:
   agentrt journal trace agentrt.journal.db slow.json --program research-7
 
 \b
-Open the file at https://ui.perfetto.dev: it stays in your browser. A journal may be read while
-programs run. 'agentrt run --trace FILE' needs no journal. Exit codes: 0; 2 bad usage.
+Open the file at https://ui.perfetto.dev, which does not upload it. You can trace a journal while
+its programs run. 'agentrt run --trace FILE' needs no journal. Exit codes: 0 written; 2 bad usage.
 """
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--program", metavar="ID", help="Only this one.  [default: all]")
+@click.option("--program", metavar="ID", help="Write only this program.  [default: all]")
 def trace(file: str, out: Path, program: str | None) -> None:
-    """Write the programs of a journal to OUT, a timeline that opens in Perfetto.
+    """Write the programs of a journal to OUT, as a timeline for Perfetto.
 
-    Each program is a process there, with its branches as tracks: calls with what they waited for,
-    tools, humans, events. Engines have counters: calls that run and wait by level, and steps.
-    FILE may be the postgresql:// URL of a server's database.
+    Each program is shown as a process, and its branches as tracks: calls with the reasons for
+    their waits, tools, questions to humans, and events. Each engine has counters: running calls,
+    waiting calls by level, and steps. FILE may be the postgresql:// URL of a server's database.
     """
     from agentrt.cli.journal import read_journal_at
     from agentrt.cli.perfetto import write
@@ -36,7 +36,7 @@ def trace(file: str, out: Path, program: str | None) -> None:
 
     check_output("OUT", out)
     with read_journal_at(file) as store:
-        found = of_journal(store, program)
-    write(found, out)
-    nodes = counted(sum(len(one.nodes) for one in found), "node")
-    say(f"{out}: {counted(len(found), 'program')}, {nodes}; open it at https://ui.perfetto.dev")
+        timelines = of_journal(store, program)
+    write(timelines, out)
+    nodes = counted(sum(len(timeline.nodes) for timeline in timelines), "node")
+    say(f"{out}: {counted(len(timelines), 'program')}, {nodes}; open it at https://ui.perfetto.dev")

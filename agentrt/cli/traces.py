@@ -1,4 +1,4 @@
-"""``--otlp-traces-endpoint``: where the traces of a command's programs go."""
+"""``--otlp-traces-endpoint``: the address to which a command sends its programs' traces."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from agentrt.runtime import Runtime
 FLAG = "--otlp-traces-endpoint"
 
 
-def read_traces(given: str | None, flags: Sequence[str]) -> str | None:
-    """Where traces go, as the command's option or the engine's ``flags`` say; None for nowhere.
+def read_traces(endpoint: str | None, flags: Sequence[str]) -> str | None:
+    """Return the endpoint of the command's option, else that of the engine's ``flags``, else None.
 
-    Raises `ConfigError` for what is no URL, and where OpenTelemetry is not installed.
+    Raises `ConfigError` if the endpoint is not a URL, or if OpenTelemetry is not installed.
     """
     words = [word for flag in flags for word in flag.split("=", 1)]
-    if given is None and FLAG in words[:-1]:
-        given = words[words.index(FLAG) + 1]
-    if given is None:
+    if endpoint is None and FLAG in words[:-1]:
+        endpoint = words[words.index(FLAG) + 1]
+    if endpoint is None:
         return None
-    parts = urlsplit(given)
+    parts = urlsplit(endpoint)
     if not (parts.scheme and parts.netloc):
-        raise ConfigError(f"{FLAG} {given!r}: give a URL, such as http://127.0.0.1:4317")
+        raise ConfigError(
+            f"{FLAG} {endpoint!r} is not a URL; write one such as http://127.0.0.1:4317"
+        )
     if importlib.util.find_spec("opentelemetry.exporter") is None:
-        raise ConfigError(f"{FLAG} needs OpenTelemetry; install agentrt[otel]")
-    return given
+        raise ConfigError(f"{FLAG} needs OpenTelemetry; run: pip install 'agentrt[otel]'")
+    return endpoint
 
 
 @contextmanager
 def opened_runtime(executor: Executor, traces: str | None, **options: Any) -> Iterator[Runtime]:
-    """A runtime with these ``options``, which traces its programs if ``traces`` is an endpoint."""
+    """Open a runtime with these ``options``; it sends traces if ``traces`` is an endpoint."""
     if traces is None:
         yield Runtime(executor, **options)
         return

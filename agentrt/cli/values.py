@@ -1,4 +1,4 @@
-"""Reads the values that the command line takes as text, and refuses what cannot be."""
+"""Reading and checking the values of options."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from agentrt.errors import ConfigError, UsageError
 
 
 def read_input(text: str | None) -> Any:
-    """The value of ``--input``, None if there is none."""
+    """Read the value of ``--input``; None if the option is not set."""
     return None if text is None else read_value(text, "--input")
 
 
 def read_value(text: str, flag: str) -> Any:
-    """A value that was typed behind ``flag``.
+    """Read the value of the option ``flag``.
 
-    ``@FILE`` is the file's content: JSON if its name ends in .json, else text. What begins
-    with ``{`` or ``[`` is JSON. All else is text; ``@@`` begins text with one ``@``.
+    ``@FILE`` stands for the file's content: JSON if its name ends in .json, else text. A value
+    that begins with ``{`` or ``[`` is JSON, every other value is text. Text that begins with ``@``
+    is written with ``@@``. Raises `UsageError` for an unreadable file and for bad JSON.
     """
     if text.startswith("@") and not text.startswith("@@"):
         return _read_file(Path(text[1:]), flag)
@@ -35,34 +36,38 @@ def read_value(text: str, flag: str) -> Any:
 
 
 def read_quanta(text: str) -> tuple[float, ...]:
-    """The value of ``--quanta``: seconds, with commas between."""
+    """Read the value of ``--quanta``: seconds, separated by commas. Raises `ConfigError`."""
     try:
         quanta = tuple(float(part) for part in text.split(","))
     except ValueError:
         quanta = ()
     if not quanta or not all(math.isfinite(q) and q > 0 for q in quanta):
         raise ConfigError(
-            f"--quanta {text!r}: give positive seconds with commas between, such as 0.5,1,2"
+            f"--quanta {text!r}: write positive seconds separated by commas, such as 0.5,1,2"
         )
     return quanta
 
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` for a file that could not be written, before anything runs."""
+    """Raise `ConfigError` for a file that cannot be written. Call it before anything runs."""
     if path is None:
         return
     where = f"{option} {str(path)!r}"
     folder = path.absolute().parent
     if suffixes and path.suffix not in suffixes:
-        raise ConfigError(f"{where}: name a file that ends in {' or '.join(suffixes)}")
+        raise ConfigError(f"{where}: the name must end in {' or '.join(suffixes)}")
     if path.is_dir():
-        raise ConfigError(f"{where}: that is a folder; name a file")
+        raise ConfigError(f"{where} is a folder; name a file")
     if not folder.is_dir():
-        raise ConfigError(f"{where}: there is no folder {str(path.parent)!r}; make it")
+        raise ConfigError(
+            f"{where}: the folder {str(path.parent)!r} does not exist; create it first"
+        )
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"{where}: no permission to write there")
+        raise ConfigError(f"{where}: no permission to write there; name another file")
     if files.is_database(path):
-        raise ConfigError(f"{where}: that is a database, such as a journal; name another file")
+        raise ConfigError(
+            f"{where} is a database, such as a journal, and would be lost; name another file"
+        )
 
 
 def _read_file(path: Path, flag: str) -> Any:
@@ -73,7 +78,7 @@ def _read_file(path: Path, flag: str) -> Any:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(
-            f"{flag} @{path}: {reason.lower()} (for text that begins with @ write @@)"
+            f"{flag} @{path}: {reason.lower()}; to write text that begins with @, write @@"
         ) from error
     except ValueError as error:
         raise UsageError(f"{flag} @{path}: {error}") from error
@@ -84,5 +89,5 @@ def _read_json(text: str, source: str) -> Any:
     try:
         return files.parse_json(text)
     except ValueError as error:
-        hint = "" if "@" in source else "; for text that begins with { or [ give a file, @FILE.txt"
+        hint = "" if "@" in source else "; put text that begins with { or [ into a file, @FILE.txt"
         raise UsageError(f"{source}: bad JSON: {error}{hint}") from error

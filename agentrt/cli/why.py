@@ -1,4 +1,4 @@
-"""``agentrt journal why``: where a recorded program's time went, and why its cache missed."""
+"""``agentrt journal why``: where a recorded program spent its time, and why it missed the cache."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ _MISSES = 5
 @click.argument("program", metavar="[PROGRAM]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def why(file: str, program: str | None, as_json: bool) -> None:
-    """Say where the time of PROGRAM went, by default the one that began last, out of
-    the journal FILE, which may be a postgresql:// URL.
+    """Explain where PROGRAM spent its time, and why its calls missed the prefix cache.
 
-    Each second of its wall time has one reason, along its critical path, and calls
-    have those of the engine's scheduler: who was before them, and who pushed their
-    blocks out of the prefix cache. Then come the calls whose prompts were computed
-    though they had been there, or would have been but for a change.
+    PROGRAM defaults to the program that started last. FILE is a journal, or the
+    postgresql:// URL of a server's database.
+
+    Each second of the wall time along the program's critical path gets one reason.
+    The reasons for calls come from the engine's scheduler: which programs ran before
+    them, and which programs evicted their blocks from the prefix cache. A list of
+    cache misses follows: calls whose prompts were computed again although the cache
+    had held them, or would have held them if the prompt had not changed.
     """
     with read_journal_at(file) as store:
         recorded = read_program(store, program or _last(store))
@@ -47,9 +50,9 @@ def why(file: str, program: str | None, as_json: bool) -> None:
 
 
 def _last(store: Store) -> str:
-    for one in listed(store, limit=1):
-        return one.id
-    raise JournalError(f"journal {store.name} has no program")
+    for program in listed(store, limit=1):
+        return program.id
+    raise JournalError(f"journal {store.name} contains no program")
 
 
 def _table(recorded: Recorded, shares: Sequence[Share]) -> Iterator[str]:
@@ -63,7 +66,7 @@ def _table(recorded: Recorded, shares: Sequence[Share]) -> Iterator[str]:
         seconds, tokens = f"{share.seconds:7.2f}", f"{share.tokens or '':>6}"
         rows.append((WORDS[share.reason], seconds, part, tokens, by))
     whole = sum(share.seconds for share in shares)
-    yield from aligned([*rows, ("in all", f"{whole:7.2f}", "100", "", "")])
+    yield from aligned([*rows, ("total", f"{whole:7.2f}", "100", "", "")])
 
 
 def _miss_lines(recorded: Recorded, misses: Sequence[Miss]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""``agentrt worker``: functions as tools for agents elsewhere. It needs no engine."""
+"""``agentrt worker``: offer functions as tools to agents on other machines. Needs no engine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Examples:
   agentrt run agent.py --broker mqtt://plant.local
 
 \b
-SIGTERM or Ctrl-C finishes the calls that run and takes nothing new; a second
-one stops at once. docs/mqtt.md is for workers of another kind.
+SIGTERM or Ctrl-C finishes the running calls and accepts no new ones; a second
+signal stops at once. docs/mqtt.md describes how to write your own worker.
 """
 _worker = Options("Worker")
 
@@ -30,20 +30,24 @@ _worker = Options("Worker")
 @_worker.text(
     "--name",
     "NAME",
-    "What the worker is called, beside a number of its own.  [default: the machine's name]",
+    "Name of the worker; a unique number is added to it.  [default: the machine's name]",
 )
-@_worker.count("--concurrency", "How many calls run at once; more wait.", default=8)
+@_worker.count(
+    "--concurrency",
+    "Maximum number of calls that run at the same time; further calls wait.",
+    default=8,
+)
 @_worker.text(
     "--tenant",
     "NAME",
-    "Whose agents may call, where PREFIX has {tenant} in it.",
+    "Tenant whose agents may call the tools, if the broker's PREFIX contains {tenant}.",
     default="default",
 )
 def worker(targets: tuple[str, ...], **options: Any) -> int:
-    """Offer the functions in TOOLS.py as tools, to all agents at a broker.
+    """Offer the functions in TOOLS.py as tools to all agents that use an MQTT broker.
 
-    Those are the functions with @tool; plain ones are offered if they are
-    named. Agents find them with 'agentrt run|serve --broker'.
+    All functions with @tool are offered; a function without it is offered if you
+    name it. Agents find the tools with 'agentrt run|serve --broker'.
     """
     from agentrt.cli.faults import StoppedError
     from agentrt.cli.signals import SIGNALS, Drain, Interrupts
@@ -53,10 +57,11 @@ def worker(targets: tuple[str, ...], **options: Any) -> int:
 
     broker = read_broker_options(options)
     if broker is None:
-        raise ConfigError("a worker needs a broker: give --broker mqtt://HOST")
+        raise ConfigError("a worker needs a broker; add --broker mqtt://HOST")
     tools = [tool for target in targets for tool in load_tools(target)]
-    if twice := [name for name, count in Counter(one.name for one in tools).items() if count > 1]:
-        raise ProgramLoadError(f"two files have a tool called {twice[0]!r}; rename one")
+    counts = Counter(tool.name for tool in tools)
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise ProgramLoadError(f"two tools have the name {repeated[0]!r}; rename one of them")
 
     drain = Drain(*SIGNALS)
 
@@ -74,9 +79,9 @@ def worker(targets: tuple[str, ...], **options: Any) -> int:
         with drain.possible(lambda signal: offering.drain()):
             await offering.run()
 
-    Interrupts(say, drain, what="the calls").run(offer())
+    Interrupts(say, drain, subject="the calls").run(offer())
     if drain.first is not None:
-        raise StoppedError(drain.first, "stopped: what ran has ended")
+        raise StoppedError(drain.first, "stopped: all running calls have ended")
     return 0
 
 

@@ -1,4 +1,6 @@
-"""The live execution DAG of a program: nodes, edges, critical path, frontiers, export."""
+"""The live execution DAG of a program: its nodes, edges and critical path, frontiers, and
+exports.
+"""
 
 from __future__ import annotations
 

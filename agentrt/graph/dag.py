@@ -1,7 +1,7 @@
-"""The live execution DAG of one program: which calls and interrupts had to end before which.
+"""The live execution DAG of a program: which calls and interrupts had to end before which others.
 
-Events come in with their time (seconds); each costs O(1) beyond the edges that it adds.
-The longest path of attained service (ATLAS, Eq. 2) is kept up to date as nodes end.
+Each event carries its time in seconds, and costs O(1) plus the edges that it adds. The path with
+the most attained service (ATLAS, Eq. 2) is updated as nodes end.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from agentrt.request import CallReport
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The path with the most attained service: its seconds, and its node ids from root to end."""
+    """The path with the most attained service: its seconds of service, and its node ids from the
+    root on.
+    """
 
     seconds: float
     nodes: tuple[int, ...]
 
 
 class _Lineage(NamedTuple):
-    """What a set of parents gives to a child: depth, p(c), and the parent that p(c) is from."""
+    """The values that a child gets from its parents: its depth, p(c), and the parent ``via`` which
+    the path of p(c) leads.
+    """
 
     parents: tuple[int, ...]
     depth: int
@@ -36,10 +40,10 @@ _ROOT = _Lineage((), 0, 0.0, None)
 
 
 class ExecutionDAG:
-    """The nodes and edges of one program, fed by events.
+    """The nodes and edges of a program, built from events.
 
-    ``state`` is ``RUNNING`` until `close` gives it an end; ``closed_at`` is that time.
-    A broken rule (an unknown id, an event out of order) raises `InvariantError`.
+    ``state`` is ``RUNNING`` until `close` sets an end state; ``closed_at`` is the time of that. An
+    unknown id or an event out of order raises `InvariantError`.
     """
 
     def __init__(self, program_id: str, program_type: str) -> None:
@@ -48,7 +52,7 @@ class ExecutionDAG:
         self.state = NodeState.RUNNING
         self.closed_at: float | None = None
         self._nodes: list[Node] = []
-        # Open nodes are apart, so that asking for them never scans the ended ones.
+        # Open nodes are kept separately, so that listing them does not scan the ended ones.
         self._waiting: dict[int, Node] = {}
         self._running: dict[int, Node] = {}
         self._best: Node | None = None
@@ -59,9 +63,11 @@ class ExecutionDAG:
     def add(
         self, kind: NodeKind, name: str, scope: str, parents: tuple[int, ...], at: float
     ) -> Node:
-        """A node was emitted at ``at`` (seconds), after all of ``parents`` (ids) had ended."""
+        """Add a node that was emitted at ``at`` (seconds), after all ``parents`` (ids) had
+        ended.
+        """
         if self.closed_at is not None:
-            raise InvariantError(f"program {self.program_id} is closed: cannot add {name!r}")
+            raise InvariantError(f"cannot add {name!r}: program {self.program_id} is closed")
         above, depth, path_s, via = self._lineage_of(parents)
         node = Node(len(self._nodes), kind, name, scope, above, at, path_s, depth, via)
         self._nodes.append(node)
@@ -69,10 +75,10 @@ class ExecutionDAG:
         return node
 
     def start(self, node_id: int, at: float) -> Node:
-        """The node began to run at ``at``. A start after `requeue` keeps the first time."""
+        """Record that the node started at ``at``. A start after `requeue` keeps the first time."""
         node = self._take(node_id)
         if node.state is not NodeState.WAITING:
-            raise InvariantError(f"{self._label(node)} starts, but is {node.state}")
+            raise InvariantError(f"cannot start {self._label(node)}: it is {node.state}")
         node.state = NodeState.RUNNING
         node.wait = ""
         if node.started_at is None:
@@ -82,10 +88,10 @@ class ExecutionDAG:
         return node
 
     def requeue(self, node_id: int, wait: str) -> Node:
-        """The node lost its place (preempted, or its engine died) and waits again, for ``wait``."""
+        """Record that the node waits again, for ``wait``: it was preempted, or its engine died."""
         node = self._take(node_id)
         if node.state is not NodeState.RUNNING:
-            raise InvariantError(f"{self._label(node)} is requeued, but is {node.state}")
+            raise InvariantError(f"cannot requeue {self._label(node)}: it is {node.state}")
         node.state = NodeState.WAITING
         node.wait = wait
         del self._running[node_id]
@@ -93,28 +99,34 @@ class ExecutionDAG:
         return node
 
     def finish(self, node_id: int, at: float, report: CallReport | None = None) -> Node:
-        """The node did its work. Legal without `start`, for executors that do not tell of it."""
+        """Record that the node has finished. Allowed without `start`, because some executors do not
+        report it.
+        """
         return self._end(node_id, NodeState.DONE, at, report)
 
     def fail(self, node_id: int, at: float, error: str, report: CallReport | None = None) -> Node:
-        """The node ended with ``error`` (text for people); service it used still counts."""
+        """Record that the node failed with ``error``, a text for people. Its service still
+        counts.
+        """
         return self._end(node_id, NodeState.FAILED, at, report, error)
 
     def cancel(self, node_id: int, at: float, report: CallReport | None = None) -> Node:
-        """The node was called off; service it used still counts."""
+        """Record that the node was cancelled. Its service still counts."""
         return self._end(node_id, NodeState.CANCELLED, at, report)
 
     def expire(self, node_id: int, at: float, error: str) -> Node:
-        """The interrupt was not over by its deadline."""
+        """Record that the deadline of the interrupt has passed."""
         return self._end(node_id, NodeState.EXPIRED, at, None, error)
 
     def close(self, at: float, state: NodeState) -> tuple[Node, ...]:
-        """The program ended in ``state``. Cancels whatever is open, and returns those nodes.
+        """Record that the program ended in ``state``. Cancel its open nodes, and return them.
 
-        A program that is ``INTERRUPTED`` leaves its open questions so, too.
+        If the program is ``INTERRUPTED``, its open questions become ``INTERRUPTED``, too.
         """
         if self.closed_at is not None or not state.ended:
-            raise InvariantError(f"program {self.program_id} is {self.state}: not to {state}")
+            raise InvariantError(
+                f"cannot close program {self.program_id} as {state}: it is {self.state}"
+            )
         left = tuple(self.waiting()) + tuple(self.running())
         for node in left:
             asks = state is NodeState.INTERRUPTED and node.kind is NodeKind.HUMAN
@@ -124,34 +136,35 @@ class ExecutionDAG:
         self.closed_at = at
         return left
 
-    # -- questions ------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def node(self, node_id: int) -> Node:
-        """The node with this id."""
-        # A negative index would be legal for a list and wrong for us.
+        """Return the node with this id."""
+        # Check the id, because a list would accept a negative index.
         if not 0 <= node_id < len(self._nodes):
             raise InvariantError(f"program {self.program_id} has no node {node_id}")
         return self._nodes[node_id]
 
     def nodes(self) -> Sequence[Node]:
-        """All nodes, by id: a live view, not to be changed."""
+        """Return all nodes by id, as a live view that callers must not change."""
         return self._nodes
 
     def waiting(self) -> list[Node]:
-        """Nodes that were emitted and do not run, longest emitted first."""
+        """Return the nodes that wait, in the order in which they were emitted."""
         return list(self._waiting.values())
 
     def running(self) -> list[Node]:
-        """Nodes that run now, in the order in which they started."""
+        """Return the running nodes, in the order in which they started."""
         return list(self._running.values())
 
     def critical_path(self) -> CriticalPath:
-        """The ended path with the most service. Of equals, the one with the lowest ids.
+        """Return the path of ended nodes with the most service; of equal paths, the one with the
+        lower ids.
 
-        Nodes without service are on it only where they link two that have some.
+        Nodes without service are on the path only if they link two nodes with service.
         """
         path: list[int] = []
         step = self._best.id if self._best else None
@@ -166,7 +179,7 @@ class ExecutionDAG:
     def _take(self, node_id: int) -> Node:
         node = self.node(node_id)
         if node.state.ended:
-            raise InvariantError(f"{self._label(node)} has ended already ({node.state})")
+            raise InvariantError(f"{self._label(node)} has already ended ({node.state})")
         return node
 
     def _label(self, node: Node) -> str:
@@ -193,19 +206,21 @@ class ExecutionDAG:
     def _parent(self, node_id: int) -> Node:
         node = self.node(node_id)
         if not node.state.ended:
-            raise InvariantError(f"{self._label(node)} is {node.state}: not yet a parent")
+            raise InvariantError(
+                f"{self._label(node)} cannot be a parent: it is {node.state} and has not ended"
+            )
         return node
 
     def _lineage_of(self, parents: tuple[int, ...]) -> _Lineage:
         if not parents:
             return _ROOT
-        # A wide fan-out hands the same tuple to every child: look at its members once.
-        # That is sound because ended nodes never change.
+        # In a wide fan-out all children have the same tuple, so compute its values once. This is
+        # correct because ended nodes never change.
         if parents is self._lineage.parents:
             return self._lineage
         unique = parents if len(parents) == 1 else tuple(sorted(set(parents)))
         nodes = [self._parent(parent) for parent in unique]
-        if len(nodes) == 1:  # as it is in a chain of calls
+        if len(nodes) == 1:  # the common case of a chain of calls
             via, depth = nodes[0], nodes[0].depth + 1
         else:
             via, depth = max(nodes, key=_length), 1 + max(node.depth for node in nodes)
@@ -215,5 +230,7 @@ class ExecutionDAG:
 
 
 def _length(node: Node) -> tuple[float, int]:
-    """Orders nodes by the path of service that they end; the lower id wins a tie."""
+    """Return the sort key of a node: the service of the path that ends with it; in a tie the lower
+    id is greater.
+    """
     return node.path_end_s, -node.id

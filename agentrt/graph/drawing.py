@@ -1,4 +1,4 @@
-"""A DAG as a picture in SVG, which notebooks and browsers show without a script."""
+"""Drawing a DAG as SVG, which notebooks and browsers show without a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrt.graph.node import Node, NodeState
 
 _BOX_W, _BOX_H, _STEP_X, _STEP_Y, _EDGE = 150, 52, 170, 88, 12
 _SHOWN = 22
-"""Characters of a line that fit into a box."""
+"""Number of characters that fit into a line of a box."""
 _FILLS = {NodeState.WAITING: "#eee", NodeState.RUNNING: "#cfe5ff", NodeState.DONE: "#e3f4e3"}
 _ENDED_BADLY = "#fbdcdc"
 _CRITICAL = '#d33" stroke-width="2.5'
@@ -20,8 +20,9 @@ _ORDINARY = "#888"
 
 
 def to_svg(dag: ExecutionDAG) -> str:
-    """The DAG from above to below, each node under its parents. What it waits for is grey, what
-    runs is blue, and the critical path is red.
+    """Draw the DAG from top to bottom, each node below its parents.
+
+    Waiting nodes are grey, running nodes are blue, and the critical path is red.
     """
     nodes = dag.nodes()
     at = _places(nodes)
@@ -40,7 +41,9 @@ def to_svg(dag: ExecutionDAG) -> str:
 
 
 def _places(nodes: Sequence[Node]) -> dict[int, tuple[float, float]]:
-    """Where each node's box begins: a row for each depth, in it in the order of the parents."""
+    """Return the position of each node's box: a row for each depth, and within a row the order of
+    the parents.
+    """
     rows: dict[int, list[Node]] = {}
     for node in nodes:
         rows.setdefault(node.depth, []).append(node)

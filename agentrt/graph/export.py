@@ -1,6 +1,6 @@
-"""An execution DAG for other eyes: JSON, networkx, and a Mermaid drawing.
+"""Exporting an execution DAG as JSON, as a networkx graph, or as a Mermaid drawing.
 
-The JSON shape (``version`` 1; times in seconds, tokens in the reports):
+The form of the JSON (``version`` 1; times are in seconds, and reports have token counts):
 
 ``program`` {id, type, state, closed_at}, ``nodes`` [every field of `Node`, ``report`` and
 ``interrupt`` as objects or null], ``edges`` [{from, to}], ``critical_path`` {seconds, nodes}.
@@ -33,7 +33,7 @@ _CRITICAL = "classDef critical stroke:#d33,stroke-width:3px"
 
 
 def to_json(dag: ExecutionDAG) -> dict[str, Any]:
-    """The DAG as plain JSON values, in the shape that the module's docstring gives."""
+    """Return the DAG as JSON values, in the form that the module's docstring describes."""
     path = dag.critical_path()
     return {
         "version": 1,
@@ -50,8 +50,8 @@ def to_json(dag: ExecutionDAG) -> dict[str, Any]:
 
 
 def to_networkx(dag: ExecutionDAG) -> networkx.DiGraph[int]:
-    """The DAG as a networkx graph: nodes by id, with the JSON's fields as attributes."""
-    # Slow to import, and few programs need it.
+    """Return the DAG as a networkx graph: nodes by id, with the JSON's fields as attributes."""
+    # Imported here, because importing it is slow and few programs need it.
     import networkx
 
     graph: networkx.DiGraph[int] = networkx.DiGraph()
@@ -63,25 +63,26 @@ def to_networkx(dag: ExecutionDAG) -> networkx.DiGraph[int]:
 
 
 def to_mermaid(dag: ExecutionDAG) -> str:
-    """The DAG as a Mermaid flowchart. Calls are boxes, tools rounded, humans hexagons, events
-    parallelograms.
+    """Return the DAG as a Mermaid flowchart. Calls are boxes, tools are rounded boxes, questions
+    to humans are hexagons, and events are parallelograms.
     """
     return "\n".join(["flowchart TD", *_body(dag, "n", "    "), f"    {_CRITICAL}", ""])
 
 
 def write(dags: ExecutionDAG | Sequence[ExecutionDAG], path: str | os.PathLike[str]) -> None:
-    """Write one DAG or several to ``path``, as its suffix says: ``.json`` or ``.mmd``.
+    """Write one or several DAGs to ``path``. Its suffix decides the format: ``.json`` or ``.mmd``.
 
-    Several DAGs make a JSON array, or one subgraph each. Another suffix is a `ConfigError`.
+    Several DAGs become a JSON array, or subgraphs of one drawing. Raises `ConfigError` for another
+    suffix.
     """
     target = Path(path)
-    one = dags if isinstance(dags, ExecutionDAG) else None
+    single = dags if isinstance(dags, ExecutionDAG) else None
     several = [] if isinstance(dags, ExecutionDAG) else dags
     if target.suffix == ".json":
-        values = to_json(one) if one is not None else [to_json(dag) for dag in several]
+        values = to_json(single) if single is not None else [to_json(dag) for dag in several]
         text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     elif target.suffix == ".mmd":
-        text = to_mermaid(one) if one is not None else _subgraphs(several)
+        text = to_mermaid(single) if single is not None else _subgraphs(several)
     else:
         raise ConfigError(
             f"cannot write a graph to {target.name!r}: "
@@ -92,14 +93,14 @@ def write(dags: ExecutionDAG | Sequence[ExecutionDAG], path: str | os.PathLike[s
 
 def _node_json(node: Node) -> dict[str, Any]:
     interrupt = node.interrupt
-    # Arguments are not to be copied as asdict does, which fails for a lock or an open file.
+    # Leave the arguments out of asdict, because it copies them, and fails for locks or open files.
     fields = asdict(replace(node, interrupt=None))
     if interrupt is not None:
-        given = interrupt.arguments
+        arguments = interrupt.arguments
         fields["interrupt"] = asdict(replace(interrupt, arguments=None))
-        fields["interrupt"]["arguments"] = None if given is None else _plain(given)
+        fields["interrupt"]["arguments"] = None if arguments is None else _plain(arguments)
     if node.report is not None:
-        del fields["report"]["spans"]  # a journal has them, and times to see them against
+        del fields["report"]["spans"]  # they are in journals, which have the times that they need
     fields["kind"] = node.kind.value
     fields["state"] = node.state.value
     fields["parents"] = list(node.parents)
@@ -107,10 +108,10 @@ def _node_json(node: Node) -> dict[str, Any]:
 
 
 def _plain(arguments: Mapping[str, Any]) -> Any:
-    """Arguments as JSON: a function of this process may be given anything."""
+    """Convert arguments into JSON values. The arguments of a local function may be anything."""
     try:
         return json.loads(json.dumps(dict(arguments), default=repr, skipkeys=True))
-    except (ValueError, RecursionError):  # it contains itself
+    except (ValueError, RecursionError):  # a value that contains itself
         return repr(arguments)
 
 
@@ -143,7 +144,9 @@ def _body(dag: ExecutionDAG, prefix: str, indent: str) -> Iterator[str]:
 
 
 def caption(node: Node) -> list[str]:
-    """Name, scope, and seconds: of service for a call, of wall clock for an interrupt."""
+    """Return the lines of a node's label: its name, its scope, and its seconds (of service for a
+    call, of wall time for an interrupt).
+    """
     if node.ended_at is None:
         last = node.state.value
     else:
@@ -158,8 +161,10 @@ def _label(node: Node) -> str:
 
 
 def _escape(text: str) -> str:
-    """``text`` for a quoted Mermaid label: what could be syntax becomes a number code."""
-    # Quotes, brackets, backticks, # and & all mean something somewhere; letters of any
-    # script do not. A line break would end the statement.
+    """Escape text for a quoted Mermaid label, with number codes for characters that may be
+    syntax.
+    """
+    # Quotes, brackets, backticks, # and & have a meaning in Mermaid; letters of any script do not.
+    # A line break would end the statement.
     flat = " ".join(text.split())
     return "".join(c if c.isalnum() or c in _PLAIN else f"#{ord(c)};" for c in flat)

@@ -1,7 +1,7 @@
-"""The frontier of one thread of a program: the ended nodes that come last before its "now".
+"""The frontier of a thread of a program: the last ended nodes before the thread's "now".
 
-What a thread emits next has exactly these nodes as parents. A thread forks (a child thread
-starts from the same nodes), advances (a node of its own ended), and joins (it waited for
+The next node that the thread emits has exactly these nodes as parents. A thread forks (a child
+thread starts from the same nodes), advances (one of its own nodes ended), and joins (it waited for
 another thread).
 """
 
@@ -16,12 +16,12 @@ from agentrt.graph.node import NodeKind
 
 
 class Frontier:
-    """The maximal ended nodes before "now" in one thread. Not thread-safe.
+    """The maximal ended nodes before "now" in a thread of a program. Not thread-safe.
 
-    Threads that only join what they forked themselves stay exact with set arithmetic on
-    the fork's base, at O(1) per operation and new node. A join of somebody else's thread
-    can bring nodes that are ancestors of others; the frontier then is *mixed*, and `prune`
-    looks at the DAG before the next emission.
+    A thread that joins only threads that it has forked itself needs only set operations on the base
+    of the fork, which cost O(1) per operation and new node. Joining a thread that another thread
+    has forked may add nodes that are ancestors of others. Then the frontier is *mixed*, and `prune`
+    removes ancestors by looking at the DAG before the next node.
     """
 
     __slots__ = (
@@ -40,31 +40,31 @@ class Frontier:
     )
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
-        # The sorted tuple is what emissions and forks share; the set exists only while
-        # joins are being gathered. One of the two is always there.
+        # Nodes and forks share the sorted tuple; the set exists only while joins are collected.
+        # At least one of the two is always set.
         self._view: tuple[int, ...] | None = tuple(sorted(set(ids))) if ids else ()
         self._ids: set[int] | None = None
         self._base: tuple[int, ...] = ()
-        # A token, not a reference: a chain of threads must not keep all its links alive.
+        # A token instead of a reference, so that a chain of threads does not stay alive.
         self._token = object()
         self._origin: object = None
-        self._moved = False  # every node of the base was superseded
-        self._joined = False  # by the thread that forked it
-        self._mixed = False  # joined a thread that it had not forked
-        self._dirty = False  # may hold ancestors of its own members
-        self._dropped: tuple[int, ...] | None = None  # the base that a join took out last
-        self._seen: WeakSet[Frontier] | None = None  # others' threads that were joined
+        self._moved = False  # whether later nodes have replaced all nodes of the base
+        self._joined = False  # whether the thread that forked this one has joined it
+        self._mixed = False  # whether it joined a thread that it had not forked
+        self._dirty = False  # whether it may contain ancestors of its own members
+        self._dropped: tuple[int, ...] | None = None  # the base that the last join removed
+        self._seen: WeakSet[Frontier] | None = None  # joined threads that others have forked
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The nodes, by id. The same object until something changes."""
+        """The ids of the nodes, sorted. The same object until something changes."""
         if self._view is None:
             assert self._ids is not None
             self._view = tuple(sorted(self._ids))
         return self._view
 
     def fork(self) -> Frontier:
-        """The frontier of a child thread that starts now."""
+        """Return the frontier of a child thread that starts now."""
         child = Frontier()
         child._view = child._base = self.ids
         child._origin = self._token
@@ -72,11 +72,11 @@ class Frontier:
         return child
 
     def advance(self, node_id: int, parents: tuple[int, ...]) -> None:
-        """A node that this thread emitted has ended, in whatever way.
+        """Record that a node of this thread has ended, successfully or not.
 
-        ``parents`` are those that it was emitted with. They are not all of this frontier when two
-        emissions of one thread overlap, as those of OS threads that share a scope can: then both
-        ends stay in it.
+        ``parents`` are the parents with which the node was emitted. If two nodes of the thread
+        overlap, as with OS threads that share a scope, the parents are not the whole frontier, and
+        both nodes stay in it.
         """
         if parents is self._view or parents == self.ids:
             self._view, self._ids = (node_id,), None
@@ -87,13 +87,13 @@ class Frontier:
         members.add(node_id)
 
     def join(self, child: Frontier) -> None:
-        """This thread waited for the end of ``child``. Joining again changes nothing."""
+        """Record that this thread has waited for the end of ``child``. Idempotent."""
         own = child._origin is self._token
         if self._knows(child, own):
             return
         ids, base = child.ids, child._base
         if own and ids is base:
-            return  # it emitted nothing
+            return  # the child emitted no node
         if child._moved:
             self._drop(base)
         else:
@@ -101,18 +101,20 @@ class Frontier:
         self._take(self._news(child, own), unrelated=not own or child._mixed)
 
     def include(self, ids: Iterable[int]) -> None:
-        """Nodes that this thread comes after; they need no relation to it."""
+        """Add nodes on which this thread depends. They may be of any thread."""
         self._take(tuple(ids), unrelated=True)
 
     def prune(self, dag: ExecutionDAG) -> tuple[int, ...]:
-        """Take out ancestors of other members, where there can be any; return the ids."""
+        """Remove members that are ancestors of other members, if there can be any. Return the
+        ids.
+        """
         if self._dirty:
             self._view, self._ids = maximal(self.ids, dag), None
             self._dirty = False
         return self.ids
 
     def _knows(self, child: Frontier, own: bool) -> bool:
-        """True if ``child`` was joined here before; from now on it was."""
+        """Return whether ``child`` has been joined here before, and mark it as joined."""
         if own:
             known, child._joined = child._joined, True
             return known
@@ -124,16 +126,16 @@ class Frontier:
         return False
 
     def _news(self, child: Frontier, own: bool) -> tuple[int, ...]:
-        """What ``child`` knows that this thread has never had in its frontier."""
+        """Return the nodes of ``child`` that this thread has never had in its frontier."""
         ids = child.ids
         if not own or child._moved:
             return ids
-        # What is still there of the base, this thread has, or has superseded since.
+        # This thread has the remaining nodes of the base, or has replaced them since.
         base = set(child._base)
         return tuple(node_id for node_id in ids if node_id not in base)
 
     def _drop(self, gone: tuple[int, ...]) -> None:
-        # All children of a wide fan-out share one base: take it out once, not per child.
+        # All children of a wide fan-out share one base, so remove it only once.
         if gone and gone is not self._dropped:
             self._members().difference_update(gone)
             self._dropped = gone
@@ -150,7 +152,7 @@ class Frontier:
         self._dirty = self._dirty or self._mixed
 
     def _members(self) -> set[int]:
-        """The nodes as a set that may be changed."""
+        """Return the nodes as a mutable set."""
         if self._ids is None:
             assert self._view is not None
             self._ids = set(self._view)
@@ -159,22 +161,22 @@ class Frontier:
 
 
 def maximal(ids: Iterable[int], dag: ExecutionDAG, budget: int = 256) -> tuple[int, ...]:
-    """``ids`` without those that are ancestors of others, in rising order.
+    """Return ``ids`` without ids that are ancestors of others, in rising order.
 
-    Searches backwards, deepest node first, and stops at the depth of the shallowest id that
-    is left, or after about ``budget`` edges (plus four for each id). Beyond that an ancestor
-    may stay: a redundant edge, which changes neither order nor p(c).
+    Searches backwards from the deepest node, down to the depth of the shallowest remaining id, and
+    over at most about ``budget`` edges (plus four for each id). Beyond that an ancestor may remain.
+    That is a redundant edge, which changes neither the order nor p(c).
     """
-    found = sorted(set(ids))
-    if len(found) < 2:
-        return tuple(found)
-    left = set(found)
-    depth = {node_id: dag.node(node_id).depth for node_id in found}
-    shallow = sorted(found, key=depth.__getitem__, reverse=True)
-    heap = [(-depth[node_id], node_id) for node_id in found]
+    unique = sorted(set(ids))
+    if len(unique) < 2:
+        return tuple(unique)
+    left = set(unique)
+    depth = {node_id: dag.node(node_id).depth for node_id in unique}
+    shallow = sorted(unique, key=depth.__getitem__, reverse=True)
+    heap = [(-depth[node_id], node_id) for node_id in unique]
     heapify(heap)
-    queued = set(found)
-    budget += 4 * len(found)
+    queued = set(unique)
+    budget += 4 * len(unique)
     while heap and budget > 0:
         while shallow[-1] not in left:
             shallow.pop()
@@ -193,8 +195,8 @@ def maximal(ids: Iterable[int], dag: ExecutionDAG, budget: int = 256) -> tuple[i
 
 
 def calls_before(parents: tuple[int, ...], dag: ExecutionDAG) -> tuple[int, ...]:
-    """The last calls at or before ``parents``, in rising order: interrupts are seen through."""
-    found: set[int] = set()
+    """Return the last calls at or before ``parents``, in rising order. Interrupts are skipped."""
+    calls: set[int] = set()
     seen: set[int] = set()
     left = list(parents)
     while left:
@@ -203,7 +205,7 @@ def calls_before(parents: tuple[int, ...], dag: ExecutionDAG) -> tuple[int, ...]
             continue
         seen.add(node.id)
         if node.kind is NodeKind.CALL:
-            found.add(node.id)
+            calls.add(node.id)
         else:
             left += node.parents
-    return tuple(sorted(found))
+    return tuple(sorted(calls))

@@ -1,7 +1,7 @@
-"""What an interrupt asks for and how far it has come: the details of a node that is no call.
+"""Interrupts: the details of a node that is a tool, a question or an event, and its progress.
 
-Its states are those of its node: waiting (for a free worker), running, with progress or a new
-attempt in between, then one end: done, failed, cancelled, or expired (past its deadline).
+An interrupt has the state of its node: waiting (for a free worker), running, possibly with progress
+reports and new attempts, and then done, failed, cancelled, or expired (its deadline has passed).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an interrupt says that it is: ``done`` of ``total`` (None: unknown), in its own
-    unit, and a few words for people.
+    """The progress that an interrupt reports: ``done`` of ``total`` (None if unknown), in a unit of
+    its own, and a message for people.
     """
 
     done: float
@@ -28,13 +28,13 @@ class Progress:
 
 @dataclass(slots=True)
 class Interrupt:
-    """What was asked, and of whom.
+    """The details of an interrupt.
 
-    ``transport`` says who does the work: ``thread``, ``process``, ``mcp:SERVER``, ``mqtt``,
-    ``human``, ``event``. ``arguments`` is a JSON object, where it is known to be one.
-    ``deadline`` is seconds on the clock of the DAG. ``key`` is the same for all attempts, so that
-    whoever gets two of them can tell that they are one. ``attempt`` counts from 1: the one that
-    runs, or waits.
+    ``transport`` names what runs the interrupt: ``thread``, ``process``, ``mcp:SERVER``, ``mqtt``,
+    ``human`` or ``event``. ``arguments`` are its arguments, if they are known as a JSON object.
+    ``deadline`` is a time in seconds on the clock of the DAG. ``key`` is the same for all attempts,
+    so that a receiver recognizes a repeated attempt. ``attempt`` is the number of the current
+    attempt, from 1 on.
     """
 
     transport: str
@@ -45,6 +45,8 @@ class Interrupt:
     progress: Progress | None = None
 
     def __str__(self) -> str:
-        """How far it is, for people: nothing in a first attempt that tells nothing."""
+        """Return the attempt and the progress for people; "" for a first attempt without
+        progress.
+        """
         attempt = f"attempt {self.attempt}" if self.attempt > 1 else ""
         return ", ".join(part for part in (attempt, str(self.progress or "")) if part)

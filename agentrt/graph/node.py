@@ -1,6 +1,6 @@
-"""One node of an execution DAG: a call to a model, or an interrupt (a tool, a human).
+"""A node of an execution DAG: a call to a model, or an interrupt (a tool, a question, an event).
 
-All times are seconds on the clock of whoever feeds the DAG.
+All times are seconds on the clock of the code that builds the DAG.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from agentrt.request import CallReport
 
 
 class NodeKind(StrEnum):
-    """What a node stands for. All but ``CALL`` are interrupts: time outside the engine."""
+    """The kind of a node. All kinds except ``CALL`` are interrupts, which spend time outside the
+    engine.
+    """
 
     CALL = "call"
     TOOL = "tool"
@@ -22,10 +24,10 @@ class NodeKind(StrEnum):
 
 
 class NodeState(StrEnum):
-    """Where a node is in its life: waiting, running, then one of its ends.
+    """The state of a node: waiting, running, or one of the end states.
 
-    ``EXPIRED`` is an interrupt that was not over by its deadline. ``INTERRUPTED`` is a question to
-    a human that nobody had answered when its program ended.
+    ``EXPIRED`` is the state of an interrupt whose deadline has passed. ``INTERRUPTED`` is the state
+    of a question to a human that was still open when its program ended.
     """
 
     WAITING = "waiting"
@@ -38,24 +40,24 @@ class NodeState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True when nothing more will happen."""
+        """Whether this is an end state."""
         return self not in (NodeState.WAITING, NodeState.RUNNING)
 
 
 @dataclass(slots=True)
 class Node:
-    """One call or interrupt of one program.
+    """A call or an interrupt of a program.
 
-    ``id`` counts the program's nodes from 0; a parent's id is always smaller than its
-    child's. ``name`` is the model, the tool, or a short label; ``scope`` is the name path
-    of the node function that emitted it, such as ``main/expand``. ``parents`` are the ids
-    of the nodes that had to end before this one could be emitted, in rising order.
+    ``id`` counts the program's nodes from 0; a parent's id is smaller than its child's. ``name`` is
+    the model, the tool, or a short label. ``scope`` is the path of the node functions that emitted
+    the node, such as ``main/expand``. ``parents`` are the ids of the nodes that had to end before
+    this node was emitted, in rising order.
 
-    ``path_s`` is p(c) of ATLAS, Eq. 2: seconds of service on the longest path that leads
-    here, without this node's own. ``service_s`` is this node's own (0 for interrupts), and
-    ``via`` is the parent that ``path_s`` comes from. ``depth`` is the number of edges on
-    the longest way here from a root. ``wait`` says, for people, what the node waits on.
-    ``interrupt`` has what is known of a tool, a question or an event.
+    ``path_s`` is p(c) of ATLAS, Eq. 2: the seconds of service on the longest path to this node,
+    without the node's own service. ``service_s`` is the node's own service (0 for interrupts), and
+    ``via`` is the parent through which the longest path leads. ``depth`` is the largest number of
+    edges from a root to this node. ``wait`` says for people what the node waits for. ``interrupt``
+    has the details of a tool, a question or an event.
     """
 
     id: int
@@ -77,11 +79,11 @@ class Node:
     interrupt: Interrupt | None = None
 
     def copy(self) -> Node:
-        """It as it is now."""
+        """Return a copy of the node's current state."""
         interrupt = None if self.interrupt is None else replace(self.interrupt)
         return replace(self, interrupt=interrupt)
 
     @property
     def path_end_s(self) -> float:
-        """Seconds of service on the longest path up to and with this node."""
+        """The seconds of service on the longest path to this node, including the node's own."""
         return self.path_s + self.service_s

@@ -1,1 +1,3 @@
-"""Bridges to other frameworks (LangGraph, MQTT, MCP, …). `langchain` is the first."""
+"""Integrations with other frameworks and protocols: LangChain, LangGraph, MQTT, MCP and
+OpenTelemetry.
+"""

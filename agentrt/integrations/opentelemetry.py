@@ -1,8 +1,8 @@
 """Programs as OpenTelemetry traces: a span for each program, call, tool, question and event.
 
-What the semantic conventions for generative AI name has their names, the rest begins with
-``agentrt.``. A span is linked to those of the nodes that had to end before it: the edges of the
-execution DAG. The engine's own spans are below those of its calls.
+Attributes have the names of the semantic conventions for generative AI; all others begin with
+``agentrt.``. A span has links to the spans of the nodes that had to end before it, which are the
+edges of the execution DAG. The engine's spans are children of the spans of its calls.
 """
 
 from __future__ import annotations
@@ -53,16 +53,18 @@ _USAGE = {
     "output_tokens": "gen_ai.usage.output_tokens",
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
 }
-"""Fields of a report that the conventions have names for."""
-_REPORTED = tuple(one.name for one in fields(CallReport))
+"""Fields of a report whose names the conventions define."""
+_REPORTED = tuple(each.name for each in fields(CallReport))
 _TOTALS = ("calls", "service_s", "waiting_s", "interrupt_s", "critical_path_s")
-_USED = tuple(one.name for one in fields(Usage))
+_USED = tuple(each.name for each in fields(Usage))
 
 
 @dataclass(slots=True)
 class _Program:
-    """A program's span, those of its open nodes, and where those of all its nodes are: a span
-    itself is let go at its end, however long its program lives.
+    """A program's span, the spans of its open nodes, and the span contexts of all its nodes.
+
+    Ended spans are dropped, so that a program that lives long does not collect them. Their
+    contexts stay, because later spans link to them.
     """
 
     run: Run
@@ -72,16 +74,17 @@ class _Program:
     places: dict[int, SpanContext] = field(default_factory=dict)
 
     def ns(self, at: float) -> int:
-        """A time of the registry's clock since 1970, by the clock at the program's start."""
+        """Convert a time of the registry's clock into nanoseconds since 1970."""
         return round((self.epoch_s + at) * 1e9)
 
 
 class ProgramTracer:
-    """Makes the spans of the programs of ``registry``, by ``tracer``.
+    """A listener that makes the spans of all programs of ``registry``, with ``tracer``.
 
-    A program's span is below the one in whose context it was started, and a node's is below the
-    one in whose context it was emitted: the program's own, one that its code has opened, or
-    that of a client elsewhere, and then it is linked to the program's.
+    The parent of a program's span is the current span at the program's start. The parent of a
+    node's span is the current span of the code that made the node: the program's span, a span that
+    the program's code has opened, or the span of a remote client. With a remote parent, the node's
+    span gets a link to the program's span.
     """
 
     def __init__(self, tracer: Tracer, registry: RunRegistry) -> None:
@@ -91,11 +94,13 @@ class ProgramTracer:
         registry.listen(self._saw)
 
     def enter(self, run: Run) -> None:
-        """From here on the context is that of the program's code."""
+        """Make the program's span the current span of this context."""
         otel.attach(trace.set_span_in_context(self._live[run.id].span))
 
     def headers(self, call: Call, model: str) -> dict[str, str]:
-        """What tells an engine which span is above its own; a call's span hears of its model."""
+        """Return the headers that tell an engine the parent of its spans. Also write the model
+        into the call's span.
+        """
         headers: dict[str, str] = {}
         if (live := self._live.get(call.program_id)) is not None:
             span = live.open[int(call.call_id.removeprefix(f"{call.program_id}/"))]
@@ -105,7 +110,9 @@ class ProgramTracer:
         return headers
 
     def _saw(self, event: Event) -> None:
-        """Under the registry's lock, in the context of whoever did it."""
+        """Handle an event. Called under the registry's lock, in the context of the code that caused
+        the event.
+        """
         live = self._live.get(event.program_id)
         match event:
             case ProgramStarted():
@@ -134,10 +141,10 @@ class ProgramTracer:
 
     def _ended(self, program: _Program, at: float) -> None:
         run, span = program.run, program.span
-        for key, open_span in program.open.items():  # their nodes were cancelled with it
+        for key, open_span in program.open.items():  # the program's end cancelled their nodes
             _end(program, open_span, run.dag.node(key))
         report = run.report(at)
-        span.update_name(f"invoke_agent {run.type}")  # it may have become known late
+        span.update_name(f"invoke_agent {run.type}")  # the type may have been unknown at the start
         span.set_attribute("gen_ai.agent.name", run.type)
         span.set_attribute("agentrt.state", str(run.state))
         span.set_attributes(_named(report, (*_USED, *_TOTALS)))
@@ -191,7 +198,7 @@ def _first_line(error: BaseException | None) -> str:
 
 
 class TracedExecutor(ForwardingExecutor):
-    """Tells ``inner`` which span is above those that it makes for a call."""
+    """An executor that passes the parent span of each call to ``inner``."""
 
     def __init__(self, inner: Executor, tracer: ProgramTracer) -> None:
         super().__init__(inner)
@@ -209,15 +216,19 @@ class TracedExecutor(ForwardingExecutor):
 
 
 class RemoteParents:
-    """The spans of a request are below those that its headers name (``traceparent``)."""
+    """ASGI middleware that makes the span in a request's headers (``traceparent``) the parent of
+    the request's spans.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value for name, value in scope.get("headers", ())}
-        found = {name: headers[name].decode("latin-1") for name in _NAMES if name in headers}
-        token = otel.attach(_PROPAGATOR.extract(found)) if found else None
+        trace_headers = {
+            name: headers[name].decode("latin-1") for name in _NAMES if name in headers
+        }
+        token = otel.attach(_PROPAGATOR.extract(trace_headers)) if trace_headers else None
         try:
             await self._app(scope, receive, send)
         finally:
@@ -227,8 +238,9 @@ class RemoteParents:
 
 @contextmanager
 def traced_runtime(executor: Executor, endpoint: str, **options: Any) -> Iterator[Runtime]:
-    """A `Runtime` with these ``options``, the traces of whose programs go to ``endpoint``: see
-    `exported`.
+    """Open a `Runtime` with these ``options`` that sends its programs' traces to ``endpoint``.
+
+    See `exported`.
     """
     registry = RunRegistry()
     with exported(endpoint) as provider:
@@ -239,17 +251,18 @@ def traced_runtime(executor: Executor, endpoint: str, **options: Any) -> Iterato
 
 @contextmanager
 def exported(endpoint: str) -> Iterator[TracerProvider]:
-    """Where spans go that are sent to an OTLP ``endpoint``, the default of this process, too.
+    """Open a tracer provider that sends spans to an OTLP ``endpoint``, and make it the default of
+    this process.
 
-    The environment decides what OpenTelemetry's SDK reads there: the protocol (gRPC, unless
-    ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` is ``http/protobuf``), the sampler, the service's name.
-    Raises `ConfigError` for another protocol, and for a proxy that cannot be used.
+    OpenTelemetry's SDK reads the protocol, the sampler and the service's name from the
+    environment. The protocol is gRPC, unless ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` is
+    ``http/protobuf``. Raises `ConfigError` for another protocol, and for an unsupported proxy.
     """
     os.environ.setdefault("OTEL_SERVICE_NAME", "agentrt")
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
     trace.set_tracer_provider(provider)
-    # Each engine sets one of its own, too, and the SDK warns about the second.
+    # Each engine sets a provider, too, and the SDK would warn about the second one.
     logging.getLogger(trace.__name__).setLevel(logging.ERROR)
     try:
         yield provider
@@ -272,5 +285,6 @@ def _exporter(endpoint: str) -> SpanExporter:
 
         return HTTPSpanExporter(endpoint)
     raise ConfigError(
-        f"{OTEL_EXPORTER_OTLP_TRACES_PROTOCOL}={protocol!r}: give grpc or http/protobuf"
+        f"{OTEL_EXPORTER_OTLP_TRACES_PROTOCOL}={protocol!r} is not supported; set grpc or "
+        "http/protobuf"
     )

@@ -1,8 +1,8 @@
-"""What a program's author writes with: the decorators, and the context that a program gets.
+"""The API for authors of programs: the decorators, and the context that a program gets.
 
-`definition` has the decorators and the `Program` that they make, `context` what a program acts
-through, `emitter` what a context needs of the runtime, and `options` what a program may say with
-an LLM call. Tools are in `agentrt.interrupts`.
+`definition` has the decorators and the class `Program`, `context` the class `Context`, `emitter`
+what a context needs of the runtime, and `options` the options of an LLM call. Tools are in
+`agentrt.interrupts`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an agent program acts through: its context, and what that needs of the runtime."""
+"""The context of an agent program, and the interface to the runtime that it needs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from agentrt.tracking import enter_node
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_NOT_GIVEN: Any = object()
+_UNSET: Any = object()
 _LOG = logging.getLogger(__name__)
 
 
 class Context:
-    """A program's access to the engine, its tools and its humans.
+    """A program's access to the engine, to tools and to humans.
 
-    Each method emits a node of the execution DAG. Its parents are found from asyncio
-    itself; ``after`` names replies by hand that had to come first where asyncio cannot
-    show it (passed through a queue, or a thread).
+    Each method adds a node to the execution DAG. The node's parents are derived from asyncio.
+    Where asyncio cannot show a dependency, for example on a reply that was passed through a queue
+    or a thread, name the replies in ``after``.
     """
 
     def __init__(self, program_id: str, program_type: str, emitter: Emitter) -> None:
@@ -78,14 +78,13 @@ class Context:
         after: Iterable[Reply] = (),
         **options: Unpack[LLMOptions],
     ) -> ReplyStream | Coroutine[Any, Any, Reply]:
-        """Call the model with a chat, or with text as the user's message: a string, or an earlier
-        reply.
+        """Call the model with the messages of a chat, or with text (a string or an earlier reply)
+        as the user's message.
 
-        Await it for a `Reply`; with ``stream`` it is a `ReplyStream`: iterate over its text as
-        it grows. Messages are as in OpenAI's API, with images and audio where the model takes
-        them. The
-        options are those of `LLMOptions`. Raises `CallRejectedError` if the engine
-        cannot take the call, and `ConfigError` for options that cannot be.
+        Await the result for a `Reply`. With ``stream``, the result is a `ReplyStream`: iterate over
+        its text while it grows. Messages have OpenAI's form, with images and audio if the model
+        supports them. The options are those of `LLMOptions`. Raises `CallRejectedError` if the
+        engine rejects the call, and `ConfigError` for invalid options.
         """
         request = make_request(ask, **options)
         if stream:
@@ -95,17 +94,18 @@ class Context:
         return _by_default(self._emitter, request, after)
 
     async def context(self, content: Content = (), *, model: str | None = None) -> TokenContext:
-        """A context of tokens that the program owns: text, token ids, or the messages of a chat,
-        with the model's turn opened. ``model`` names one that is served, or an adapter.
+        """Make a token context that the program owns. Its content is text, token ids, or the
+        messages of a chat followed by the start of the model's turn.
 
-        Raises `ConfigError` where the executor takes no token ids.
+        ``model`` names a served model or an adapter. Raises `ConfigError` if the executor does not
+        support token ids.
         """
         made = TokenContext(self._emitter.contexts, model)
         await made.fill(content)
         return made
 
     async def open(self, name: str) -> TokenContext:
-        """A context as `TokenContext.save` has kept it. Raises `UnknownContextError`."""
+        """Open a context that `TokenContext.save` has saved. Raises `UnknownContextError`."""
         emitter = self._emitter.contexts
         saved = emitter.open(name)
         context = TokenContext(emitter, saved.model, saved.token_ids)
@@ -113,7 +113,7 @@ class Context:
         return context
 
     async def forget(self, name: str) -> None:
-        """Keep a saved context no longer. Raises `UnknownContextError`."""
+        """Delete a saved context. Raises `UnknownContextError`."""
         self._emitter.contexts.forget(name)
 
     async def step(
@@ -125,13 +125,12 @@ class Context:
         after: Iterable[Reply] = (),
         **options: Unpack[StepOptions],
     ) -> Step:
-        """One step of an agent: call the model with ``tools``, and run those that it calls.
+        """Run one step of an agent: call the model with ``tools``, and run the tools that it calls.
 
-        They run beside each other once the reply is whole; with ``eager``, an idempotent one
-        starts when its own arguments are complete, while the model still writes. What a tool
-        raises is in its result, and the model reads it. Images that a tool gives are for a model
-        that sees. The other options are those of `llm`,
-        which says what is raised.
+        The tools run in parallel once the reply is complete. With ``eager``, an idempotent tool
+        starts as soon as its own arguments are complete, while the model still writes. If a tool
+        raises, its result holds the error, which the model reads. A tool may return images if the
+        model supports them. The other options and the errors are those of `llm`.
         """
         known = tools_by_name(tools)
         request = make_request(ask, tools=known.values(), **options)
@@ -144,32 +143,37 @@ class Context:
         tool: Callable[..., Any] | Tool | str,
         /,
         *args: Any,
-        after: Iterable[Reply] = _NOT_GIVEN,
-        timeout: float | None = _NOT_GIVEN,
+        after: Iterable[Reply] = _UNSET,
+        timeout: float | None = _UNSET,
         **kwargs: Any,
     ) -> Any:
-        """Run a tool as an interrupt: the program is outside the engine meanwhile.
+        """Run a tool as an interrupt: while it runs, the program is outside the engine.
 
-        A function is awaited, or runs in a thread; a `Tool` runs where it belongs, with its
-        arguments checked; a name is that of a tool elsewhere, as `tools` lists them. ``timeout``
-        is in seconds for each attempt, in place of the tool's own, and the first one's includes
-        the time to find a tool by its name; past it the tool fails with
-        `InterruptExpiredError`, which is a `TimeoutError`. Raises what the function raises, and
-        another `ToolError` where it runs elsewhere. A tool with a parameter named ``after`` or
-        ``timeout`` gets it by `call_tool`; here that is an `AmbiguousOptionError`.
+        An async function is awaited, and any other function runs in a thread. A `Tool` runs on its
+        transport, after its arguments are checked. A string is the name of a tool that `tools`
+        lists.
+
+        ``timeout`` limits each attempt, in seconds, and replaces the tool's own timeout. The first
+        attempt includes the time to look up a tool by its name. When it has passed, the tool fails
+        with `InterruptExpiredError`, which is a `TimeoutError`.
+
+        Raises the function's own errors, or another `ToolError` if the tool runs in another
+        process. If a tool has a parameter named ``after`` or ``timeout``, passing it here raises
+        `AmbiguousOptionError`; use `call_tool` instead.
         """
-        chosen = await self._found(tool, None if timeout is _NOT_GIVEN else timeout)
+        chosen = await self._resolve(tool, None if timeout is _UNSET else timeout)
         for name, value in (("after", after), ("timeout", timeout)):
-            if value is not _NOT_GIVEN and chosen.takes(name):
+            if value is not _UNSET and chosen.takes(name):
                 raise AmbiguousOptionError(
-                    f"{name}= is an option of ctx.tool(), and tool {chosen.name} has a parameter "
-                    f"{name!r}: give its arguments as ctx.call_tool(tool, {{{name!r}: …}})"
+                    f"{name}= is an option of ctx.tool(), and tool {chosen.name} also has a "
+                    f"parameter {name!r}; pass its arguments as "
+                    f"ctx.call_tool(tool, {{{name!r}: …}})"
                 )
         if chosen.spec is not None:
             args, kwargs = (), chosen.bind(args, kwargs)
-        if timeout is not _NOT_GIVEN and timeout is not None:
+        if timeout is not _UNSET and timeout is not None:
             chosen = chosen.but(timeout=timeout)
-        before = () if after is _NOT_GIVEN else after
+        before = () if after is _UNSET else after
         return await self._emitter.tool(chosen, args, kwargs, before)
 
     async def call_tool(
@@ -181,19 +185,22 @@ class Context:
         after: Iterable[Reply] = (),
         timeout: float | None = None,
     ) -> Any:
-        """Run a tool with ``arguments`` by name, whatever their names are: those that a model
-        gives, as in ``call_tool(tools[call.name], call.arguments)``. All else is as in `tool`.
+        """Run a tool with named ``arguments``, such as those of a model's call:
+        ``call_tool(tools[call.name], call.arguments)``. Everything else is as in `tool`.
         """
         if not isinstance(arguments, Mapping):
-            raise ConfigError(f"call_tool() takes arguments by name, as {{…}}, not {arguments!r}")
-        chosen = await self._found(tool, timeout)
+            raise ConfigError(
+                f"call_tool() takes a mapping of arguments by name, not {arguments!r}; write "
+                "call_tool(tool, {'name': value})"
+            )
+        chosen = await self._resolve(tool, timeout)
         if timeout is not None:
             chosen = chosen.but(timeout=timeout)
         return await self._emitter.tool(chosen, (), arguments, after)
 
-    async def _found(self, tool: Callable[..., Any] | Tool | str, timeout: float | None) -> Tool:
-        """The tool; one that is given by its name is looked for. A ``timeout`` that is no time is
-        refused by what takes it, later.
+    async def _resolve(self, tool: Callable[..., Any] | Tool | str, timeout: float | None) -> Tool:
+        """Return the tool; look it up if it is a name. An invalid ``timeout`` is rejected later,
+        where it is used.
         """
         if not isinstance(tool, str):
             return as_tool(tool)
@@ -205,17 +212,17 @@ class Context:
         return chosen
 
     async def tools(self, *transports: str) -> list[Tool]:
-        """The tools that others offer now, for `llm` and `tool`: all, or those of ``transports``,
-        such as ``mqtt`` or ``mcp:github``. Where several have one name, that of its transport
-        comes before it: ``github__search``.
+        """List the tools that workers and servers offer now, for `llm` and `tool`: of all
+        transports, or of ``transports`` such as ``mqtt`` or ``mcp:github``.
 
-        Raises `UnknownToolError` for a transport that there is not, and `ToolUnavailableError`
-        for one that cannot be reached.
+        If several tools have the same name, the name of the transport is put in front:
+        ``github__search``. Raises `UnknownToolError` for an unknown transport, and
+        `ToolUnavailableError` for a transport that cannot be reached.
         """
         return await self._emitter.tools(*transports)
 
     async def mcp(self, server: str, /, *others: str) -> list[Tool]:
-        """The tools of these servers of the ``--mcp`` file, as `tools` gives them."""
+        """List the tools of these servers of the ``--mcp`` file, as `tools` does."""
         return await self.tools(*(f"mcp:{name}" for name in (server, *others)))
 
     async def human(
@@ -225,68 +232,81 @@ class Context:
         schema: Mapping[str, Any] | type | None = None,
         choices: Sequence[Any] | None = None,
         timeout: float | None = None,
-        default: Any = _NOT_GIVEN,
+        default: Any = _UNSET,
         after: Iterable[Reply] = (),
     ) -> Any:
-        """Ask a human, and wait for the answer: a text, one of ``choices``, or what fits
-        ``schema``: a JSON schema, or a type that pydantic knows, such as a model, which the
-        answer then is.
+        """Ask a human, and wait for the answer: text, one of ``choices``, or a value that fits
+        ``schema``.
 
-        Past ``timeout`` (seconds; None is as long as it takes) the answer is ``default``; without
-        one that raises `InterruptExpiredError`. Raises `ConfigError` for what cannot be asked.
+        ``schema`` is a JSON schema, or a type that pydantic knows, such as a model; then the answer
+        is an instance of that type. If no answer has come after ``timeout`` seconds, return
+        ``default``, or raise `InterruptExpiredError` if there is no default. Without a timeout,
+        wait without limit. Raises `ConfigError` for an invalid question.
         """
         form = answer_form(schema, choices)
         if timeout is not None and not 0 < timeout < math.inf:
-            raise ConfigError(f"a question's timeout must be above 0 seconds, got {timeout}")
+            raise ConfigError(
+                f"timeout of human() must be greater than 0 seconds and finite, got {timeout}; "
+                "leave it out to wait without limit"
+            )
         try:
             return await self._emitter.human(question, form, timeout, after)
         except InterruptExpiredError:
-            if default is _NOT_GIVEN:
+            if default is _UNSET:
                 raise
             return default
 
     def event(
         self, topic: str, *, timeout: float | None = None, after: Iterable[Reply] = ()
     ) -> Events:
-        """Wait for an event: ``await ctx.event("plant/+/alarm")`` for the next one, or
-        ``async for event in ctx.event("plant/#")`` for all, without losing one in between.
+        """Wait for events on a topic.
 
-        ``topic`` is a filter of the runtime's event source, such as MQTT's. Past ``timeout``
-        (seconds, for each wait) it fails with `InterruptExpiredError`.
+        ``await ctx.event("plant/+/alarm")`` waits for the next event, and
+        ``async for event in ctx.event("plant/#")`` yields all events, without losing any between
+        two iterations. ``topic`` is a topic filter of the runtime's event source, such as MQTT's.
+        ``timeout`` limits each wait, in seconds; when it has passed, the wait raises
+        `InterruptExpiredError`.
         """
         return Events(topic, lambda feed: self._emitter.event(feed, timeout, after))
 
     async def sleep(self, seconds: float, *, after: Iterable[Reply] = ()) -> None:
-        """Do nothing for so long. A program that goes on after a restart sleeps for the rest."""
+        """Sleep for some seconds. A program that is resumed sleeps only for the remaining time."""
         if not 0 <= seconds < math.inf:
-            raise ConfigError(f"sleep() takes 0 seconds or more, got {seconds}")
+            raise ConfigError(f"sleep() takes a finite number of at least 0 seconds, got {seconds}")
         await self._emitter.sleep(seconds, after)
 
     def now(self) -> float:
-        """The time of day, in seconds since 1970; of a program that goes on, what it was then."""
+        """Return the time of day in seconds since 1970. A resumed program gets the recorded
+        time.
+        """
         return self._emitter.value("now", time.time)
 
     def random(self) -> float:
-        """A random number from 0 up to 1; of a program that goes on, what it was then."""
+        """Return a random number from 0 up to 1. A resumed program gets the recorded number."""
         return self._emitter.value("random", random.random)
 
     def uuid(self) -> uuid.UUID:
-        """A random UUID; of a program that goes on, what it was then."""
+        """Return a random UUID. A resumed program gets the recorded UUID."""
         return self._emitter.value("uuid", uuid.uuid4)
 
     def patched(self, name: str) -> bool:
-        """Whether this is the code after the change ``name``: False for a program that had come
-        further, before the change was made. Its old code must stay, in the other branch.
+        """Return whether to run the code after the change ``name``.
+
+        Returns False for a resumed program that had passed this line before the change was made.
+        Keep the old code in the other branch for such programs.
         """
         return self._emitter.patched(name)
 
     def checkpoint(self) -> Callable[[T], T]:
-        """What keeps a long loop's state: made before it, and called as ``state = kept(state)`` at
-        its top. A program that goes on after a restart leaves out what it had done from there to
-        the last call, which returns the state that it had then.
+        """Return a function that saves the state of a long loop.
 
-        So all that the loop changes must be in the state. The call raises `UsageError` while
-        another task of the program is open, and for a state that a journal cannot keep.
+        Call `checkpoint` before the loop, and the function at the top of the loop, as in
+        ``state = save(state)``. A resumed program skips the iterations before its last call, and
+        that call returns the state that it saved. So the state must contain everything that the
+        loop changes.
+
+        The function raises `UsageError` while another task of the program is open, and for a state
+        that a journal cannot record.
         """
         return self._emitter.checkpoint()
 
@@ -297,7 +317,7 @@ class Context:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> asyncio.Task[T]:
-        """Start a node now, without waiting for it: ``function(ctx, …)`` as a task."""
+        """Start ``function(ctx, …)`` as a node in a task of its own, without waiting for it."""
 
         async def run() -> T:
             with enter_node(name_of(function)):
@@ -312,7 +332,7 @@ class Context:
 async def _by_default(
     emitter: Emitter, request: Mapping[str, Any], after: Iterable[Reply]
 ) -> Reply:
-    """A call whose program named no limit of the answer. Says once if the default cut one."""
+    """Make a call with the default limit of the answer. Warn once if the limit cut an answer."""
     reply = await emitter.call(request, after)
     if reply.finish_reason == "length":
         _warn_of_default_limit()
@@ -322,7 +342,7 @@ async def _by_default(
 @cache
 def _warn_of_default_limit() -> None:
     _LOG.warning(
-        "an answer was cut at the default limit of %d tokens (finish_reason 'length'); give "
-        "max_tokens=N to ctx.llm, or max_tokens=None for all that the context has room for",
+        "an answer was cut at the default limit of %d tokens (finish_reason 'length'); pass "
+        "max_tokens=N to ctx.llm, or max_tokens=None to use the rest of the context",
         DEFAULT_MAX_TOKENS,
     )

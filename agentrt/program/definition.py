@@ -1,7 +1,7 @@
-"""Agent programs: plain async functions, and the decorators that mark them and their nodes.
+"""The decorators that make agent programs and nodes of plain async functions.
 
-A program declares no graph. It awaits calls and tools, starts nodes, joins them with
-ordinary asyncio, and its execution DAG emerges.
+A program declares no graph. It awaits calls and tools, and starts and joins nodes with ordinary
+asyncio; its execution DAG is derived from that.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ProgramFunction = Callable[..., Awaitable[Any]]
 
 
 class Program:
-    """An agent program: an async function of a `Context` and an input.
+    """An agent program: an async function of a `Context` and an optional input.
 
-    ``name`` is the program's type. A program ``owns_tasks`` that its code starts: they are
-    cancelled at its end. Calling a `Program` calls the function itself.
+    ``name`` is the program's type. If the program ``owns_tasks``, the tasks that its code starts
+    are cancelled at its end. Calling a `Program` calls the function itself.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Program:
         functools.update_wrapper(self, function)
 
     async def __call__(self, ctx: Context, input: Any = None) -> Any:
-        """Run the function. An input of None leaves the function's own default in force."""
+        """Run the function. If the input is None, the function's own default is used."""
         if self.takes_input and (input is not None or self.needs_input):
             return await self.function(ctx, input)
         return await self.function(ctx)
@@ -67,16 +67,20 @@ def program(*, name: str | None = None) -> Callable[[ProgramFunction], Program]:
 def program(
     function: ProgramFunction | None = None, /, *, name: str | None = None
 ) -> Program | Callable[[ProgramFunction], Program]:
-    """Turn an async function into an agent program, named after it or by ``name``."""
+    """Turn an async function into an agent program. Its type is ``name``, or the function's
+    name.
+    """
     if function is not None:
         return Program(function)
-    return lambda given: Program(given, name)
+    return lambda decorated: Program(decorated, name)
 
 
 def node(
     function: Callable[P, Coroutine[Any, Any, T]],
 ) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Mark an async function as a node: what it emits bears its name in the DAG."""
+    """Mark an async function as a node: its calls and tools have its name as their scope in the
+    DAG.
+    """
 
     @functools.wraps(function)
     async def named(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""What a program may say with an LLM call, and the chat request that it makes."""
+"""The options of an LLM call, and the chat request that is made of them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ N = TypeVar("N", int, float)
 
 
 class StepOptions(TypedDict, total=False):
-    """Options of `Context.step`, and of `Context.llm`.
+    """The options of `Context.step` and `Context.llm`.
 
-    ``tool_choice`` is ``auto`` (the
-    default: call some or answer), ``required``, ``none``, or a tool's name. ``schema`` is
-    a JSON schema or a pydantic model; the reply's ``parsed`` obeys it. ``max_tokens``
-    bounds the output (default 256, and a warning in the log if that cuts an answer; None is what
-    the context has room for). ``temperature`` 0,
-    the default, is greedy; above it a ``seed`` is drawn unless given. ``stop`` ends the output
-    before any of its strings. ``ignore_eos`` goes on to ``max_tokens`` whatever the model says.
-    ``frequency_penalty`` and ``presence_penalty``, from -2 to 2, keep a model that loops from
-    saying it again. ``n`` replies come as the reply's ``choices``. With ``logprobs`` it has each
-    token's log probability, and those of so many others. ``reasoning_effort`` and
-    ``chat_template_kwargs`` are for models that think. ``model`` names one of several models or
-    adapters that are served; the default is the first. ``extra_body`` is any other field of
-    vLLM's chat completions, such as ``top_k``.
+    - ``tool_choice``: ``auto`` (the default: the model calls tools or answers), ``required``,
+      ``none``, or a tool's name.
+    - ``schema``: a JSON schema or a pydantic model. The reply's ``parsed`` is a value of it.
+    - ``max_tokens``: the maximum length of the answer. The default is 256, with a warning in the
+      log if that cuts an answer. None uses the rest of the model's context.
+    - ``temperature``: 0, the default, is greedy decoding. Above 0, a random ``seed`` is used unless
+      you set one.
+    - ``stop``: strings; the answer ends before the first of them that occurs.
+    - ``ignore_eos``: continue to ``max_tokens`` even if the model ends its answer.
+    - ``frequency_penalty`` and ``presence_penalty``, from -2 to 2: make repetitions less likely.
+    - ``n``: the number of replies, which are the reply's ``choices``.
+    - ``logprobs``: return the log probability of each token, and of so many alternatives.
+    - ``reasoning_effort`` and ``chat_template_kwargs``: settings of reasoning models.
+    - ``model``: one of the served models or adapters. The default is the first.
+    - ``extra_body``: any other fields of vLLM's chat completions.
     """
 
     tool_choice: str
@@ -55,29 +57,33 @@ class StepOptions(TypedDict, total=False):
 
 
 class LLMOptions(StepOptions, total=False):
-    """Options of `Context.llm`: those of `StepOptions`, and ``tools``: functions, whose signature
-    and docstring the model sees, or specs. A reply may have several ``tool_calls``.
+    """The options of `Context.llm`: those of `StepOptions`, and ``tools``.
+
+    A tool is a function, whose signature and docstring the model sees, a `Tool`, or a `ToolSpec`.
+    A reply may have several ``tool_calls``.
     """
 
     tools: Iterable[Callable[..., Any] | Tool | ToolSpec]
 
 
 DEFAULT_MAX_TOKENS = 256
-"""The limit of an answer for which a program names none (tokens)."""
+"""The maximum length of an answer, in tokens, if the program sets no ``max_tokens``."""
 _PASSED = (
     *("top_p", "top_k", "min_p", "seed", "ignore_eos", "frequency_penalty", "presence_penalty"),
     *("repetition_penalty", "n", "reasoning_effort", "chat_template_kwargs", "model"),
     "parallel_tool_calls",
 )
-"""Options that a request has under the same name."""
+"""Options that have the same name in a request."""
 
 
 def make_request(
     ask: str | ReadsAsText | Iterable[Message], **options: Unpack[LLMOptions]
 ) -> dict[str, Any]:
-    """The chat request of a call, in OpenAI's form. Raises `ConfigError` for what cannot be."""
+    """Make the chat request of a call, in OpenAI's form. Raises `ConfigError` for invalid
+    options.
+    """
     _refuse_unknown(options)
-    given = {name: value for name, value in options.items() if value is not None}
+    present = {name: value for name, value in options.items() if value is not None}
     request: dict[str, Any] = {
         "messages": [plain_message(message) for message in _as_messages(ask)]
     }
@@ -86,8 +92,8 @@ def make_request(
     request["temperature"] = _at_least("temperature", options.get("temperature", 0.0), 0)
     for name in ("frequency_penalty", "presence_penalty"):
         _penalty(name, options.get(name, 0.0))  # type: ignore[arg-type]
-    request |= {name: given[name] for name in _PASSED if name in given}
-    if stop := given.get("stop"):
+    request |= {name: present[name] for name in _PASSED if name in present}
+    if stop := present.get("stop"):
         request["stop"] = [stop] if isinstance(stop, str) else list(stop)  # type: ignore[call-overload]
     if (logprobs := options.get("logprobs")) is not None:
         request |= {"logprobs": True, "top_logprobs": logprobs}
@@ -96,7 +102,7 @@ def make_request(
 
 
 def _form(options: LLMOptions) -> dict[str, Any]:
-    """A request's fields for tools and a schema."""
+    """Return a request's fields for tools and a schema."""
     form: dict[str, Any] = {}
     tools = tool_specs(options.get("tools") or ())
     if tools:
@@ -121,7 +127,9 @@ def _tool(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _may_be_strict(schema: Mapping[str, Any]) -> bool:
-    """OpenAI holds a call to its schema only if asked, and only where every name is required."""
+    """Return whether ``strict`` may be set. OpenAI's strict mode enforces a schema, but accepts
+    only schemas whose properties are all required.
+    """
     properties = schema.get("properties", {})
     return schema.get("additionalProperties") is False and set(properties) == set(
         schema.get("required", ())
@@ -134,8 +142,8 @@ def _choice(choice: str, tools: tuple[ToolSpec, ...]) -> str | dict[str, Any]:
     names = [tool.name for tool in tools]
     if choice not in names:
         raise ConfigError(
-            f"tool_choice {choice!r} names no tool of this call; "
-            f"it can be auto, required, none, {', '.join(names)}"
+            f"tool_choice {choice!r} is not a tool of this call; "
+            f"available: auto, required, none, {', '.join(names)}"
         )
     return {"type": "function", "function": {"name": choice}}
 
@@ -144,7 +152,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     known = LLMOptions.__annotations__
     for name in options:
         if name not in known:
-            raise ConfigError(f"llm() has no option {name!r}; it has {', '.join(known)}")
+            raise ConfigError(f"unknown option {name!r} of llm(); available: {', '.join(known)}")
 
 
 def _as_messages(ask: str | ReadsAsText | Iterable[Message]) -> tuple[Message, ...]:
@@ -152,12 +160,12 @@ def _as_messages(ask: str | ReadsAsText | Iterable[Message]) -> tuple[Message, .
         return ({"role": "user", "content": ask},)
     messages: tuple[Any, ...] = tuple(ask)
     if not messages:
-        raise ConfigError("a chat needs at least one message")
+        raise ConfigError("the list of messages is empty; pass at least one message")
     for message in messages:
         if not (isinstance(message, Mapping) and {"role", "content"} <= set(message)):
             raise ConfigError(
-                f"a message is a mapping with role and content, got {message!r}; to ask with "
-                'several texts or replies, join them in one: llm("\\n".join(map(str, texts)))'
+                f"a message must be a mapping with role and content, got {message!r}; to pass "
+                'several texts or replies, join them: llm("\\n".join(map(str, texts)))'
             )
     return messages
 

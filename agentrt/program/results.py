@@ -1,7 +1,7 @@
-"""What the tool calls of a reply came to, as the messages with which the chat goes on.
+"""The results of a reply's tool calls, and the messages that pass them to the model.
 
-A result may have parts that are no text: images, sounds, files. A model gets those that it takes,
-and reads a description of the others.
+A result may have parts other than text: images, sounds, files. The model gets the parts that it
+supports, and a description in words of the others.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from agentrt.request import Message, ToolCall
 
 Part = Mapping[str, Any]
 Takes = Mapping[str, bool]
-"""The types of parts that a model takes beside text, such as ``image_url``; and whether a tool's
-message may have them, or only a user's.
+"""The types of parts, other than text, that a model supports, such as ``image_url``. The value says
+whether a tool's message may contain them (True), or only a user's message (False).
 """
 _WORDS = {"image_url": ("image", "see"), "input_audio": ("sound", "hear"), "file": ("file", "read")}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What one of a reply's tool calls came to: a ``value``, or the ``error`` that it raised.
+    """The result of a tool call: a ``value``, or the ``error`` that the tool raised.
 
-    A value may be a list of message parts as in OpenAI's API; ``takes`` is what the model takes
-    of them.
+    A value may be a list of message parts in OpenAI's form. ``takes`` says which types of parts the
+    model supports.
     """
 
     call: ToolCall
@@ -36,17 +36,19 @@ class ToolResult:
 
     @property
     def message(self) -> Message:
-        """For the chat that goes on. The model reads of an error, too."""
+        """The message that passes the result, or the error, to the model."""
         return {"role": "tool", "tool_call_id": self.call.id, "content": self._content()}
 
     @property
     def has_media(self) -> bool:
-        """Whether the value has parts that are no text."""
+        """Whether the value has parts other than text."""
         return any(part["type"] != "text" for part in _parts_of(self.value))
 
     @property
     def shown_apart(self) -> list[Part]:
-        """Parts for a user's message: what the model takes, but not in a tool's."""
+        """The parts that the model supports in a user's message only, with a line of text before
+        them.
+        """
         apart = [part for part in _parts_of(self.value) if self.takes.get(part["type"]) is False]
         if not apart:
             return []
@@ -65,7 +67,7 @@ class ToolResult:
         return shown
 
     def _in_words(self, part: Part) -> Part:
-        """A part in words, unless it is text already."""
+        """Describe a part in words. A text part is returned unchanged."""
         kind: str = part["type"]
         if kind == "text":
             return part
@@ -77,15 +79,17 @@ class ToolResult:
 
 
 def messages_of(results: Iterable[ToolResult]) -> list[Message]:
-    """The messages of a reply's results: those of the tools, and then what they cannot have."""
-    given = list(results)
-    apart = [part for result in given for part in result.shown_apart]
+    """Return the messages of results: one for each tool, and a user's message with the parts that
+    tools' messages cannot contain.
+    """
+    ordered = list(results)
+    apart = [part for result in ordered for part in result.shown_apart]
     shown: list[Message] = [{"role": "user", "content": apart}] if apart else []
-    return [*(result.message for result in given), *shown]
+    return [*(result.message for result in ordered), *shown]
 
 
 def _parts_of(value: Any) -> list[Part]:
-    """The parts that a value is a list of; none, if it is anything else."""
+    """Return the parts if a value is a list of message parts, else an empty list."""
     parts = value if isinstance(value, list) else []
     return parts if all(map(_is_part, parts)) else []
 
@@ -100,10 +104,10 @@ def _is_part(value: Any) -> bool:
 
 
 def _described(part: Part) -> str:
-    """What a part is, in words: its name, its type, its size."""
-    given = part[part["type"]]
-    name, url = given.get("filename", ""), str(given.get("url") or given.get("file_data") or "")
-    mime, data = f"audio/{given.get('format', '')}".rstrip("/"), given.get("data", "")
+    """Return the name, the type and the size of a part, in words."""
+    fields = part[part["type"]]
+    name, url = fields.get("filename", ""), str(fields.get("url") or fields.get("file_data") or "")
+    mime, data = f"audio/{fields.get('format', '')}".rstrip("/"), fields.get("data", "")
     if part["type"] != "input_audio":
         head, _, data = url.partition(";base64,")
         mime = head.removeprefix("data:") if data else url

@@ -1,7 +1,7 @@
-"""One step of an agent: a call to the model, and the tools that its reply asks for.
+"""One step of an agent: a call to the model, and the tools that its reply calls.
 
-A tool that is idempotent starts when its own arguments are complete, while the model still
-decodes (Pie, Fig. 7): its time then passes beside that of the rest of the reply.
+An idempotent tool starts as soon as its own arguments are complete, while the model still decodes
+the rest of the reply (Pie, Fig. 7), so that both run in parallel.
 """
 
 from __future__ import annotations
@@ -24,38 +24,43 @@ Task = asyncio.Task[Any]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A reply, and what its tool calls came to, in their order."""
+    """A reply, and the results of its tool calls, in the order of the calls."""
 
     reply: Reply
     results: tuple[ToolResult, ...] = ()
 
     @property
     def messages(self) -> list[Message]:
-        """The reply and the results, as the chat goes on."""
+        """The messages of the reply and of the results, to continue the chat with."""
         return [self.reply.message, *messages_of(self.results)]
 
 
-def tools_by_name(given: Iterable[Any]) -> dict[str, Tool]:
-    """Tools by the names that the model knows.
+def tools_by_name(tools: Iterable[Any]) -> dict[str, Tool]:
+    """Return tools by the names that the model sees.
 
-    Raises `ConfigError` for a bare spec, and for two tools of one name.
+    Raises `ConfigError` for a bare spec, which cannot be run, and for two tools of the same name.
     """
-    found: dict[str, Tool] = {}
-    for one in given:
-        if not callable(one):
-            raise ConfigError(f"step() runs its tools, and {one!r} is only the description of one")
-        each = one if isinstance(one, Tool) and one.spec is not None else tool(one)
-        if each.name in found:
-            raise ConfigError(f"two tools are named {each.name!r}")
-        found[each.name] = each
-    return found
+    named: dict[str, Tool] = {}
+    for candidate in tools:
+        if not callable(candidate):
+            raise ConfigError(
+                f"step() runs its tools, but {candidate!r} is only a tool's description; pass the "
+                "function or a Tool"
+            )
+        is_ready = isinstance(candidate, Tool) and candidate.spec is not None
+        each = candidate if is_ready else tool(candidate)
+        if each.name in named:
+            raise ConfigError(f"two tools have the name {each.name!r}; rename one of them")
+        named[each.name] = each
+    return named
 
 
 @dataclass(slots=True)
 class Stepper:
-    """Reads a reply's stream and runs its tools. Leaves no task behind.
+    """A runner of steps: it reads a reply's stream and runs the tools that the reply calls. At its
+    end no task is left.
 
-    ``takes`` tells what the model takes beside text.
+    ``takes`` returns the types of parts that the model supports.
     """
 
     tools: Mapping[str, Tool]
@@ -67,7 +72,7 @@ class Stepper:
     _early: dict[int, tuple[ToolCall, Task]] = field(default_factory=dict)
 
     async def step(self, stream: ReplyStream) -> Step:
-        """The reply with its results. Raises what the call raises."""
+        """Run the step, and return the reply with its results. Raises the errors of the call."""
         late: list[Task] = []
         try:
             async for delta in stream.deltas():
@@ -86,15 +91,17 @@ class Stepper:
             await stream.aclose()
 
     async def _shown(self, results: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
-        """The results with what the model takes of them, where that is not plain."""
-        given = tuple(results)
-        if not any(result.has_media for result in given):
-            return given
+        """Add to the results which types of parts the model supports, if any result needs it."""
+        ordered = tuple(results)
+        if not any(result.has_media for result in ordered):
+            return ordered
         takes = await self.takes()
-        return tuple(replace(result, takes=takes) for result in given)
+        return tuple(replace(result, takes=takes) for result in ordered)
 
     def _saw(self, piece: Mapping[str, Any]) -> None:
-        """A piece of a tool call: start it, if it is complete and may run twice."""
+        """Add a piece of a tool call. Start the tool if its arguments are complete and it is
+        idempotent.
+        """
         index, function = piece.get("index", 0), piece.get("function") or {}
         self._names[index] = self._names.get(index, "") + (function.get("name") or "")
         self._texts[index] = self._texts.get(index, "") + (function.get("arguments") or "")
@@ -108,7 +115,9 @@ class Stepper:
             self._early[index] = call, asyncio.create_task(self.run(known, arguments))
 
     def _task_of(self, index: int, call: ToolCall) -> Task:
-        """What runs a call of the whole reply: what runs already, if it is the same call."""
+        """Return the task that runs a call of the complete reply: the task that started early, if
+        it runs the same call.
+        """
         early = self._early.get(index)
         if early is not None and (early[0].name, early[0].arguments) == (call.name, call.arguments):
             return early[1]
@@ -117,12 +126,16 @@ class Stepper:
     async def _run_late(self, call: ToolCall) -> Any:
         if (known := self.tools.get(call.name)) is None:
             names = ", ".join(self.tools)
-            raise UnknownToolError(f"there is no tool {call.name!r} ({names})", name=call.name)
+            raise UnknownToolError(
+                f"unknown tool {call.name!r}; available: {names}", name=call.name
+            )
         return await self.run(known, call.arguments)
 
 
 def _complete(text: str) -> dict[str, Any] | None:
-    """The arguments, if ``text`` has all of them: after a whole object, nothing can follow."""
+    """Return the arguments if ``text`` is a complete JSON object, after which nothing can follow;
+    else None.
+    """
     if not text.rstrip().endswith("}"):
         return None
     try:

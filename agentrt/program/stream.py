@@ -1,4 +1,4 @@
-"""A reply while it grows."""
+"""Streams of a program: a reply while it grows, and the events of a topic."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from agentrt.interrupts.events import Event, Feed
 from agentrt.request import Reply
 
 Pieces = Callable[[Callable[[Reply], None]], Any]
-"""Makes the chunks of an answer, in OpenAI's form; it tells the whole reply at the end."""
+"""A function that yields the chunks of an answer in OpenAI's form. At the end it passes the
+complete reply to its argument.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of a reply: of its text, its reasoning, or its tool calls.
 
-    ``tool_calls`` are as in OpenAI's chunks: the first piece of each has its ``id`` and name, and
-    ``arguments`` are JSON text, which all pieces together complete. ``choice`` counts from 0.
+    ``tool_calls`` have the form of OpenAI's chunks: the first piece of a call has its ``id`` and
+    name, and the ``arguments`` of all pieces together are JSON text. ``choice`` counts from 0.
     """
 
     text: str = ""
@@ -30,9 +32,10 @@ class Delta:
 
 
 class ReplyStream(AsyncIterator[str]):
-    """Iterate over it for the answer's text as it grows, or over `deltas` for all that comes.
+    """A reply while it grows. Iterate over it for the answer's text, or over `deltas` for all
+    pieces.
 
-    `reply` is the whole reply, once it has ended. Closing it aborts the call.
+    `reply` is the complete reply after the end of the stream. Closing the stream aborts the call.
     """
 
     def __init__(self, pieces: Pieces) -> None:
@@ -41,13 +44,13 @@ class ReplyStream(AsyncIterator[str]):
 
     @property
     def reply(self) -> Reply:
-        """The whole reply. Raises `UsageError` before its end."""
+        """The complete reply. Raises `UsageError` before the end of the stream."""
         if self._reply is None:
-            raise UsageError("a reply is whole at the end of its stream: read it to the end first")
+            raise UsageError("the reply is not complete yet; read its stream to the end first")
         return self._reply
 
     def deltas(self) -> AsyncIterator[Delta]:
-        """All pieces: text, reasoning and tool calls."""
+        """Return an iterator over all pieces: text, reasoning and tool calls."""
         return self._deltas
 
     async def __anext__(self) -> str:
@@ -57,7 +60,7 @@ class ReplyStream(AsyncIterator[str]):
                 return delta.text
 
     async def aclose(self) -> None:
-        """Stop here: the call is aborted."""
+        """Close the stream, which aborts the call."""
         await self._deltas.aclose()
 
     async def _read(self, pieces: Pieces) -> AsyncGenerator[Delta, None]:
@@ -82,10 +85,10 @@ def _delta(choice: Mapping[str, Any]) -> Delta | None:
 
 
 class Events:
-    """The events of a topic. Awaited, it gives the next one and is over.
+    """The events of a topic. Awaiting it returns the next event and ends the subscription.
 
-    ``async for`` gives each in turn, and none is lost between two. It is subscribed until the
-    program ends, or the block that ``async with`` begins.
+    ``async for`` yields each event in turn, and loses none between two iterations. The subscription
+    ends with the program, or with the block of an ``async with``.
     """
 
     def __init__(self, topic: str, wait: Callable[[Feed], Awaitable[Event]]) -> None:
@@ -93,9 +96,9 @@ class Events:
         self._wait = wait
 
     def __await__(self) -> Generator[Any, None, Event]:
-        return self._one().__await__()
+        return self._next().__await__()
 
-    async def _one(self) -> Event:
+    async def _next(self) -> Event:
         async with self:
             return await self._wait(self._feed)
 

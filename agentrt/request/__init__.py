@@ -1,8 +1,7 @@
-"""What a program asks of a model, and what it gets back: plain values, no behaviour.
+"""The values of calls: the request of a program to a model, and the reply. They have no behaviour.
 
-A `CallSpec` is the program's own words. A `Call` adds who asks, which is what a
-scheduler needs. A `Reply` is what comes back, with the engine's own account of the
-call in a `CallReport`.
+A `CallSpec` is the request itself. A `Call` adds the identity of its program, which a scheduler
+needs. A `Reply` is the answer, with the engine's report of the call as a `CallReport`.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from agentrt.request.sampling import Sampling, TokenLogprobs
 from agentrt.request.text import ReadsAsText
 
 Message = Mapping[str, Any]
-"""One chat message, as OpenAI's API has it: ``{"role": …, "content": …}``."""
+"""A chat message in OpenAI's form: ``{"role": …, "content": …}``."""
 
 
 NO_LIMIT = 2**31 - 1
-"""``max_tokens`` that is no bound: as many as the model's context has room for."""
+"""The value of ``max_tokens`` that means no limit except the rest of the model's context."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool that a model may call: its name, what it is for, and its arguments' JSON schema."""
+    """A tool that a model may call: its name, its description, and its arguments' JSON schema."""
 
     name: str
     description: str
@@ -34,10 +33,10 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A model's wish to call a tool. ``arguments`` obey the tool's JSON schema.
+    """A tool call in a model's reply. ``arguments`` fit the tool's JSON schema.
 
-    A message of role ``tool`` with the result names it by its ``id``; that is "" where the reply's
-    text itself has the call, so that the order of the messages tells.
+    The message of role ``tool`` with the result refers to the call by its ``id``. The id is "" if
+    the call is part of the reply's text; then the order of the messages links calls and results.
     """
 
     name: str
@@ -47,9 +46,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class InvalidToolCall:
-    """A tool call that cannot be made: its ``arguments``, as text, are no JSON object.
+    """A tool call that cannot be run, because its ``arguments`` (text) are not a JSON object.
 
-    Most often ``max_tokens`` cut it off.
+    In most cases ``max_tokens`` has cut it off.
     """
 
     name: str
@@ -59,12 +58,12 @@ class InvalidToolCall:
 
 @dataclass(frozen=True, slots=True)
 class RenderedCall:
-    """A call as vLLM's engine takes it: rendered, tokenized, and with vLLM's own parameters.
+    """A call for vLLM's engine: rendered, tokenized, and with vLLM's own parameters.
 
-    ``prompt`` is vLLM's ``EngineInput`` (token ids, and images or audio where there are some),
-    ``params`` its ``SamplingParams`` with ``n`` 1; of one that is ``pooled`` (an embedding, a
-    score), its ``PoolingParams``. ``options`` are other keyword arguments of vLLM's ``AsyncLLM``,
-    such as ``lora_request``.
+    ``prompt`` is vLLM's ``EngineInput`` (token ids, and images or audio if there are any).
+    ``params`` are vLLM's ``SamplingParams`` with ``n`` 1, or its ``PoolingParams`` if the call is
+    ``pooled`` (an embedding or a score). ``options`` are other keyword arguments of vLLM's
+    ``AsyncLLM``, such as ``lora_request``.
     """
 
     prompt: Any
@@ -75,17 +74,18 @@ class RenderedCall:
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """One LLM call, as a front end gives it to an executor.
+    """An LLM call, as a front end passes it to an executor. It has one of three forms:
 
-    It is ``rendered`` for vLLM's engine, with its ``prompt_token_ids``; or it is the whole chat
-    ``request`` in OpenAI's form, for executors that take requests; or bare token ids,
-    which are sampled as ``sampling`` says; ``rendered`` then has no more than its ``options``.
-    The other fields are what schedulers, routers and accounts look at, and what they may change.
-    ``max_tokens`` bounds the output (tokens). ``temperature`` 0 is greedy. With ``seed`` None the
-    runtime draws one and records it, so that a call can be run again with the same outcome.
-    ``ignore_eos`` goes on to ``max_tokens`` whatever the model says. Calls with different
-    ``cache_salt`` share no cached prefix. ``model`` names one of those that are served; None is
-    the first of them.
+    - ``rendered`` for vLLM's engine, with its ``prompt_token_ids``;
+    - the complete chat ``request`` in OpenAI's form, for executors that take requests;
+    - ``prompt_token_ids`` with ``sampling``; then ``rendered`` has only ``options``.
+
+    Schedulers and routers read the other fields, and may change them. ``max_tokens`` is the maximum
+    number of output tokens. ``temperature`` 0 is greedy decoding. If ``seed`` is None, the runtime
+    chooses one and records it, so that the call can be repeated with the same result.
+    ``ignore_eos`` continues to ``max_tokens`` even if the model ends its output. Calls with
+    different ``cache_salt`` do not share cached prefixes. ``model`` is the name of a served model;
+    None is the first.
     """
 
     prompt_token_ids: tuple[int, ...] | None = None
@@ -101,22 +101,22 @@ class CallSpec:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The chat of a ``request``."""
+        """The messages of a ``request``."""
         return tuple((self.request or {}).get("messages") or ())
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose call it is, and how its program stands, for a scheduler in another process.
+    """The program of a call, and the program's state, for a scheduler in another process.
 
-    ``call_id`` is the program's id and the call's node in its DAG, with a slash; "" is unknown.
-    ``node`` is the name of the node function that emitted the call, "" for the program's own.
-    ``parents`` are the program's calls that had to end last before this one, by their nodes'
-    ids; what lies between them, such as a tool, is left out.
-    ``path_s`` is p(c) of ATLAS, Eq. 2 (seconds of service on the longest path that leads
-    here), None where parents are unknown. ``service_s``, ``program_path_s`` and ``waiting_s``
-    are the program's row in the process table when the call was emitted (seconds).
-    ``size_hint`` is a guess of the program's size, in a unit of its type's own.
+    ``call_id`` is the program's id and the id of the call's node in the DAG, joined by a slash; ""
+    if unknown. ``node`` is the name of the node function that emitted the call, "" for the
+    program's own function. ``parents`` are the node ids of the last calls of the program that had
+    to end before this call; interrupts between them, such as tools, are skipped. ``path_s`` is p(c)
+    of ATLAS, Eq. 2: the seconds of service on the longest path to the call; None if the parents are
+    unknown. ``service_s``, ``program_path_s`` and ``waiting_s`` are the values of the program's row
+    in the process table, in seconds, when the call was emitted. ``size_hint`` is an estimate of the
+    program's size, in a unit that its type defines.
     """
 
     call_id: str
@@ -134,36 +134,36 @@ class Identity:
 
     @property
     def attained_s(self) -> float:
-        """The service before the call: on its path, or where that is unknown its program's."""
+        """The service before the call: on its path, or of its program if the path is unknown."""
         return self.service_s if self.path_s is None else self.path_s
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A `CallSpec` with its identity: what the scheduler ranks."""
+    """A `CallSpec` with its identity, as the scheduler ranks it."""
 
     identity: Identity
     spec: CallSpec
 
     @property
     def call_id(self) -> str:
-        """The call's name, for engines and people."""
+        """The id of the call."""
         return self.identity.call_id
 
     @property
     def program_id(self) -> str:
-        """The program that the call is part of."""
+        """The id of the program to which the call belongs."""
         return self.identity.program_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a call used, or several together: usages add up.
+    """The token counts of a call, or of several calls: usages can be added.
 
-    ``cached_tokens`` of the prompt were found in the prefix cache. ``recomputed_tokens`` were
-    computed again after a preemption. Its program's earlier calls had computed the first
-    ``returned_tokens`` of the prompt, of which ``lost_tokens`` were not in the cache any more,
-    and were computed again.
+    ``cached_tokens`` of the prompt were prefix cache hits. ``recomputed_tokens`` were computed
+    again after a preemption. Earlier calls of the program had computed the first
+    ``returned_tokens`` of the prompt; ``lost_tokens`` of these were no longer in the cache, and
+    were recomputed.
     """
 
     prompt_tokens: int = 0
@@ -187,21 +187,20 @@ class Usage:
 
     @property
     def uncached_tokens(self) -> int:
-        """Prompt tokens that the prefix cache did not have, and that were computed."""
+        """The prompt tokens that were not in the prefix cache and had to be computed."""
         return max(0, self.prompt_tokens - self.cached_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReport(Usage):
-    """The engine's account of one call.
+    """The engine's report of a call.
 
-    Times are seconds: ``service_s`` in the model executor, ``waiting_s`` in the
-    scheduler's queue (before the first step and after each preemption). ``steps`` are
-    the engine steps that the call ran in; ``arrived_step`` and ``finished_step`` count
-    the engine's steps from its start. ``replica`` is the engine that ran it, "" where there
-    is only one. ``spans`` say where its time in the engine went and why, with their sum from its
-    arrival there to its end: `agentrt.request.spans` reads them. An engine that does not tell has
-    none.
+    Times are in seconds: ``service_s`` in the model executor, and ``waiting_s`` in the scheduler's
+    queue (before the first step and after each preemption). ``steps`` is the number of engine steps
+    in which the call ran. ``arrived_step`` and ``finished_step`` are numbers of engine steps,
+    counted from the engine's start. ``replica`` is the name of the engine, "" if there is only one.
+    ``spans`` describe how the time from the arrival at the engine to the end was spent, and why;
+    `agentrt.request.spans` reads them. Engines that do not report them have no spans.
     """
 
     service_s: float = 0.0
@@ -213,13 +212,15 @@ class CallReport(Usage):
     finished_step: int = 0
     level: int = 0
     replica: str = ""
-    # To make JSON of each number by itself takes longer than of all else.
+    # Marked as plain, because converting each number separately would dominate the cost of JSON.
     spans: Sequence[Sequence[Any]] = field(default=(), metadata={"plain": True})
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of an output, its log probability (natural), and the likeliest at its place."""
+    """A token of an output, its natural log probability, and the most likely tokens at its
+    position.
+    """
 
     token: str
     logprob: float
@@ -228,19 +229,21 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Reply(ReadsAsText):
-    """What a call gave back.
+    """The reply to a call.
 
-    ``parsed`` is the JSON value when the call had a schema, else None. ``finish_reason``
-    is ``stop``, ``length`` or ``tool_calls``. ``reasoning`` is what the model thought before its
-    answer, "" where it does not tell. Tool calls that were cut off are ``invalid_tool_calls``.
-    With ``n`` above 1 ``choices`` are all replies, this one first. ``node`` is the call's id in
-    its program's DAG; ``program_id`` names the program to those outside it, and is empty inside.
-    ``logprobs`` are there, one a token, if the call asked for them; those of a call of token ids
-    are in ``token_logprobs``, one of each output token, and in ``prompt_logprobs``, one of each
-    that was to be scored.
+    ``parsed`` is the JSON value if the call had a schema, else None. ``finish_reason`` is ``stop``,
+    ``length`` or ``tool_calls``. ``reasoning`` is the model's reasoning before its answer, "" if
+    there is none. Tool calls that were cut off are in ``invalid_tool_calls``. If ``n`` was above 1,
+    ``choices`` are all replies, this one first. ``node`` is the id of the call's node in its
+    program's DAG. ``program_id`` is set only for readers outside the program.
 
-    In a prompt it is its ``text``: in an f-string, by ``str()``, and in a list, where it has quotes
-    as a string has. So ``repr()`` is the text, too; ``to_dict()`` has all fields.
+    ``logprobs`` has an entry for each token if the call requested them. A call of token ids has
+    them in ``token_logprobs``, for each output token, and in ``prompt_logprobs``, for each scored
+    token of the prompt.
+
+    In a prompt, a reply stands for its ``text``: in an f-string, with ``str()``, and in a list,
+    where it has quotes like a string. So ``repr()`` returns the text, too; ``to_dict()`` returns
+    all fields.
     """
 
     text: str
@@ -260,7 +263,7 @@ class Reply(ReadsAsText):
 
     @property
     def message(self) -> dict[str, Any]:
-        """This reply as an assistant message in OpenAI's form, to append to the chat."""
+        """The reply as an assistant message in OpenAI's form, to append to the chat."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning"] = self.reasoning

@@ -1,4 +1,4 @@
-"""How a call of bare token ids is sampled, beyond what every call says: plain values."""
+"""The sampling options of a call of token ids, in addition to those of every call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from agentrt.contexts.attention import Attention
 
 TokenLogprobs = tuple[tuple[int, float], ...]
-"""The token at one place with its log probability (natural), and then the likeliest there."""
+"""The token at a position with its natural log probability, followed by the most likely tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an output has to obey, as the engine's structured outputs name it."""
+    """A constraint on an output, with the names of the engine's structured outputs."""
 
     kind: Literal["json", "regex", "choice", "grammar"]
     value: Any
@@ -23,14 +23,15 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a call of token ids asks for beside its `CallSpec`'s ``temperature`` and ``seed``.
+    """The sampling options of a call of token ids, in addition to the ``temperature`` and the
+    ``seed`` of its `CallSpec`.
 
-    With ``logprobs`` the reply has the log probability of each output token, and those of so many
-    likeliest. With ``score_from`` it has those of the prompt's tokens from that position on
-    (at least 1: nothing comes before the first), with the ``score_top`` likeliest at each.
-    ``logits`` are arguments of registered logits processors, by name. ``attention`` is for
-    executors that offer other kinds than the model's own. Without ``as_text`` nobody reads the
-    output's text, and the reply need not have it.
+    With ``logprobs``, the reply has the log probability of each output token and of so many most
+    likely tokens. With ``score_from``, it has the log probabilities of the prompt's tokens from
+    that position on (at least 1, because no token precedes the first), and of the ``score_top``
+    most likely tokens at each position. ``logits`` are arguments of registered logits processors,
+    by name. ``attention`` is for executors that support other kinds of attention than the model's.
+    If ``as_text`` is False, the output's text is not needed, and the reply may leave it out.
     """
 
     top_p: float = 1.0

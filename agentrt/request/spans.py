@@ -1,9 +1,9 @@
-"""Where a call's time in an engine went: spans, one after the other, each with its reason.
+"""Spans: how a call's time in an engine was spent, as consecutive periods, each with a reason.
 
-The engine core reports a span as a plain list, so that it travels and is kept as JSON:
-``[reason, seconds, level, attained_s, tokens, by]``, and of each in ``by``
-``[program, level, attained_s]``. The first span begins when the call came to the engine, each
-other one at the end of that before it, so that a span's beginning is the sum of those before.
+The engine core reports a span as a plain list, which can be sent and stored as JSON:
+``[reason, seconds, level, attained_s, tokens, by]``. Each item of ``by`` is
+``[program, level, attained_s]``. The first span begins when the call arrives at the engine, and
+each other span at the end of the previous span.
 """
 
 from __future__ import annotations
@@ -14,19 +14,26 @@ from typing import Any, NamedTuple
 STARTING, QUEUED, ADMISSION, PREEMPTED = "starting", "queued", "admission", "preempted"
 RECOMPUTE, PREFILL, DECODE = "recompute", "prefill", "decode"
 REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, RECOMPUTE, PREFILL, DECODE)
-"""``starting``: it waited for nobody, only for the engine's next step or for its grammar.
-``queued``: behind the calls of ``by``. ``admission``: it was kept out, while ``by`` used the cache.
-``preempted``: it had to stop for ``by``. ``recompute``: tokens that its program had computed
-before, whose blocks ``by`` took. ``prefill``: other tokens before its next output. ``decode``: its
-output."""
+"""The reasons of spans:
+
+- ``starting``: the call waited only for the engine's next step, or for its grammar.
+- ``queued``: the call waited behind the calls of the programs ``by``.
+- ``admission``: its program was not admitted, because the programs ``by`` used the cache.
+- ``preempted``: the call was preempted for the programs ``by``.
+- ``recompute``: tokens were recomputed, because the programs ``by`` took their blocks.
+- ``prefill``: other tokens were computed before the next output.
+- ``decode``: the output was computed.
+"""
 FEW, MOST = 3, 48
-"""So many programs are named of those that ran as a call came, and of those that began since; so
-many spans of a call are kept, and what comes after that is added to the last of its reason."""
+"""Maximum number of causes that are named: of the programs that ran at a call's arrival, and of
+those that started since; and maximum number of spans of a call. Further time is added to the last
+span with the same reason.
+"""
 
 
 class Cause(NamedTuple):
-    """A program that made a call wait, and how it stood then: its call's queue ``level``, and the
-    service that it had attained (seconds). A ``program`` in parentheses is none, but what happened.
+    """A program that made a call wait, with its call's queue ``level`` and its attained service, in
+    seconds, at that time. A ``program`` in parentheses is not a program but another cause.
     """
 
     program: str
@@ -35,10 +42,12 @@ class Cause(NamedTuple):
 
 
 class Span(NamedTuple):
-    """``seconds`` of a call, for one ``reason``, caused ``by`` a few programs. The call was at
-    ``level`` of the queue as it began, and its program had attained ``attained_s`` then. In a
-    ``recompute`` or a ``prefill`` so many prompt ``tokens`` were computed, in a ``decode`` those of
-    the output.
+    """A period of a call: ``seconds`` that were spent for one ``reason``, caused ``by`` a few
+    programs.
+
+    At its beginning, the call was at queue level ``level``, and its program had attained
+    ``attained_s`` seconds of service. ``tokens`` is the number of prompt tokens computed in a
+    ``recompute`` or ``prefill``, and of output tokens in a ``decode``.
     """
 
     reason: str
@@ -50,7 +59,7 @@ class Span(NamedTuple):
 
 
 def read_spans(values: Iterable[Sequence[Any]]) -> list[Span]:
-    """A report's ``spans``. Raises `TypeError` or `ValueError` for what is no list of them."""
+    """Read the ``spans`` of a report. Raises `TypeError` or `ValueError` for invalid values."""
     spans = []
     for reason, seconds, level, attained_s, tokens, by in values:
         causes = tuple(Cause(*cause) for cause in by)

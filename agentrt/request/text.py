@@ -1,4 +1,4 @@
-"""Values that stand for their text wherever a prompt is put together."""
+"""Values that are replaced by their text when they are put into a prompt."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class ReadsAsText:
-    """A value with a ``text``, which is all that a prompt shows of it.
+    """A value that stands for its ``text`` in a prompt.
 
-    ``str(reply)``, ``f"{reply}"`` and ``f"{reply:>20}"`` are the text. In ``f"{[reply, other]}"``
-    each item is its text in quotes, as the strings of a list are. A subclass that is a dataclass
-    is made with ``repr=False``. `to_dict` has all fields.
+    ``str(reply)``, ``f"{reply}"`` and ``f"{reply:>20}"`` give the text. In ``f"{[reply, other]}"``
+    each item gives its text in quotes, like the strings of a list. A subclass that is a dataclass
+    must set ``repr=False``. `to_dict` returns all fields.
     """
 
     __slots__ = ()
@@ -28,12 +28,12 @@ class ReadsAsText:
         return format(self.text, spec)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields by name, to look at: ``repr()`` shows only the text."""
+        """Return all fields by name, because ``repr()`` shows only the text."""
         return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a chat message in which a reply that is its content has become text."""
+    """Return a copy of a chat message. If its content is a reply, the copy has the reply's text."""
     content = message.get("content")
     text = {"content": content.text} if isinstance(content, ReadsAsText) else {}
     return {**message, **text}

@@ -1,7 +1,7 @@
-"""Which replica runs a call: one question, answered by a policy.
+"""Routing: a router chooses the replica that runs a call.
 
-A package adds a router of its own with an entry point in the group ``agentrt.routers``, whose
-object is a subclass of `Router` that can be made without arguments.
+A package adds a router by an entry point in the group ``agentrt.routers`` whose object is a
+subclass of `Router` that needs no arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUTERS: dict[str, type[Router]] = {
 }
 
 DEFAULT_ROUTER = "agentix"
-"""The router of those who name none."""
+"""The router that is used if the options name none."""
 
 __all__ = [
     "DEFAULT_ROUTER",
@@ -38,22 +38,25 @@ __all__ = [
 
 
 def router_names() -> list[str]:
-    """All routers that can be named now, ours first."""
+    """Return the names of all available routers, first agentrt's own."""
     theirs = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
     return [*sorted(ROUTERS), *sorted(theirs - set(ROUTERS))]
 
 
 def make_router(name: str) -> Router:
-    """A new router of that name; ``NAME:option=number:…`` gives it options.
+    """Make a router by its name. ``NAME:option=number:…`` sets options.
 
-    Raises `ConfigError` for a router or an option that there is not, or that cannot be.
+    Raises `ConfigError` for an unknown router or option, and for an invalid value.
     """
     name, _, options = name.partition(":")
     router = _router_class(name)
     try:
         return router(**_numbers(name, options))
     except TypeError as error:
-        raise ConfigError(f"router {name!r} has no such option: {options} ({error})") from error
+        raise ConfigError(
+            f"router {name!r} does not support the options {options!r}: {error};"
+            " see docs/replicas.md"
+        ) from error
 
 
 def _numbers(name: str, text: str) -> dict[str, float]:
@@ -64,7 +67,7 @@ def _numbers(name: str, text: str) -> dict[str, float]:
             values[option.strip()] = float(number)
         except ValueError:
             raise ConfigError(
-                f"router {name}: {part!r} is no option; give NAME:option=number, such as "
+                f"router {name}: {part!r} is not an option; write NAME:option=number, such as "
                 "agentix:threshold=4096"
             ) from None
     return values
@@ -77,10 +80,11 @@ def _router_class(name: str) -> type[Router]:
         try:
             router = point.load()
         except Exception as error:
-            raise ConfigError(f"router {name!r} ({point.value}) does not load: {error}") from error
+            raise ConfigError(f"cannot load router {name!r} ({point.value}): {error}") from error
         if not (isinstance(router, type) and issubclass(router, Router)) or isabstract(router):
             raise ConfigError(
-                f"router {name!r} ({point.value}) is not a whole subclass of agentrt.router.Router"
+                f"router {name!r} ({point.value}) is not a complete subclass of "
+                "agentrt.router.Router; derive it from that class, and implement `choose`"
             )
         return router
-    raise ConfigError(f"there is no router {name!r}; there is {', '.join(router_names())}")
+    raise ConfigError(f"unknown router {name!r}; available: {', '.join(router_names())}")

@@ -1,4 +1,6 @@
-"""What a router decides, and what it knows. Pure and synchronous."""
+"""The interface of routers: a call, the replicas that can run it, and the choice between them. Pure
+and synchronous.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,23 @@ from agentrt.request import NO_LIMIT
 from agentrt.router.speed import Speed
 
 LEVELS = 8
-"""How many queue levels a replica's load is counted by; the last holds all that are worse."""
+"""Number of queue levels by which a replica's load is counted. The last includes all worse levels.
+"""
 
 
 @dataclass(slots=True)
 class RouterCall:
     """A call that needs a replica.
 
-    ``prompt_tokens`` is an estimate where nobody counted. ``blocks`` gives the hashes of the
-    prompt's full blocks of ``block_size`` tokens, as the engine computes them; it is asked only
-    if a router wants them. ``kind`` names what the call's size can be learned from, such as its
-    program's type and its node; ``output_limit`` are the most tokens that it may put out.
-    ``attained_s`` is what the scheduler will rank it by (seconds of service).
+    ``prompt_tokens`` is an estimate if the tokens were not counted. ``blocks`` returns the hashes
+    of the prompt's full blocks of ``block_size`` tokens, as the engine computes them; it is called
+    only if the router needs them. ``kind`` is the key under which the sizes of similar calls are
+    learned, such as the program's type and the node. ``output_limit`` is the maximum number of
+    output tokens. ``attained_s`` is the service by which the scheduler will rank the call, in
+    seconds.
 
-    The dispatcher fills in ``level``, ``output_tokens`` (expected), ``home`` (the replica that
-    the program's last call went to, None for its first), and ``match``, which finds `cached`.
+    The dispatcher sets ``level``, ``output_tokens`` (the expected number), ``home`` (the replica of
+    the program's last call, None for its first call), and ``match``, which computes `cached`.
     """
 
     program_id: str
@@ -43,35 +47,35 @@ class RouterCall:
 
     @property
     def cached(self) -> Sequence[int]:
-        """Leading tokens of the prompt in each replica's cache, by `ReplicaView.index`.
+        """The number of leading prompt tokens in each replica's cache, by `ReplicaView.index`.
 
-        Looked up once, for all replicas together; empty where nothing is known.
+        Looked up once for all replicas; empty if nothing is known.
         """
         if self._cached is None:
             self._cached = () if self.match is None else self.match()
         return self._cached
 
     def cached_on(self, replica: ReplicaView) -> int:
-        """Leading tokens of the prompt that a replica need not compute."""
+        """Return the number of leading prompt tokens that a replica need not compute."""
         return self.cached[replica.index] if self.cached else 0
 
     def cached_on_each(self, replicas: Sequence[ReplicaView]) -> Sequence[int]:
-        """What `cached_on` says of each of several."""
-        if len(self.cached) == len(replicas):  # all there are, and in their order
+        """Return `cached_on` for each of several replicas."""
+        if len(self.cached) == len(replicas):  # all replicas, in the order of their indices
             return self.cached
         return [self.cached_on(replica) for replica in replicas]
 
 
 @dataclass(slots=True, eq=False)
 class ReplicaView:
-    """A replica that can take the call.
+    """A replica as routers see it.
 
-    ``in_flight`` are the tokens of the calls that it has now: those of their prompts, and those
-    that they are expected to put out. ``calls`` counts them, and ``slots`` is how many it runs
-    at a time (0: not known). ``transfer_s`` is the time that a call needs to get there and back;
-    ``waits_s`` is how long a call of each level would wait before its own first step, the way
-    included. ``speed`` is what calls take on replicas like it, and ``pace`` how many times as
-    long this one takes.
+    ``calls`` is the number of its calls in flight, and ``in_flight`` their tokens: the tokens of
+    their prompts and of their expected outputs. ``slots`` is the number of calls that it runs at
+    the same time (0: unknown). ``transfer_s`` is the time, in seconds, to send a call there and its
+    output back. ``waits_s`` is the time that a call of each level would wait before its first step,
+    including the transfer. ``speed`` has the costs of calls on all replicas, and ``pace`` is the
+    ratio of this replica's time to the average.
     """
 
     name: str
@@ -86,10 +90,11 @@ class ReplicaView:
 
 
 class Router(ABC):
-    """Chooses a replica for each call. One for all replicas; it may remember programs.
+    """A router, which chooses a replica for each call. One instance serves all replicas, and may
+    remember programs.
 
-    One that ``reads_blocks`` asks what is cached where: for it prompts are hashed, and the
-    engines send their KV events.
+    If a router ``reads_blocks``, prompts are hashed and the engines send their KV events, so that
+    the router knows which replica has which blocks cached.
     """
 
     name: ClassVar[str]
@@ -97,15 +102,15 @@ class Router(ABC):
 
     @abstractmethod
     def choose(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> ReplicaView:
-        """One of ``replicas``, of which there is at least one, always in the same order."""
+        """Return one of ``replicas``. There is at least one, and their order is always the same."""
 
-    def program_ended(self, program_id: str) -> None:  # noqa: B027  # most remember nothing
-        """The program makes no more calls."""
+    def program_ended(self, program_id: str) -> None:  # noqa: B027  # most routers have no state
+        """Handle the end of a program, which makes no more calls."""
 
-    def replica_lost(self, name: str) -> None:  # noqa: B027  # most remember nothing
-        """The replica's memory is gone, and nobody's home is there any more."""
+    def replica_lost(self, name: str) -> None:  # noqa: B027  # most routers have no state
+        """Handle the loss of a replica: its cache is empty, and no program's home is there."""
 
 
 def least_used(replicas: Sequence[ReplicaView]) -> ReplicaView:
-    """The replica with the fewest tokens in flight; of equals, the first."""
+    """Return the replica with the fewest tokens in flight; among equals, the first."""
     return min(replicas, key=lambda replica: replica.in_flight)

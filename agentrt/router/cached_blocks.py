@@ -1,9 +1,9 @@
-"""Which replica has which KV blocks in its cache: one index, from block hash to replicas.
+"""The index of the KV blocks that the replicas have cached: from a block's hash to replicas.
 
-A block's hash stands for all tokens of its prompt up to its end, so blocks form a prefix
-tree, and a table from hash to replicas is that tree, each node reached in one step. Engines
-evict a chain of blocks from its end: what a replica has of a prompt is its beginning, and
-its length is found by bisection, for all replicas at once.
+A block's hash covers all tokens of its prompt up to the block's end. So blocks form a prefix tree,
+and a table from hashes to replicas gives access to each node of the tree in one step. Engines evict
+a chain of blocks from its end, so a replica always has the beginning of a prompt; the length of
+that beginning is found by bisection, for all replicas at once.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from agentrt.errors import InvariantError
 
 
 class CachedBlocks:
-    """Block hashes (64 bits each), each with the replicas that have it as a bitmask."""
+    """An index from block hashes (64 bits) to the replicas that have the block, as a bitmask."""
 
     def __init__(self) -> None:
         self._holders: dict[int, int] = {}
         self._replicas = 0
 
     def __len__(self) -> int:
-        """How many different blocks are known to be cached."""
+        """Return the number of different blocks that are known to be cached."""
         return len(self._holders)
 
     def join(self) -> int:
-        """A new replica with an empty cache. Its number, from 0 up."""
+        """Add a replica with an empty cache, and return its number, from 0 on."""
         self._replicas += 1
         return self._replicas - 1
 
     # -- KV events ---------------------------------------------------------------------
 
     def store(self, replica: int, hashes: Iterable[int]) -> None:
-        """The replica has these blocks now."""
+        """Record that the replica has stored these blocks."""
         bit = 1 << replica
         new = dict.fromkeys(hashes, bit)
         table = self._holders
@@ -42,7 +42,7 @@ class CachedBlocks:
         table.update(new)
 
     def remove(self, replica: int, hashes: Iterable[int]) -> None:
-        """The replica has evicted these blocks."""
+        """Record that the replica has evicted these blocks."""
         table, bit = self._holders, 1 << replica
         take = table.pop
         for value in hashes:
@@ -51,31 +51,32 @@ class CachedBlocks:
                 table[value] = holders & ~bit
 
     def replace(self, replica: int, hashes: Iterable[int]) -> None:
-        """The replica has these blocks, and no others."""
+        """Record that the replica has exactly these blocks."""
         self.clear(replica)
         self.store(replica, hashes)
 
     def clear(self, replica: int) -> None:
-        """The replica has no block. Takes time by the size of the whole index."""
+        """Record that the replica has no blocks. Takes time proportional to the whole index."""
         self.remove(replica, self.blocks(replica))
 
     def blocks(self, replica: int) -> set[int]:
-        """All blocks that the replica is known to have."""
+        """Return all blocks that the replica is known to have."""
         bit = 1 << replica
         return {value for value, holders in self._holders.items() if holders & bit}
 
-    # -- the question ------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------
 
     def match(self, hashes: Sequence[int], size: int = 1, most: int | None = None) -> list[int]:
-        """The tokens of a prompt's leading blocks, of ``size`` each, that each replica has cached.
+        """Return, for each replica, the number of a prompt's leading tokens that it has cached: its
+        leading blocks of ``size`` tokens each, but at most ``most`` tokens.
 
-        No more than ``most``. Exact as long as caches have beginnings of chains; a hole within
-        one may be overlooked, and then the answer is too high.
+        Exact as long as caches contain beginnings of chains. A hole within a chain may be missed;
+        then the number is too high.
         """
         everybody = (1 << self._replicas) - 1
         ends = self._ends(hashes, everybody)
         limit = len(hashes) * size if most is None else most
-        # Nearly all have equally much, such as what is common to all programs: those at once.
+        # Set the most common length first: mostly the prefix that all programs share.
         usual, length = max(ends, key=lambda end: end[0].bit_count())
         lengths = [min(length * size, limit)] * self._replicas
         for replicas, length in ends:
@@ -84,10 +85,13 @@ class CachedBlocks:
         return lengths
 
     def _ends(self, hashes: Sequence[int], everybody: int) -> list[tuple[int, int]]:
-        """Who has so many leading blocks, and no more; each replica once."""
+        """Return bitmasks of replicas with the number of leading blocks that they have; each
+        replica is in one of them.
+        """
         holders_of = self._holders.get
         ends = []
-        # Between two places, with who has the blocks at each; nobody has what is no block.
+        # Intervals of positions, with the replicas that have the blocks at both ends. All replicas
+        # have the position before the first block, and none has the position after the last.
         spans = [(-1, len(hashes), everybody, 0)]
         while spans:
             low, high, first, last = spans.pop()
@@ -105,17 +109,19 @@ class CachedBlocks:
         return ends
 
     def check_integrity(self) -> None:
-        """For tests. Raises `InvariantError` for an entry without a replica."""
+        """Raise `InvariantError` for an entry without a valid replica. For tests."""
         everybody = (1 << self._replicas) - 1
         for value, holders in self._holders.items():
             if not holders or holders & ~everybody:
                 raise InvariantError(f"block {value:x} is on replicas {holders:b}")
 
 
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading blocks two prompts have in common; equal at a place means so before."""
-    most = min(len(one), len(other))
-    return bisect_left(range(most), True, key=lambda at: one[at] != other[at])
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of leading blocks that two prompts share. Equal hashes at a position imply
+    equal hashes at all positions before.
+    """
+    most = min(len(first), len(second))
+    return bisect_left(range(most), True, key=lambda at: first[at] != second[at])
 
 
 def _set(lengths: list[int], replicas: int, length: int) -> None:

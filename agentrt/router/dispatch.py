@@ -1,7 +1,8 @@
-"""What routers decide from: calls under way, what is cached where, how long calls take.
+"""The dispatcher, which keeps the data of routers: calls in flight, cached blocks, and the speed of
+replicas.
 
-A `Dispatcher` stands between a router's one question and whoever sends calls to replicas,
-real or simulated, so that both are routed by the same code from the same knowledge.
+It stands between a router and the code that sends calls to replicas. Real and simulated replicas
+use the same dispatcher, so that both are routed in the same way.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from agentrt.router.speed import Pace, Speed
 _FIRST_OUTPUT = 128.0
 _LEARN = 0.05
 _KINDS = 4096
-"""Kinds of calls whose outputs are remembered; the longest unseen are forgotten."""
+"""Maximum number of kinds of calls whose outputs are remembered; the least recently used kind is
+dropped.
+"""
 _GUESSES = 7
-"""Calls of a program under way, before the last one, that are looked at."""
+"""Number of a program's calls in flight, before its last call, whose blocks are considered."""
 
 
 @dataclass(slots=True, eq=False)
 class RoutedCall:
-    """A call that was sent to a replica, and what it was counted as there."""
+    """A call that was sent to a replica, and the amounts by which it is counted there."""
 
     call: RouterCall
     replica: ReplicaView
@@ -42,8 +45,8 @@ class RoutedCall:
 
 @dataclass(slots=True)
 class _Home:
-    """Where a program's last call went, the tokens of context that it left there, and its calls
-    that are under way.
+    """The replica of a program's last call, the tokens of context that it left there, and the
+    program's calls in flight.
     """
 
     replica: ReplicaView
@@ -52,10 +55,10 @@ class _Home:
 
 
 class Dispatcher:
-    """Routes calls, and keeps what routers see up to date.
+    """A dispatcher that asks the router for each call, and keeps the routers' data up to date.
 
-    ``level_ends`` are the scheduler's levels, in seconds of attained service; without them all
-    calls are of one level. ``speed`` is where learning begins.
+    ``level_ends`` are the upper ends of the scheduler's levels, in seconds of attained service;
+    without them all calls have the same level. ``speed`` has the initial costs of calls.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Dispatcher:
         self._outputs: OrderedDict[str, float] = OrderedDict()
 
     def join(self, name: str, slots: int = 0, transfer_s: float = 0.0) -> ReplicaView:
-        """A new replica, with an empty cache and nothing to do."""
+        """Add a replica with an empty cache and no calls, and return its view."""
         view = ReplicaView(
             name,
             index=self.cached_blocks.join(),
@@ -86,13 +89,13 @@ class Dispatcher:
 
     @property
     def programs(self) -> int:
-        """How many programs are remembered."""
+        """The number of programs that are remembered."""
         return len(self._homes)
 
     # -- calls -------------------------------------------------------------------------
 
     def send(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> RoutedCall:
-        """Ask the router where the call goes, and count it there until `ended`."""
+        """Ask the router for a replica, and count the call there until `ended`."""
         home = self._homes.get(call.program_id)
         call.home = None if home is None else home.replica
         call.level = bisect_right(self._ends, call.attained_s)
@@ -116,24 +119,26 @@ class Dispatcher:
         return routed
 
     def _match(self, call: RouterCall, blocks: Sequence[int], home: _Home | None) -> list[int]:
-        """Leading tokens in each replica's cache: what engines reported, and what the program's
-        calls under way will likely add.
+        """Return the leading tokens in each replica's cache: those that engines have reported, and
+        those that the program's calls in flight will probably add.
         """
         size, most = call.block_size, call.prompt_tokens - 1
         cached = self.cached_blocks.match(blocks, size, most)
         if home is None:
             return cached
         if not size:
-            # Nobody tells: its program's context is where it was left, as far as we know.
+            # The engines do not report their caches, so assume that the context is still at home.
             cached[home.replica.index] = max(0, min(home.tokens, most))
         for routed in home.calls:
-            # A guess: what its calls under way will store. When they end, their engines tell.
+            # Assume that calls in flight will store their blocks. Their engines report at the end.
             index, guess = routed.replica.index, common(routed.blocks, blocks) * size
             cached[index] = max(cached[index], min(guess, most))
         return cached
 
     def ended(self, routed: RoutedCall, report: CallReport | None = None) -> None:
-        """The call is over; ``report`` is its engine's account of it, if it has one."""
+        """Record the end of a call. ``report`` is the engine's report, if there is one.
+        Idempotent.
+        """
         if routed.over:
             return
         routed.over = True
@@ -142,7 +147,7 @@ class Dispatcher:
         view.calls -= 1
         home = self._homes.get(routed.call.program_id)
         if home is not None and home.calls:
-            home.calls = tuple(one for one in home.calls if one is not routed)
+            home.calls = tuple(call for call in home.calls if call is not routed)
         if report is not None and report.steps:
             beside = (routed.beside + view.calls) / 2
             if report.service_s > 0:
@@ -160,14 +165,16 @@ class Dispatcher:
             self._outputs.popitem(last=False)
 
     def program_ended(self, program_id: str) -> None:
-        """The program makes no more calls."""
+        """Handle the end of a program, which makes no more calls."""
         self._homes.pop(program_id, None)
         self.router.program_ended(program_id)
 
     # -- replicas ----------------------------------------------------------------------
 
     def cache_changed(self, view: ReplicaView, batch: KVEventBatch) -> None:
-        """A replica stored and removed blocks; batches come in order (`KVEventStream`)."""
+        """Handle blocks that a replica has stored and removed. Batches must come in order
+        (`KVEventStream`).
+        """
         if batch.whole:
             self.cached_blocks.replace(view.index, batch.stored)
             return
@@ -175,14 +182,16 @@ class Dispatcher:
         self.cached_blocks.store(view.index, batch.stored)
 
     def lost(self, view: ReplicaView) -> None:
-        """A replica died: its memory is empty, and its calls are about to end."""
+        """Handle the loss of a replica: its cache is empty, and its calls are about to end."""
         self.cached_blocks.clear(view.index)
         self._homes = {pid: home for pid, home in self._homes.items() if home.replica is not view}
         self.router.replica_lost(view.name)
 
 
 class _LevelLoad:
-    """Calls and uncomputed prompt tokens in flight on a replica, by level and better ones."""
+    """The calls in flight on a replica and their uncomputed prompt tokens; for each level, the sums
+    over this level and all better levels.
+    """
 
     __slots__ = ("_calls", "_tokens")
 
@@ -191,7 +200,9 @@ class _LevelLoad:
         self._tokens = [0] * LEVELS
 
     def add(self, level: int, calls: int, tokens: int, view: ReplicaView) -> None:
-        """Count them in (or out), and say how long calls of each level wait now."""
+        """Add calls and tokens (or subtract negative ones), and update how long calls of each level
+        wait.
+        """
         ahead, prompts, waits_s = self._calls, self._tokens, view.waits_s
         slots, way_s, speed = view.slots, view.transfer_s, view.speed
         token_s = view.pace * speed.prefill_s
@@ -206,11 +217,12 @@ class _LevelLoad:
 
 @lru_cache(64)
 def _turns_to_wait(slots: int) -> list[float]:
-    """By the number of calls ahead, how many of them have to end before a slot is free.
+    """Return, for each number of calls ahead, the expected number of them that must end before a
+    slot is free.
 
-    While there is one it is less than a turn, and more the fewer are left: by the time that a
-    program makes its next call, others have come. The exponent is that of Sakasegawa's
-    approximation of waiting in a queue with several servers (1977).
+    While there are free slots, the number is below 1, and grows as fewer slots are free, because
+    other calls arrive before the program makes its next call. The exponent is that of Sakasegawa's
+    approximation of the waiting time in a queue with several servers (1977).
     """
     exponent = math.sqrt(2 * (slots + 1)) - 1
     return [math.pow(calls / max(1, slots), exponent) for calls in range(slots + 1)]

@@ -1,8 +1,9 @@
-"""What an engine tells of its prefix cache, batch by batch, and how a reader stays right.
+"""The KV events of an engine: batches of stored and removed blocks, and the reader that orders
+them.
 
-Batches are numbered. A reader that misses one cannot trust what it has: it asks for a snapshot,
-which is a batch that replaces everything, and goes on from there. Batches that come late, twice
-or in another order do no harm.
+Batches are numbered. If a reader misses a batch, its data is no longer correct, so it requests a
+snapshot: a batch that replaces everything. Batches that arrive late, twice or in another order do
+no harm.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 KV_EVENTS = "agentrt_kv_events"
-"""The key of a batch among what an engine sends with a call's last output."""
+"""The key of a batch in the data that an engine sends with a call's last output."""
 
 _WAITING = 64
-"""Batches that are kept while an earlier one is missing."""
+"""Maximum number of batches that are kept while an earlier batch is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVEventBatch:
-    """Blocks that an engine stored and removed since its last batch, by 64 bits of their hash.
+    """The blocks that an engine has stored and removed since its last batch, by 64 bits of their
+    hash.
 
-    A ``whole`` one is a snapshot: what it stored is all that is in its cache.
+    A ``whole`` batch is a snapshot: its stored blocks are all blocks in the cache.
     """
 
     number: int
@@ -35,11 +37,11 @@ class KVEventBatch:
     def of(
         cls, number: int, stored: Iterable[int], removed: Iterable[int] = (), *, whole: bool = False
     ) -> KVEventBatch:
-        """From the blocks' hashes."""
+        """Make a batch of the hashes of blocks."""
         return cls(number, array("Q", stored), array("Q", removed), whole)
 
     def to_wire(self) -> dict[str, Any]:
-        """As values that any message can carry: eight bytes a block."""
+        """Return the batch as values for a message, with eight bytes for each block."""
         return {
             "number": self.number,
             "stored": self.stored.tobytes(),
@@ -49,7 +51,7 @@ class KVEventBatch:
 
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> KVEventBatch:
-        """What `to_wire` made."""
+        """Make a batch of the values that `to_wire` returned."""
         stored, removed = array("Q"), array("Q")
         stored.frombytes(values["stored"])
         removed.frombytes(values["removed"])
@@ -57,11 +59,11 @@ class KVEventBatch:
 
 
 class KVEventStream:
-    """Puts the batches of one engine into order. At first it has missed everything."""
+    """A reader that orders the batches of one engine. It starts by needing a snapshot."""
 
     def __init__(self) -> None:
         self.number = -1
-        """That of the last batch in order; -1 where nothing is known."""
+        """The number of the last batch in order; -1 if there is none yet."""
         self._early: dict[int, KVEventBatch] = {}
 
     @property
@@ -70,7 +72,7 @@ class KVEventStream:
         return self.number < 0 or bool(self._early)
 
     def take(self, batch: KVEventBatch) -> list[KVEventBatch]:
-        """The batches that can be applied now, in order."""
+        """Add a batch, and return the batches that can be applied now, in order."""
         ready = []
         if batch.whole and batch.number >= self.number:
             self.number = batch.number
@@ -90,11 +92,11 @@ class KVEventStream:
         return ready
 
     def forget(self) -> None:
-        """The engine died: its successor begins anew."""
+        """Start again, because the engine died and its successor numbers batches from the start."""
         self.number = -1
         self._early.clear()
 
 
 def short(block_hash: bytes) -> int:
-    """The 64 bits of a block's hash that routers know it by."""
+    """Return the 64 bits of a block's hash by which routers identify the block."""
     return int.from_bytes(block_hash[:8])

@@ -1,4 +1,4 @@
-"""The routers, each with its rule and where it is from."""
+"""The built-in routers, each with its rule and its source."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from typing import ClassVar
 from agentrt.router.base import ReplicaView, Router, RouterCall, least_used
 
 PAPERS_THRESHOLD = 2048
-"""Tokens of the longest prompt that is short to `Agentix`."""
+"""The longest prompt that `Agentix` treats as short, in tokens."""
 MARGIN = 0.5
-"""`CostRouter`: how much better another replica must be, as a share of the prefill that staying
-saves.
+"""`CostRouter` moves a call away from its program's home only if that saves more than this share of
+the prefill that the home saves.
 """
 OTHERS = 1.0
-"""`CostRouter`: what a second that another call waits counts, beside one of this call's own."""
+"""The weight that `CostRouter` gives to a second that another call waits, relative to a second of
+the call itself.
+"""
 IMBALANCE = 2.0
-"""`Prefix`: a replica with this many times the tokens in flight of the least used is overloaded,
-unless the difference is no more than the call's own prompt."""
+"""`Prefix` treats a replica as overloaded if it has this many times the tokens in flight of the
+least used replica, unless the difference is at most the call's own prompt.
+"""
 
 
 class Agentix(Router):
-    """A short call goes to the least used replica, a long one to its program's home.
+    """A short call goes to the least used replica, and a long call to its program's home.
 
-    Algorithm 2 of the paper. The home is the replica that got the program's first long call; a
-    prompt of more than ``threshold`` tokens (2,048 in the paper) is long.
+    Source: Agentix, Algorithm 2. The home is the replica of the program's first long call. A call
+    is long if its prompt has more than ``threshold`` tokens (2,048 in the paper).
     """
 
     name: ClassVar[str] = "agentix"
@@ -52,12 +55,14 @@ class Agentix(Router):
 
 
 class CostRouter(Router):
-    """The replica where the call is expected to end first, its harm to others counted in.
+    """A call goes to the replica where it is expected to end first, counting also the time that it
+    costs other calls.
 
-    A call's finish is its wait behind calls of its level and better ones, the prefill of what
-    the replica has not cached, its output at the replica's pace beside what runs there, and the
-    way there. What it makes the others wait is added. A program stays where its last call went
-    unless another replica is better by a share of what its context there is worth.
+    The expected time is the sum of the wait behind calls of the same or a better level, the prefill
+    of the tokens that the replica has not cached, the decoding of the output at the replica's pace
+    beside its other calls, and the transfer. The time that the call makes the other calls wait is
+    added. A call stays at its program's home unless another replica is better by more than a share
+    of the prefill that the home saves.
     """
 
     name: ClassVar[str] = "cost"
@@ -91,7 +96,9 @@ class CostRouter(Router):
 
 
 class LeastUsed(Router):
-    """Each call goes to the replica with the fewest tokens in flight; knows no programs."""
+    """Each call goes to the replica with the fewest tokens in flight, independent of its
+    program.
+    """
 
     name: ClassVar[str] = "least-used"
 
@@ -100,11 +107,12 @@ class LeastUsed(Router):
 
 
 class Prefix(Router):
-    """A call of which some replica has cached the better half goes to whichever has the most.
+    """A call goes to the replica that has cached most of its prompt, if that is more than half of
+    the prompt; otherwise to the least used replica.
 
-    As Preble (arXiv 2407.00023) has it: exploit what is cached where that saves more than is left
-    to compute, else explore, which is the least used replica; and do not follow a prefix to a
-    replica that has much more to do than another. Of replicas with equally much, the least used.
+    Source: Preble (arXiv 2407.00023): exploit a cached prefix if it saves more than what remains to
+    be computed, otherwise explore; and do not follow a prefix to an overloaded replica. Among
+    replicas that have cached equally much, the least used is chosen.
     """
 
     name: ClassVar[str] = "prefix"
@@ -125,7 +133,9 @@ class Prefix(Router):
 
 
 class RoundRobin(Router):
-    """Each call goes to the next replica in turn, whatever it has to do; as most load balancers."""
+    """Each call goes to the next replica in turn, independent of its load, as most load balancers
+    do.
+    """
 
     name: ClassVar[str] = "round-robin"
 

@@ -1,9 +1,10 @@
-"""How fast replicas are, learned from the reports of their calls.
+"""The speed of replicas, learned from the reports of their calls.
 
-A call's service is taken as so much for each of its engine steps, so much more for each
-other call beside it in a step, and so much for each prompt token that was not in the cache:
-three coefficients, fitted to the last few hundred calls by least squares of relative errors.
-All replicas share them; a replica's pace says by how much it differs, if it clearly does.
+A call's service is modelled as a cost for each of its engine steps, an additional cost for each
+other call in the same step, and a cost for each prompt token that was not cached. The three
+coefficients are fitted to the last few hundred calls by least squares of relative errors. All
+replicas share them. A replica's pace is the ratio by which it differs from the average, if it
+clearly differs.
 """
 
 from __future__ import annotations
@@ -11,27 +12,28 @@ from __future__ import annotations
 from agentrt.request import CallReport
 
 _FORGET = 0.995
-"""A call's weight in the fit, for each call that came after it."""
+"""Factor by which each later call reduces the weight of a call in the fit."""
 _EVERY = 16
-"""Calls between two fits."""
+"""Number of calls between two fits."""
 _FIRST_FIT = 4
 _TRUST = 0.01
-"""How much the starting values count, in calls that agree with them."""
+"""Weight of the current coefficients in a fit, in calls that agree with them."""
 _MEAN = 0.02
-"""A call's weight in the mean service."""
+"""Weight of a call in the means of service and of pace."""
 
 _UNSURE = 0.15
-"""Paces that differ from 1 by less than this are taken for 1: they are mostly noise."""
+"""Paces that differ from 1 by less than this count as 1, because they are mostly noise."""
 _FIRST_CALLS = 32
-"""Calls after which a replica's pace is believed."""
+"""Number of calls after which a replica's pace is used."""
 
 _Row = list[float]
 
 
 class Speed:
-    """Seconds per engine step, per call beside it, and per prompt token; all learned.
+    """The learned costs of calls: seconds per engine step, per other call in a step, and per prompt
+    token.
 
-    The first values are of an 8B model on a large GPU; a few calls replace them.
+    The initial values are those of an 8B model on a large GPU. They are replaced after a few calls.
     """
 
     __slots__ = ("_seen", "_sums", "beside_s", "prefill_s", "service_s", "step_s")
@@ -41,18 +43,18 @@ class Speed:
     ) -> None:
         self.step_s, self.beside_s, self.prefill_s = step_s, beside_s, prefill_s
         self.service_s = 100 * step_s
-        """The mean service of calls (seconds)."""
+        """The mean service of calls, in seconds."""
         self._sums: list[_Row] = [[0.0] * 4 for _ in range(3)]
         self._seen = 0
 
     def learn(self, report: CallReport, beside: float) -> None:
-        """A call ended that had about ``beside`` others beside it."""
+        """Learn from a call that ended. It ran beside about ``beside`` other calls."""
         service_s = report.service_s
         if service_s <= 0 or report.steps <= 0:
             return
         self._seen += 1
         self.service_s += max(_MEAN, 1 / self._seen) * (service_s - self.service_s)
-        # The row of the equation (a, b, c) * coefficients = 1, and its products so far.
+        # The call gives the equation (a, b, c) * coefficients = 1. Keep the sums of its products.
         a = report.steps / service_s
         row = (a, a * beside, report.uncached_tokens / service_s)
         self._sums = [
@@ -63,26 +65,26 @@ class Speed:
             self._fit()
 
     def expected_s(self, report: CallReport, beside: float) -> float:
-        """The service that a call like this one takes on the average replica."""
+        """Return the service that a call like this takes on an average replica, in seconds."""
         computed = report.uncached_tokens
         return report.steps * (self.step_s + self.beside_s * beside) + computed * self.prefill_s
 
     def _fit(self) -> None:
-        """Solve for the coefficients, held to the present ones where the calls say little."""
+        """Fit the coefficients. They stay near the current values if the calls determine little."""
         before = (self.step_s, self.beside_s, self.prefill_s)
         equations = [list(sums) for sums in self._sums]
         for i, value in enumerate(before):
             pull = _TRUST / max(value, 1e-12) ** 2
             equations[i][i] += pull
             equations[i][3] += pull * value
-        found = _solve(equations)
+        solution = _solve(equations)
         self.step_s, self.beside_s, self.prefill_s = (
-            max(new, old / 4) for new, old in zip(found, before, strict=True)
+            max(new, old / 4) for new, old in zip(solution, before, strict=True)
         )
 
 
 class Pace:
-    """How long a replica takes for a call, over what the average one takes."""
+    """The ratio of a replica's time for a call to the time of an average replica."""
 
     __slots__ = ("_calls", "_mean")
 
@@ -91,7 +93,9 @@ class Pace:
         self._calls = 0
 
     def learn(self, ratio: float) -> float:
-        """One of its calls took ``ratio`` times what was expected. The pace; 1 while unsure."""
+        """Add a call that took ``ratio`` times the expected time. Return the pace, which is 1 while
+        it is uncertain.
+        """
         self._calls += 1
         self._mean += max(_MEAN, 1 / self._calls) * (ratio - self._mean)
         sure = self._calls >= _FIRST_CALLS and abs(self._mean - 1) > _UNSURE
@@ -99,14 +103,16 @@ class Pace:
 
 
 def _solve(rows: list[_Row]) -> _Row:
-    """Three positive definite equations, each with its right side last, by elimination."""
+    """Solve three positive definite linear equations by elimination. The last value of each row is
+    its right side.
+    """
     for i in range(3):
         for k in range(i + 1, 3):
             factor = rows[k][i] / rows[i][i]
             pairs = zip(rows[k], rows[i], strict=True)
             rows[k] = [value - factor * above for value, above in pairs]
-    found = [0.0] * 3
+    solution = [0.0] * 3
     for i in (2, 1, 0):
-        rest = sum(rows[i][j] * found[j] for j in range(i + 1, 3))
-        found[i] = (rows[i][3] - rest) / rows[i][i]
-    return found
+        rest = sum(rows[i][j] * solution[j] for j in range(i + 1, 3))
+        solution[i] = (rows[i][3] - rest) / rows[i][i]
+    return solution

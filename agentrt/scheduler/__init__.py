@@ -1,4 +1,6 @@
-"""Who runs next: the process table, the queue levels, the policies. Pure and synchronous."""
+"""The scheduler, which decides which call runs next: process table, queue, admission and policies.
+Pure and synchronous.
+"""
 
 from __future__ import annotations
 

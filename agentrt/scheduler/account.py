@@ -1,9 +1,10 @@
-"""Where the time of each call in an engine goes, and because of whom: `agentrt.request.spans`.
+"""The account of each call's time in an engine, and of the programs that made it wait.
 
-An engine notes when a call arrives, comes in, begins, has its first token, stops and ends, and
-nothing in between: a step costs the same with and without it. Who made a call wait is noted then,
-too: who ran when it came, and who began while it waited. Whoever reads these notes, outside the
-engine core, makes spans of them. Pure; times are seconds.
+The engine notes when a call arrives, is admitted, starts, has its first token, is preempted and
+ends. It notes nothing in between, so that an engine step costs nothing more. A note also names the
+programs that made the call wait: those that ran when it arrived, and those that started while it
+waited. Outside the engine core, the notes are turned into spans (`agentrt.request.spans`). Pure;
+all times are seconds.
 """
 
 from __future__ import annotations
@@ -24,23 +25,27 @@ from agentrt.request.spans import (
 from agentrt.scheduler.records import QueuedCall
 
 Plain = list[Any]
-"""A `Cause` or a `Span` as it travels."""
+"""A `Cause` or a `Span` as plain values, which can be sent to another process."""
 ARRIVED, CAME_IN, BEGAN, FIRST, MOVED, STOPPED, ENDED, _MADE = range(8)
+"""The kinds of notes: the call arrived, was admitted, started, had its first token, changed its
+level, was preempted, ended; and notes that have already been turned into spans.
+"""
 Note = Sequence[Any]
-"""What happened, when, the call's level, its program's attained service, and more: that which the
-method of `_Making` takes."""
+"""A note: its kind, its time, the call's level, its program's attained service, and the further
+arguments of the method of `_Making` for this kind.
+"""
 
 
-def note(call: QueuedCall, kind: int, now: float, *more: Any) -> None:
-    """Something happened to a call."""
+def note(call: QueuedCall, kind: int, now: float, *details: Any) -> None:
+    """Note an event of a call. ``details`` are the further arguments of the note's kind."""
     notes = call.notes
-    notes.append((kind, now, call.level, call.program.attained_s, *more))
+    notes.append((kind, now, call.level, call.program.attained_s, *details))
     if len(notes) > MOST:
         notes[:] = [(_MADE, now, call.level, 0.0, _folded(notes))]
 
 
 def noted(call: QueuedCall) -> list[Note]:
-    """The notes of a call that ended, as plain values."""
+    """Return the notes of a call that has ended, as plain values."""
     notes: list[Note] = call.notes
     if notes and notes[0][0] == _MADE:
         return [(_MADE, 0.0, 0, 0.0, _folded(notes).spans)]
@@ -48,7 +53,7 @@ def noted(call: QueuedCall) -> list[Note]:
 
 
 def spans_of(notes: Iterable[Note]) -> list[Plain]:
-    """The spans of a call out of its notes."""
+    """Turn the notes of a call into its spans."""
     making = _Making().take(notes)
     for span in making.spans:
         span[1], span[3] = round(span[1], 6), round(span[3], 6)
@@ -58,9 +63,11 @@ def spans_of(notes: Iterable[Note]) -> list[Plain]:
 
 
 class _Making:
-    """Makes spans of a call's notes. One is open ``since`` then, for a ``reason``; the call was at
-    this ``level``. A call that runs began with so many ``cached`` tokens and ``outputs``. Before
-    its next output so many are ``missing``; the first ``lost`` of them were computed before.
+    """A converter of a call's notes into spans.
+
+    The current span began at ``since``, for ``reason``; the call was at ``level``. A running call
+    started with ``cached`` tokens in the cache and ``outputs`` output tokens. ``missing`` tokens
+    must be computed before its next output; the first ``lost`` of them had been computed before.
     """
 
     def __init__(self) -> None:
@@ -73,16 +80,16 @@ class _Making:
         self.lost_by: list[Plain] = []
 
     def take(self, notes: Iterable[Note]) -> _Making:
-        """Go on with these."""
-        for kind, now, level, attained_s, *more in notes:
+        """Add notes."""
+        for kind, now, level, attained_s, *details in notes:
             if kind == _MADE:
-                self.spans = more[0]
+                self.spans = details[0]
                 continue
-            _TAKEN[kind](self, now, *more)
+            _TAKEN[kind](self, now, *details)
             self.since, self.level, self.attained_s = now, level, attained_s
         return self
 
-    # -- what happened -----------------------------------------------------------------
+    # -- a method for each kind of note ------------------------------------------------
 
     def _arrived(self, now: float, ahead: list[Plain], held_by: list[Plain]) -> None:
         self.by, self.held_by = ahead, held_by
@@ -110,7 +117,7 @@ class _Making:
     def _stopped(self, now: float, computed: int, outputs: int, by: list[Plain]) -> None:
         self._close_run(now, computed, outputs)
         self.reason, self.by = PREEMPTED, by
-        self.lost_by = by  # part of a block is lost by stopping alone
+        self.lost_by = by  # a preemption alone loses the tokens of an incomplete block
 
     def _ended(
         self,
@@ -131,7 +138,7 @@ class _Making:
     def _close_wait(
         self, now: float, begun: Sequence[Any], reason: str, held_by: Sequence[Plain]
     ) -> None:
-        """It waited until now, also for those that have ``begun`` meanwhile."""
+        """Close a span of waiting. The causes include programs that have ``begun`` meanwhile."""
         by = self.by
         if reason != PREEMPTED:
             named = {cause[0]: cause for cause in by}
@@ -149,7 +156,9 @@ class _Making:
         self.outputs = outputs
 
     def _close_prefill(self, now: float, computed: int) -> None:
-        """So many tokens were computed, in their order: the lost first."""
+        """Close a prefill of ``computed`` tokens. The lost tokens are computed first, so they
+        become a span of their own.
+        """
         self.filling = False
         if again := min(self.lost, computed):
             until = now if again == computed else self.since + (now - self.since) * again / computed
@@ -171,7 +180,7 @@ class _Making:
 
 
 def _folded(notes: Sequence[Note]) -> _Making:
-    """What comes of notes, of which the first may be that already."""
+    """Convert notes. The first note may be the result of an earlier conversion."""
     if notes[0][0] == _MADE:
         making: _Making = notes[0][4]
         return making.take(notes[1:])
@@ -187,4 +196,4 @@ _TAKEN: tuple[Callable[..., None], ...] = (
     _Making._stopped,
     _Making._ended,
 )
-"""By the kind of a note."""
+"""The method for each kind of note."""

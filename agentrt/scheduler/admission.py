@@ -1,4 +1,4 @@
-"""Which programs may use the KV cache now: what an admission is."""
+"""Admission control: which programs may use the KV cache now."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ class Capacity(NamedTuple):
 
 
 class Admit(NamedTuple):
-    """A decision: this program becomes resident, and those ``expelled`` for it leave."""
+    """A decision: this program becomes resident, and the programs ``expelled`` stop being
+    resident.
+    """
 
     program: EngineProgram
     expelled: tuple[EngineProgram, ...] = ()
 
 
 class Keep(NamedTuple):
-    """A decision: a program stays out, at least ``until`` then if nothing happens.
+    """A decision: a program is not admitted, until the time ``until`` if no event happens before.
 
-    ``tool_of`` is the resident program for whose tool an idle engine keeps it out.
+    ``tool_of`` is the resident program whose tool an idle engine waits for instead.
     """
 
     until: float = math.inf
@@ -41,11 +43,12 @@ class Keep(NamedTuple):
 
 
 class Admission(Part):
-    """Decides which programs are *resident*: their calls may run and use the KV cache.
+    """An admission policy. It decides which programs are *resident*: the calls of resident programs
+    may run and use the KV cache.
 
-    All calls of a program wait for its admission, or none does. A subclass answers two questions,
-    `may_stay` and `decide`, and changes nothing in them; this class applies the answers.
-    ``changed`` is called with the cached blocks of programs that became resident or ceased to be.
+    Either all calls of a program wait for its admission, or none. A subclass implements `may_stay`
+    and `decide`, which must not change anything; this class applies their decisions. ``changed`` is
+    called with the cached blocks of a program that becomes resident or stops being resident.
     """
 
     name: ClassVar[str]
@@ -57,51 +60,59 @@ class Admission(Part):
         """The resident programs, in the order of their admission."""
         self._not_admitted: Heap[QueuedCall] = Heap()
 
-    # -- what a subclass decides -----------------------------------------------------------
+    # -- decisions of a subclass -----------------------------------------------------------
 
     @abstractmethod
     def may_stay(self, call: QueuedCall) -> bool:
-        """Whether the resident program of a call that arrives or comes back may stay."""
+        """Return whether the resident program of a call may stay resident. Called when a call
+        arrives or is queued again.
+        """
 
     @abstractmethod
     def decide(self, call: QueuedCall, now: float, running: int) -> Admit | Keep:
-        """Whether the program of a call becomes resident now.
+        """Decide whether the program of a call becomes resident now.
 
-        ``running`` counts the calls that run or could start. Where it is 0 the answer has to be
-        `Admit`, or a `Keep` that ends.
+        ``running`` is the number of calls that run or could start. If it is 0, the decision must be
+        `Admit`, or a `Keep` with a finite ``until``; otherwise the engine would stay idle.
         """
 
     def rank(self, call: QueuedCall) -> tuple[Any, ...]:
-        """A call's place among those not admitted; the least is asked about first."""
+        """Return the sort key of a call that waits for admission. The smallest key is decided
+        first.
+        """
         return call.key
 
     def candidates(self, now: float, running: int) -> Iterable[QueuedCall]:
-        """The calls whose programs may be admitted next, the first first."""
+        """Return the calls whose programs may be admitted next, in order."""
         return islice(self._not_admitted, 1)
 
     def next_moment(self) -> float:
-        """When a program may be admitted at the earliest, if nothing happens till then; or inf."""
+        """Return the earliest time at which a program may be admitted if no event happens before;
+        infinity if there is none.
+        """
         return math.inf
 
-    # -- what the queue and the core do with it ----------------------------------------------
+    # -- for the queue and the core --------------------------------------------------------
 
     def stays(self, call: QueuedCall) -> bool:
-        """Whether a call's program is resident; one that may not stay leaves."""
+        """Return whether a call's program is resident. Expel it first if it may not stay."""
         program = call.program
         if program.resident and not self.may_stay(call):
             self.expel(program)
         return program.resident
 
     def wait(self, call: QueuedCall) -> None:
-        """A call waits for admission, or has another priority there. O(log n)."""
+        """Let a call wait for admission, or update its priority there. O(log n)."""
         self._not_admitted.put(call, self.rank(call))
 
     def leave(self, call: QueuedCall) -> None:
-        """A call waits for admission no longer."""
+        """Remove a call from those that wait for admission."""
         self._not_admitted.discard(call)
 
     def admit(self, now: float, running: int) -> list[QueuedCall]:
-        """Admit the next program; return its calls, which wait for admission no longer."""
+        """Admit the next program, if one may be admitted. Return its calls, which no longer wait
+        for admission; an empty list if no program is admitted.
+        """
         for call in self.candidates(now, running):
             decision = self.decide(call, now, running)
             if isinstance(decision, Admit):
@@ -123,7 +134,7 @@ class Admission(Part):
         self.join(decision.program)
 
     def _keep(self, program: EngineProgram, decision: Keep) -> None:
-        """Note that a program stays out."""
+        """Record that a program is not admitted."""
 
     def join(self, program: EngineProgram) -> None:
         """Make a program resident. Idempotent."""
@@ -131,7 +142,7 @@ class Admission(Part):
             self._set_resident(program, True)
 
     def expel(self, program: EngineProgram) -> None:
-        """Make a resident program leave. Idempotent."""
+        """Make a program not resident. Idempotent."""
         if program.resident:
             self._set_resident(program, False)
 

@@ -1,4 +1,4 @@
-"""Retention and admission by their names in the settings, and the ones beside the default's."""
+"""Retention and admission policies by their names in the settings, and the simple ones of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from agentrt.scheduler.working_set import WorkingSet
 
 
 class Ttl(Retention):
-    """First in, first out; past ``retention_ttl`` seconds, no protection.
+    """The retention ``ttl``: blocks are evicted in the order of their age, and are protected for
+    ``retention_ttl`` seconds.
 
-    A call's end, a tool's or a human's beginning and their return start the time anew.
+    The time starts again when a call ends, and when a tool or a question to a human begins or ends.
     """
 
     name: ClassVar[str] = "ttl"
@@ -31,7 +32,9 @@ class Ttl(Retention):
 
 
 class Cap(Admission):
-    """At most ``admission_cap`` programs, from their first call to their end, as they arrived."""
+    """The admission ``cap``: at most ``admission_cap`` programs are resident, in the order of their
+    arrival. A program stays resident from its first call to its end.
+    """
 
     name: ClassVar[str] = "cap"
 
@@ -55,7 +58,7 @@ _ADMISSIONS: dict[str, type[Admission]] = {policy.name: policy for policy in (Ca
 
 
 def make_retention(config: SchedulerConfig, learned: Learned) -> Retention | None:
-    """A fresh retention policy, None for ``lru``; the settings have checked the name."""
+    """Make the retention policy of the settings; None for ``lru``. The name is already checked."""
     made = _RETENTIONS.get(config.retention)
     return None if made is None else made(config, learned)
 
@@ -63,10 +66,10 @@ def make_retention(config: SchedulerConfig, learned: Learned) -> Retention | Non
 def make_admission(
     config: SchedulerConfig, capacity: Capacity, learned: Learned
 ) -> Admission | None:
-    """A fresh admission for one engine, None for ``off``.
+    """Make the admission policy of the settings for one engine; None for ``off``.
 
-    A name with a colon, ``package.module:Class``, is a subclass of `Admission` elsewhere. Raises
-    `ConfigError` for one that is not there.
+    A name with a colon, ``package.module:Class``, names a subclass of `Admission` in another
+    package. Raises `ConfigError` if it cannot be loaded.
     """
     if config.admission == "off":
         return None
@@ -77,12 +80,15 @@ def make_admission(
 def _elsewhere(name: str) -> type[Admission]:
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(import_module(module), attribute)
+        admission_class = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"admission {name!r} does not load: {error}; known: off, {', '.join(_ADMISSIONS)}, "
+            f"cannot load admission {name!r}: {error}; available: off, {', '.join(_ADMISSIONS)}, "
             "or package.module:Class"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Admission)):
-        raise ConfigError(f"admission {name!r} is no subclass of Admission")
-    return found
+    if not (isinstance(admission_class, type) and issubclass(admission_class, Admission)):
+        raise ConfigError(
+            f"admission {name!r} is not a subclass of Admission; derive it from "
+            "agentrt.scheduler.admission.Admission"
+        )
+    return admission_class

@@ -1,6 +1,6 @@
-"""How the scheduler is set: policy, queue levels, quanta, anti-starvation, preemption.
+"""The settings of the scheduler: policy, queue levels, quanta, anti-starvation, preemption.
 
-The standard library only: this travels into the engine core as plain JSON.
+Imports the standard library only, because the settings are sent to the engine core as plain JSON.
 """
 
 from __future__ import annotations
@@ -14,19 +14,25 @@ from typing import Any
 from agentrt.errors import ConfigError
 
 RETENTIONS = ("lru", "ttl", "cost")
-"""What decides whose cached blocks go first: `agentrt.scheduler.retention`."""
+"""The retention policies, which decide whose cached blocks are evicted first
+(`agentrt.scheduler.retention`).
+"""
 
 ADMISSIONS = ("off", "cap", "memory")
-"""What decides which programs may use the KV cache now: `agentrt.scheduler.admission`."""
+"""The admission policies, which decide which programs may use the KV cache now
+(`agentrt.scheduler.admission`).
+"""
 
 DEFAULT_POLICY = "adaptive"
-"""The policy that is used where none is named."""
+"""The policy that is used if the settings name none."""
 
 _QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 class _GoesWithPolicy(str):
-    """A retention or an admission that nobody named, so that another policy brings its own."""
+    """The name of a retention or an admission that was chosen by the policy and not by the user. It
+    changes if the policy changes.
+    """
 
     __slots__ = ()
 
@@ -36,47 +42,45 @@ _UNNAMED = _GoesWithPolicy()
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Settings of the scheduler. Without arguments they are the defaults of every command.
+    """The settings of the scheduler. Without arguments they are the defaults of all commands.
 
-    ``policy`` names what ranks a call.
+    ``policy`` is the name of the policy that ranks calls.
 
-    ``quanta`` (seconds of service) are the time quanta of the queue levels Q_1 … Q_{K-1}; the last
-    level, Q_K, has no end. Level i holds ranks from the sum of the quanta before it up to the sum
-    that includes its own, so K = len(quanta) + 1.
+    ``quanta`` are the time quanta, in seconds of service, of the queue levels Q_1 … Q_{K-1}; the
+    last level, Q_K, has no limit. Level i holds the ranks from the sum of the quanta before it up
+    to the sum that includes its own quantum, so K = len(quanta) + 1.
 
-    ``beta`` is the anti-starvation threshold: a call is promoted to Q_1 once its
-    program has waited ``beta`` times as long as it was served. At most
-    ``max_promoted`` promoted calls wait at one time, so that a backlog in which all
-    starve does not turn into first come, first served with a storm of preemptions.
+    ``beta`` is the anti-starvation threshold: a call is promoted to Q_1 once its program has waited
+    ``beta`` times as long as it was served. At most ``max_promoted`` promoted calls wait at the
+    same time. Without this limit, a backlog in which all calls starve would turn into first come,
+    first served, with very many preemptions.
 
-    ``lane`` is the share of the batch that serves programs in the order of their arrival,
-    under a policy that keeps a lane (`adaptive`); 0 is none.
+    ``lane`` is the share of the batch that serves programs in the order of their arrival, under a
+    policy with a lane (`adaptive`); 0 means no lane.
 
-    ``preemption`` lets a waiting call of a strictly better level take the place of a
-    running one. A running call is safe for its first ``min_residency_steps`` engine
-    steps, and when at most ``min_remaining_tokens`` of its tokens are left: undoing
-    such a call costs more than letting it be. ``max_preemptions_per_step`` bounds what
-    one step spends on preempting and admitting anew.
+    ``preemption`` lets a waiting call of a strictly better level take the slot of a running call. A
+    running call is not preempted in its first ``min_residency_steps`` engine steps, nor when at
+    most ``min_remaining_tokens`` of its tokens are left, because such a preemption would cost more
+    than it gains. ``max_preemptions_per_step`` limits the preemptions of a step.
 
-    ``history`` is a file that keeps what is learned of programs over restarts; ``none`` keeps it
-    nowhere. None leaves that to whoever makes the engine: an embedded engine has a file for its
-    model and size in the platform's folder for data, a bare scheduler and one in virtual time
-    keep nothing.
+    ``history`` is a file that keeps the statistics of programs across restarts; ``none`` keeps no
+    file. With None, the creator of the engine decides: an embedded engine has a file for its model
+    and size in the platform's data folder; a bare scheduler and an engine in virtual time keep no
+    file.
 
     ``retention`` decides whose cached blocks are evicted first when memory is short: ``lru`` is
-    vLLM's own order, ``ttl`` protects a program's for ``retention_ttl`` seconds after its
-    last call, ``cost`` keeps those longest whose loss is expected to cost the most.
-    ``admission`` decides which programs' calls may run at all: with ``off`` those of all, with
-    ``cap`` of ``admission_cap`` programs at a time, with ``memory`` of as many as fit into the
-    KV cache with their contexts. Under ``memory`` a program that has waited for admission for
-    ``ttft_target`` seconds is admitted, whether there is room or not; None sets no such target.
-    A retention or an admission that is not named (left out, or None) goes with the policy:
-    ``cost`` and ``memory`` with ``adaptive``; ``lru`` and ``off`` with every other policy, so that
-    ``fcfs`` alone schedules as stock vLLM does. `dataclasses.replace` with another policy
-    changes it, too.
+    vLLM's own order, ``ttl`` protects a program's blocks for ``retention_ttl`` seconds after its
+    last call, and ``cost`` keeps the blocks longest whose loss is expected to cost most.
+    ``admission`` decides which programs' calls may run at all: with ``off`` all programs, with
+    ``cap`` at most ``admission_cap`` programs, with ``memory`` as many programs as fit into the KV
+    cache with their contexts. Under ``memory``, a program that has waited for admission for
+    ``ttft_target`` seconds is admitted even if it does not fit; None sets no such target. If the
+    retention or the admission is not set (left out, or None), the policy decides: ``cost`` and
+    ``memory`` with ``adaptive``, ``lru`` and ``off`` with every other policy, so that ``fcfs``
+    alone schedules like stock vLLM. `dataclasses.replace` with another policy changes them, too.
 
-    ``stale_after_s``: a program that is not heard of for so long (seconds) is dropped
-    from the engine's table.
+    ``stale_after_s``: a program without any event for so long, in seconds, has timed out and is
+    dropped from the engine's table.
     """
 
     policy: str = DEFAULT_POLICY
@@ -102,9 +106,11 @@ class SchedulerConfig:
         if any(not q > 0 for q in self.quanta):
             raise ConfigError(f"quanta must be positive seconds, got {list(self.quanta)}")
         if not self.beta > 0:
-            raise ConfigError(f"beta must be positive (or inf for never), got {self.beta}")
+            raise ConfigError(f"beta must be positive, or inf for never, got {self.beta}")
         if not 0 <= self.lane < 1:
-            raise ConfigError(f"lane must be a share of the batch, 0 to below 1, got {self.lane}")
+            raise ConfigError(
+                f"lane must be a share of the batch, at least 0 and below 1, got {self.lane}"
+            )
         for name in (
             "max_promoted",
             "min_residency_steps",
@@ -123,7 +129,7 @@ class SchedulerConfig:
                 raise ConfigError(f"{name} must be positive seconds, got {getattr(self, name)}")
 
     def _complete(self) -> None:
-        """Set the retention and the admission that nobody named to those of the policy."""
+        """Set the retention and the admission to those of the policy if they are not set."""
         for name, with_default, with_others in (
             ("retention", "cost", "lru"),
             ("admission", "memory", "off"),
@@ -146,17 +152,19 @@ class SchedulerConfig:
 
     @classmethod
     def of_policy(cls, policy: str = DEFAULT_POLICY, **settings: Any) -> SchedulerConfig:
-        """Return ``SchedulerConfig(policy, **settings)``; kept for code that calls it."""
+        """Return ``SchedulerConfig(policy, **settings)``. Kept for compatibility."""
         return cls(policy=policy, **settings)
 
     @property
     def history_file(self) -> str | None:
-        """The file that ``history`` names; None where it names none."""
+        """The file that ``history`` names; None if it names no file."""
         return None if self.history == "none" else self.history
 
     @property
     def level_ends(self) -> tuple[float, ...]:
-        """Q^hi of each level, in seconds of attained service; the last is infinite."""
+        """The upper end of each level (Q^hi in Agentix), in seconds of attained service; the last
+        is infinite.
+        """
         return (*accumulate(self.quanta), math.inf)
 
     @property
@@ -165,7 +173,7 @@ class SchedulerConfig:
         return (*self.quanta, math.inf)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able values, for vLLM's ``additional_config`` and for reports."""
+        """Return the settings as JSON values, for vLLM's ``additional_config`` and for reports."""
         values = asdict(self)
         values["quanta"] = list(self.quanta)
         values["retention"], values["admission"] = str(self.retention), str(self.admission)
@@ -182,10 +190,10 @@ class SchedulerConfig:
             raise ConfigError(
                 f"unknown scheduler setting {unknown[0]!r}; known: {', '.join(sorted(known))}"
             )
-        given = dict(values)
-        if "beta" in given and given["beta"] is None:
-            given["beta"] = math.inf
+        settings = dict(values)
+        if "beta" in settings and settings["beta"] is None:
+            settings["beta"] = math.inf
         try:
-            return cls(**given)
+            return cls(**settings)
         except TypeError as error:
-            raise ConfigError(f"bad scheduler setting: {error}") from error
+            raise ConfigError(f"invalid scheduler setting: {error}") from error

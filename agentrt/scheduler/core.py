@@ -1,7 +1,7 @@
-"""The scheduler of one engine as a state machine: events in, a plan for each step out.
+"""The scheduler of one engine as a state machine: it handles events, and plans each engine step.
 
-Algorithm 1 of Agentix (queue levels, quanta, demotion, promotion), extended by admission to the KV
-cache. `SchedulerCore` is pure: it knows nothing of vLLM, and time comes with the events.
+It implements Algorithm 1 of Agentix (queue levels, quanta, demotion, promotion), and adds admission
+to the KV cache. `SchedulerCore` is pure: it knows nothing of vLLM, and times come with the events.
 """
 
 from __future__ import annotations
@@ -41,67 +41,71 @@ from agentrt.scheduler.records import ENDED, RUNNING, UNQUEUED, WAITING, EngineP
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 _EPSILON_S = 1e-9
-"""What a quantum may lack: rounding."""
+"""Tolerance for rounding errors at the end of a quantum, in seconds."""
 _LOOKED_AT = 64
-"""Waiting calls that one step looks at to find those worth a preemption."""
+"""Maximum number of waiting calls that a step considers for preemptions."""
 
 
 class Engine(Protocol):
-    """What `SchedulerCore.plan_step` asks of the engine. Blocks are those of the KV cache."""
+    """The engine's state as `SchedulerCore.plan_step` needs it. Blocks are KV cache blocks."""
 
     def may_be_offered(self, call: QueuedCall) -> bool:
-        """Whether a deferred call can be started now."""
+        """Return whether a deferred call can be started now."""
 
     def free_slots(self) -> int:
-        """Slots of the batch that no running call holds."""
+        """Return the number of free slots in the batch."""
 
     def free_blocks(self) -> int:
-        """Blocks that can be handed out."""
+        """Return the number of free blocks."""
 
     def blocks_needed(self, call: QueuedCall, free: int) -> int:
-        """Blocks that a waiting call takes of so many ``free`` ones."""
+        """Return how many of ``free`` blocks a waiting call takes."""
 
     def can_start(self, call: QueuedCall) -> bool:
-        """Whether nothing but a slot and blocks keeps a waiting call from running."""
+        """Return whether a waiting call could start if it had a slot and blocks."""
 
     def may_preempt(self, call: QueuedCall) -> bool:
-        """Whether preempting a running call frees its slot at once, and is worth it."""
+        """Return whether preempting a running call frees its slot at once, and is worth it."""
 
     def running_needs(self) -> tuple[int, int]:
-        """Tokens of the next step, and free blocks, that running calls take first."""
+        """Return how many tokens of the next step, and how many free blocks, running calls take
+        first.
+        """
 
     def step_tokens(self) -> int:
-        """Tokens that a step can have."""
+        """Return the maximum number of tokens of a step."""
 
 
 class Preempt(NamedTuple):
-    """A decision: this running call gives its slot to the ``better`` waiting call."""
+    """A decision: this running call is preempted for the waiting call ``better``."""
 
     call: QueuedCall
     better: QueuedCall
 
 
 class StepPlan(NamedTuple):
-    """What `SchedulerCore.plan_step` decided, in the order in which it decided it."""
+    """The decisions of `SchedulerCore.plan_step`, in the order in which they were made."""
 
     released: Sequence[QueuedCall]
     """Deferred calls that the engine can start now."""
     promoted: Sequence[QueuedCall]
-    """Calls that waited too long, and go before the policy's order."""
+    """Calls that waited too long, and now precede the policy's order."""
     admitted: Sequence[QueuedCall]
     """Calls of programs that may use the KV cache from now on."""
     preempted: Sequence[Preempt]
-    """Running calls that give way: the engine has yet to stop them."""
+    """Running calls that are to be preempted. The engine must stop them."""
 
 
 class SchedulerCore:
-    """The calls and programs of one engine, and who runs next.
+    """The scheduler of one engine: it keeps the engine's calls and programs, and decides which call
+    runs next.
 
-    ``slots`` are those of the engine's batch. With a ``capacity`` of KV cache, ``owners`` account
-    for its blocks and an ``admission`` says who may use it, if the settings name one. The core
-    keeps the engine's process ``table``, the ``calls`` in it, and the ``queue`` of those that wait.
-    A call arrives (`CallArrived`) and is put in the queue; from then on the engine takes the head
-    of the queue when it has a slot, and says what happened.
+    ``slots`` is the size of the engine's batch. If the KV cache has a ``capacity``, ``owners``
+    tracks which programs own its blocks, and ``admission`` decides which programs may use it, if
+    the settings name an admission. The core keeps the engine's process ``table``, all ``calls``,
+    and the ``queue`` of waiting calls. A call arrives (`CallArrived`) and is put into the queue.
+    When the engine has a free slot, it takes the head of the queue, and reports what happens as
+    events.
     """
 
     def __init__(
@@ -128,19 +132,19 @@ class SchedulerCore:
         self.listeners = [*listeners]
         self.parts: list[Part] = [] if capacity is None else [self.owners]
         if self.admission is not None:
-            # Whom the owners tell is set later.
+            # `owners.changed` is assigned later, so look it up on each call.
             self.admission.changed = lambda blocks: self.owners.changed(blocks)
             self.parts.append(self.admission)
         self._revision = 0
         self._lost_share = Mean()
-        """The share of its computed tokens that a preempted call had to compute again."""
+        """The mean share of a preempted call's computed tokens that had to be recomputed."""
 
     # -- events ----------------------------------------------------------------------------
 
-    def handle(self, event: Event) -> None:  # noqa: C901  # the order is visible in one place
-        """Take in what happened: the parts hear of it in the order that stands here.
+    def handle(self, event: Event) -> None:  # noqa: C901  # the order of the parts is visible in one place
+        """Handle an event: update the core's state, and pass the event to the parts in this order.
 
-        Raises `InvariantError` for an event that cannot follow on a call's earlier ones.
+        Raises `InvariantError` for an event that cannot follow the earlier events of a call.
         """
         match event:
             case StepFinished():
@@ -191,7 +195,7 @@ class SchedulerCore:
                 if self.policy.follows_program:
                     self._rank_again(call.program.queued.values(), now)
                 if call.program.ended and not call.program.queued:
-                    self._forget(call.program, now)  # what was noted of it since its end can go
+                    self._forget(call.program, now)  # drop what was recorded after its end
                 elif call.program.lone:
                     self.handle(ProgramEnded(ProgramTotals.of(call.program), now))
             case InterruptStarted(program, kind, name, now):
@@ -207,19 +211,21 @@ class SchedulerCore:
                 if ended is None:
                     return
                 self.table.catch_up(ended, totals.service_s)
-                if not ended.service_s:  # it never ran: there is nothing to learn
+                if not ended.service_s:  # it never ran, so there is nothing to learn
                     self._forget(ended, now)
                     return
                 for part in self.parts:
                     part.program_ended(ended, now)
                 self.policy.program_ended(ended, now)
             case CallAdmitted() | CallReranked():
-                raise InvariantError(f"{type(event).__name__} is the core's own event")
+                raise InvariantError(
+                    f"{type(event).__name__} is reported by the core and must not be passed to it"
+                )
             case _:
                 assert_never(event)
 
     def drop_stale(self, now: float) -> None:
-        """Drop the programs that were not heard of for the settings' ``stale_after_s``."""
+        """Drop the programs that have timed out: no event for the settings' ``stale_after_s``."""
         for program in self.table.stale(now, self.config.stale_after_s, in_tools=True):
             self.table.end_program(program.program_id)
             self._forget(program, now)
@@ -227,10 +233,11 @@ class SchedulerCore:
     # -- a step ----------------------------------------------------------------------------
 
     def plan_step(self, now: float, running: Sequence[QueuedCall], engine: Engine) -> StepPlan:
-        """Decide who may start in the engine's next step, and who gives way.
+        """Plan the engine's next step: which waiting calls may start, and which running calls are
+        preempted.
 
-        ``running`` are the running calls by their keys, the worst last. All that is decided of
-        waiting calls has been done to the queue when this returns.
+        ``running`` are the running calls sorted by key, the worst call last. Decisions about
+        waiting calls are already applied to the queue when this method returns.
         """
         released = self.queue.release(engine.may_be_offered)
         promoted = self.promote(now)
@@ -238,9 +245,10 @@ class SchedulerCore:
         return StepPlan(released, promoted, admitted, self._preemptions(running, engine))
 
     def promote(self, now: float) -> list[QueuedCall]:
-        """Move up the calls that waited too long, by the rule that goes with the policy.
+        """Promote the calls that waited too long, by the policy's anti-starvation rule, and return
+        them.
 
-        Before that, all waiting calls are ranked again if the policy has learned much.
+        First rank all waiting calls again, if the policy's statistics have changed much.
         """
         if self.policy.revision != self._revision:
             self._revision = self.policy.revision
@@ -256,9 +264,8 @@ class SchedulerCore:
         return promoted
 
     def admit(self, now: float, running: int) -> list[QueuedCall]:
-        """Admit the programs that may use the KV cache now, beside so many ``running`` calls.
-
-        Their calls, which wait for a slot from now on.
+        """Admit the programs that may use the KV cache now, and return their calls, which now wait
+        for a slot. ``running`` is the number of running calls.
         """
         admitted: list[QueuedCall] = []
         admission = self.admission
@@ -270,7 +277,7 @@ class SchedulerCore:
         return admitted
 
     def _preemptions(self, running: Sequence[QueuedCall], engine: Engine) -> list[Preempt]:
-        # The one comparison that nearly every step comes down to.
+        # The fast path: in nearly every step this comparison is all that happens.
         head = self.queue.head()
         if head is None or not running or head.level >= running[-1].level:
             return []
@@ -288,7 +295,7 @@ class SchedulerCore:
 
         if not (victims := chosen(free_blocks)):
             return victims
-        # What running calls take first, of this step and of the blocks, nobody can begin with.
+        # Running calls take their tokens and blocks first; a new call cannot start with those.
         tokens, blocks = engine.running_needs()
         if tokens - len(victims) >= engine.step_tokens():
             return []
@@ -305,11 +312,11 @@ class SchedulerCore:
     ) -> list[Preempt]:
         """Return which running calls to preempt, each with the waiting call that needs its slot.
 
-        ``running`` is sorted by key, the worst last. Only a call of a strictly worse level is
-        preempted. It loses its slot of the batch, and is never preempted for its memory: a waiting
-        call that does not fit into the ``free_blocks`` waits, since what is evicted has to be
-        computed again, which delays all others too. Running calls that the engine may not preempt
-        or that are not `settled` are passed over, and so are waiting calls that cannot start.
+        ``running`` is sorted by key, the worst call last. Only a call of a strictly worse level is
+        preempted, and only for its slot in the batch, never for its memory: a waiting call that
+        does not fit into the ``free_blocks`` keeps waiting, because evicted blocks must be
+        recomputed, which delays all other calls, too. Running calls that the engine may not preempt
+        or that are not `settled` are skipped, and so are waiting calls that cannot start.
         """
         config, victims = self.config, list[Preempt]()
         if not (config.preemption and running) or free_slots >= self.queue.startable:
@@ -341,10 +348,10 @@ class SchedulerCore:
     # -- the queue -------------------------------------------------------------------------
 
     def put_back(self, call: QueuedCall, now: float) -> None:
-        """Queue a call again that was taken and could not start; it is `stuck` until it does.
+        """Queue a call again that was taken but could not start. It is `stuck` until it starts.
 
-        A stuck call is no reason to preempt another, does not count as running when programs are
-        admitted, and gives a promotion back, so that it does not keep others from theirs.
+        No call is preempted for a stuck call, and a stuck call does not count as running when
+        programs are admitted. It loses its promotion, so that another call can be promoted.
         """
         call.stuck = True
         if call.promoted:
@@ -354,12 +361,14 @@ class SchedulerCore:
         self.queue.put(call)
 
     def in_order(self) -> list[QueuedCall]:
-        """All waiting calls, best first. O(n log n): for people and tests."""
+        """Return all waiting calls, best first. O(n log n), for displays and tests only."""
         waiting = (call for call in self.calls.values() if call.queued)
         return sorted(waiting, key=lambda call: call.key)
 
     def next_promotion(self, now: float) -> float | None:
-        """When `promote` will next have something to do, if nothing happens till then; or None."""
+        """Return when `promote` will next have something to do if no event happens before; None if
+        never.
+        """
         return self.promoter.next_moment(now)
 
     # -- inside ----------------------------------------------------------------------------
@@ -371,7 +380,7 @@ class SchedulerCore:
 
     def _add(self, call: QueuedCall, now: float) -> None:
         if call.call_id in self.calls:
-            raise InvariantError(f"call {call.call_id} is queued already")
+            raise InvariantError(f"call {call.call_id} is already queued")
         call.since = call.arrived_at = now
         if self.admission is None:
             call.program.resident = True
@@ -386,8 +395,8 @@ class SchedulerCore:
         call.began_at_step, call.began_served_s = call.steps, call.served_s
 
     def _begin_prefill(self, call: QueuedCall, cached_tokens: int) -> None:
-        """Until its first token a call keeps its level and is not preempted for a slot: all that
-        it has computed could be lost.
+        """Start a call's prefill. Until its first token the call keeps its level and is not
+        preempted for a slot, because a preemption could lose everything that it has computed.
         """
         if call.cached_tokens is None:
             call.cached_tokens = min(cached_tokens, call.prompt_tokens)
@@ -400,18 +409,21 @@ class SchedulerCore:
             self._lost_share.add(call.lost_tokens / call.computed_tokens)
 
     def _end_prefill(self, call: QueuedCall) -> None:
-        """From here on outputs survive a preemption.
+        """End a call's prefill. From now on, its outputs survive a preemption.
 
-        If the call had to compute again what a preemption had lost, it is safe until it was served
-        as long again as that took. So what a call loses to preemptions for a slot is at most one
-        prefill more than the service that it keeps. A call that has lost nothing yet is safe for
-        the part of that time that preempted calls of this engine usually lose.
+        If the call had to recompute tokens that a preemption had lost, it is protected until it has
+        been served as long again as its prefill took. So the service that a call loses to
+        preemptions for a slot is at most one prefill more than the service that it keeps. A call
+        that has lost nothing is protected for a share of that time: the share of tokens that
+        preempted calls of this engine lose on average.
         """
         share = 1.0 if call.lost_tokens else self._lost_share.value
         call.settled_at_s = call.served_s + share * (call.served_s - call.began_served_s)
 
     def _remove(self, call: QueuedCall, now: float) -> None:
-        """Take a call that ended out of the queue, of the batch, and of its program's calls."""
+        """Remove a call that has ended from the queue, from the batch, and from its program's
+        calls.
+        """
         self.queue.discard(call)
         if call.since is not None:
             call.waited_s += now - call.since
@@ -423,18 +435,22 @@ class SchedulerCore:
         call.change_state(ENDED)
 
     def _learn(self, call: QueuedCall) -> None:
-        if self.learns and 0 < call.prompt_tokens <= call.computed_tokens:  # else it was cancelled
+        if (
+            self.learns and 0 < call.prompt_tokens <= call.computed_tokens
+        ):  # otherwise it was cancelled
             outputs = call.computed_tokens - call.prompt_tokens
             self.learned.call_ended(call.program.kind, outputs, call.max_tokens)
 
     def _forget(self, program: EngineProgram, now: float) -> None:
-        """Drop what the parts and the policy keep of a program that nothing is learned from."""
+        """Drop the state that the parts and the policy keep of a program, without learning from
+        it.
+        """
         for part in self.parts:
             part.program_ended(program, now)
         self.policy.program_lost(program)
 
     def _charge(self, step: StepFinished) -> None:
-        """Charge the step's time to each call in it; those whose quantum is used up are ranked."""
+        """Charge the step's time to each of its calls, and rank those whose quantum is used up."""
         call_ids, seconds, now, tokens, steps = step
         for call in map(self.calls.get, call_ids):
             if call is None:
@@ -456,7 +472,9 @@ class SchedulerCore:
             self.learned.costs.step(seconds, tokens, len(call_ids))
 
     def _quantum_spent(self, call: QueuedCall, now: float) -> bool:
-        """Rank a call again, or give it its quantum anew. True if it has another place now."""
+        """Rank a call again whose quantum is used up, or give it a new quantum. Return whether its
+        place has changed.
+        """
         if self.promoter.keeps and call.promoted:
             call.quantum_ends_s = call.served_s + self.promoter.priority.quantum_s
             return False
@@ -466,7 +484,7 @@ class SchedulerCore:
         return True
 
     def _rank_again(self, calls: Iterable[QueuedCall], now: float) -> None:
-        """Ask for the priority of a few of these again: of the first that wait."""
+        """Rank the first few waiting calls of ``calls`` again."""
         left = SCANNED
         for call in calls:
             if call.since is None or call.promoted:

@@ -1,6 +1,6 @@
-"""What happens in an engine, as values. `SchedulerCore.handle` takes each event once.
+"""The events of an engine. Each event is passed once to `SchedulerCore.handle`.
 
-Times (``now``) are seconds of the engine's own clock.
+Times (``now``) are seconds on the engine's own clock.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 
 
 class PreemptionReason(StrEnum):
-    """Why a running call was preempted."""
+    """The reason for which a running call was preempted."""
 
     SLOT = "slot"
     """For a waiting call of a better level (`SchedulerCore.plan_step`)."""
     MEMORY = "memory"
     """The engine ran out of KV-cache blocks."""
     RESET = "reset"
-    """The prefix cache was emptied on a client's wish."""
+    """A client requested that the prefix cache be emptied."""
 
 
-# -- what the engine reports ---------------------------------------------------------------
+# -- events that the engine reports --------------------------------------------------------
 
 
 class CallArrived(NamedTuple):
-    """A call came to the engine. It gets its priority; the queue receives it next."""
+    """A call arrived at the engine. It gets its priority, and is put into the queue next."""
 
     call: QueuedCall
     now: float
 
 
 class CallStarted(NamedTuple):
-    """A call that was taken from the queue runs, for the first time or again.
+    """A call that was taken from the queue starts, for the first time or after a preemption.
 
-    ``cached_tokens`` of its tokens are in the KV cache already. They are None in an engine that
-    has no prefill: such an engine sends no `FirstToken`.
+    ``cached_tokens`` is the number of its tokens that are already in the KV cache. It is None in an
+    engine without a prefill; such an engine sends no `FirstToken`.
     """
 
     call: QueuedCall
@@ -48,14 +48,16 @@ class CallStarted(NamedTuple):
 
 
 class FirstToken(NamedTuple):
-    """A call has put out its first token since it last started: its prefill is over."""
+    """A call produced its first token since it last started: its prefill has ended."""
 
     call: QueuedCall
     now: float
 
 
 class CallPreempted(NamedTuple):
-    """A running call stops and will wait again; ``better`` is the call that needs its slot."""
+    """A running call is preempted and will wait again. ``better`` is the call that gets its
+    slot.
+    """
 
     call: QueuedCall
     now: float
@@ -64,17 +66,17 @@ class CallPreempted(NamedTuple):
 
 
 class CallFinished(NamedTuple):
-    """A call ended or was aborted, in whatever state it was."""
+    """A call ended or was aborted, in any state."""
 
     call: QueuedCall
     now: float
 
 
 class StepFinished(NamedTuple):
-    """The engine computed a step for these calls, in so many seconds.
+    """The engine computed a step for these calls, which took ``seconds``.
 
-    The step had ``tokens`` tokens in all, 0 where the engine does not say. A simulator reports
-    several ``steps`` at once.
+    The step had ``tokens`` tokens in total, or 0 if the engine does not report that. A simulator
+    reports several ``steps`` at once.
     """
 
     call_ids: Collection[str]
@@ -85,7 +87,7 @@ class StepFinished(NamedTuple):
 
 
 class InterruptStarted(NamedTuple):
-    """A program waits for a tool of this ``name`` (kind ``tool``), or for a person (``human``)."""
+    """A program waits for the tool ``name`` (kind ``tool``) or for a human (kind ``human``)."""
 
     program: EngineProgram
     kind: str
@@ -94,7 +96,7 @@ class InterruptStarted(NamedTuple):
 
 
 class InterruptEnded(NamedTuple):
-    """A program's tool returned, or a person answered."""
+    """A program's tool returned, or a human answered."""
 
     program: EngineProgram
     kind: str
@@ -108,18 +110,18 @@ class ProgramEnded(NamedTuple):
     now: float
 
 
-# -- what the core reports to its listeners ------------------------------------------------
+# -- events that the core reports to its listeners -----------------------------------------
 
 
 class CallAdmitted(NamedTuple):
-    """A call whose program was not admitted may run from now on, and waits for a slot."""
+    """A call's program was admitted. The call may run from now on, and waits for a slot."""
 
     call: QueuedCall
     now: float
 
 
 class CallReranked(NamedTuple):
-    """A running call has used up its quantum and has another priority."""
+    """A running call has used up its quantum and has a new priority."""
 
     call: QueuedCall
     now: float
@@ -138,39 +140,39 @@ Event = CallEvent | StepFinished | InterruptStarted | InterruptEnded | ProgramEn
 
 
 class Listener(Protocol):
-    """Somebody who watches the events of calls and decides nothing."""
+    """An observer of the events of calls, which makes no decisions."""
 
     def hear(self, event: CallEvent) -> None:
-        """Take note of an event.
+        """Observe an event.
 
-        A listener hears of a preemption and of an end before the core takes them in, while the
-        call still has its slot and its blocks, and of all other events afterwards.
+        For a preemption and for a call's end, this is called before the core handles the event,
+        while the call still has its slot and its blocks; for all other events, afterwards.
         """
 
 
 class Part:
-    """A part of the scheduler that keeps its own account of calls and programs.
+    """A part of the scheduler that keeps its own state of calls and programs.
 
-    It overrides what it needs to know. `SchedulerCore.handle` calls the parts.
+    `SchedulerCore.handle` calls the parts. Subclasses override only the events that they need.
     """
 
     def call_arrived(self, call: QueuedCall, now: float) -> None:
-        """Take in a call that is among its program's ``queued`` calls by now."""
+        """Handle the arrival of a call. It is already among its program's ``queued`` calls."""
 
     def call_started(self, call: QueuedCall, now: float) -> None:
-        """Take in that a call runs, for the first time or after a preemption."""
+        """Handle the start of a call, for the first time or after a preemption."""
 
     def call_preempted(self, call: QueuedCall, now: float, reason: PreemptionReason) -> None:
-        """Take in that a call runs no more and will wait again."""
+        """Handle the preemption of a call, which will wait again."""
 
     def call_finished(self, call: QueuedCall, now: float) -> None:
-        """Take in the end of a call that is not among its program's ``queued`` calls any more."""
+        """Handle the end of a call. It is no longer among its program's ``queued`` calls."""
 
     def interrupt_started(self, program: EngineProgram, kind: str, name: str, now: float) -> None:
-        """Take in that a program waits for a tool of this name, or for a person."""
+        """Handle that a program waits for the tool ``name``, or for a human."""
 
     def interrupt_ended(self, program: EngineProgram, now: float) -> None:
-        """Take in that the tool returned, or the person answered."""
+        """Handle that the tool returned, or that the human answered."""
 
     def program_ended(self, program: EngineProgram, now: float) -> None:
-        """Take in that a program ended, or was not heard of for long."""
+        """Handle that a program has ended or has timed out."""

@@ -1,4 +1,6 @@
-"""A priority queue whose items can move and leave: the one heap that the scheduler uses."""
+"""A priority queue whose items can be moved and removed. The scheduler uses it for all its
+queues.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,12 @@ Item = TypeVar("Item")
 
 
 class Heap(Generic[Item]):
-    """Items by key, the least first; of equal keys the one that was put first.
+    """A priority queue: the item with the smallest key comes first; with equal keys, the item that
+    was put first.
 
-    An item that was put again or discarded leaves its old entry in the heap, where it is dropped
-    when it comes up. Old entries never outnumber the items by more than two to one, so every
-    operation costs O(log n), amortised.
+    The old entry of an item that is moved or removed stays in the heap, and is dropped when it
+    reaches the top. There are never more than two old entries for each item, so every operation
+    costs O(log n), amortised.
     """
 
     def __init__(self) -> None:
@@ -29,7 +32,7 @@ class Heap(Generic[Item]):
         return item in self._current
 
     def put(self, item: Item, key: Any) -> None:
-        """Add an item, or move it."""
+        """Add an item, or move it to another key."""
         self._puts += 1
         self._current[item] = entry = (key, self._puts, item)
         heapq.heappush(self._entries, entry)
@@ -37,7 +40,7 @@ class Heap(Generic[Item]):
             self._tidy()
 
     def discard(self, item: Item) -> bool:
-        """Take an item out wherever it stands; False if it is not here."""
+        """Remove an item from any position. Return False if it is not in the heap."""
         if self._current.pop(item, None) is None:
             return False
         if len(self._entries) > 3 * len(self._current):
@@ -45,7 +48,7 @@ class Heap(Generic[Item]):
         return True
 
     def first(self) -> Item | None:
-        """The item with the least key; None where there is none."""
+        """Return the item with the smallest key; None if the heap is empty."""
         entries, current = self._entries, self._current
         while entries:
             entry = entries[0]
@@ -55,11 +58,11 @@ class Heap(Generic[Item]):
         return None
 
     def first_key(self) -> Any:
-        """Its key; None where there is no item."""
+        """Return the smallest key; None if the heap is empty."""
         return None if self.first() is None else self._entries[0][0]
 
     def pop(self) -> Item:
-        """Take the first item out; there must be one."""
+        """Remove and return the first item. The heap must not be empty."""
         item = self.first()
         assert item is not None
         heapq.heappop(self._entries)
@@ -67,7 +70,9 @@ class Heap(Generic[Item]):
         return item
 
     def __iter__(self) -> Iterator[Item]:
-        """The items, the first first. O(k log k) for the first k; nothing may change meanwhile."""
+        """Yield the items in order. The first k cost O(k log k). The heap must not change
+        meanwhile.
+        """
         entries, current = self._entries, self._current
         front = [(entries[0], 0)] if entries else []
         while front:

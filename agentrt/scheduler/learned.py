@@ -1,9 +1,10 @@
-"""The one learner: what programs, their calls, their tools and the engine's steps are usually like.
+"""Statistics of programs, of their calls and tools, and of the engine's steps, learned online.
 
-It learns online, per tenant and program type, so that nobody can teach falsehoods about others'
-programs. All it knows are faded means, which move from their prior as far as their samples count,
-in bounded memory. The prior of a gap is Lindy's rule: what has lasted for ``a`` seconds is expected
-to last for ``a`` more. Those of an output and of a program's service are means over all types.
+The statistics are kept per tenant and program type, so that no tenant can falsify the statistics of
+another. They are exponentially weighted means in bounded memory. A mean is combined with a prior,
+and counts the more, the more samples it has. The prior of a gap's duration is Lindy's rule: a gap
+that has lasted for ``a`` seconds is expected to last for ``a`` more seconds. The priors of a call's
+output and of a program's service are the means over all types.
 """
 
 from __future__ import annotations
@@ -18,52 +19,61 @@ from itertools import combinations, islice
 from typing import NamedTuple, TypeVar
 
 RESOLUTION_S = 0.05
-"""Seconds below which durations are not told apart."""
+"""Resolution of durations, in seconds: shorter durations are treated as equal."""
 BINS_PER_DOUBLING = 2
-"""How finely ages are told apart, and levels of `adaptive`."""
+"""Number of bins per doubling of an age, and of levels of `adaptive` per doubling of the expected
+service.
+"""
 RECENT = 64
-"""Steps of each sort that the median of what they cost looks at."""
+"""Number of latest steps, with and without prefill, over which the medians of their costs are
+taken.
+"""
 SILENCES = 2048
-"""The latest silences of a type that are remembered: some turns of many clients at once."""
+"""Number of latest silences that are kept per type: enough for some turns of many clients."""
 WINDOW = 256.0
-"""Samples that a mean remembers: older ones fade, so that programs may change."""
+"""Number of samples over which a mean is taken. Older samples lose weight, so that the statistics
+follow changes of programs.
+"""
 DOUBT = 8.0
-"""Samples that a mean needs to count as much as its prior."""
+"""Number of samples at which a mean counts as much as its prior."""
 KINDS = 2048
-"""Kinds that are remembered; those not seen for the longest time are forgotten first."""
+"""Maximum number of kinds that are kept; the least recently used kind is dropped first."""
 SCANNED = 8
-"""Entries that are looked at where all would cost too much: the calls of a program, those who wait
-to come in, the chains of blocks that a program may go on from."""
+"""Number of entries that are considered where considering all would cost too much: the calls of a
+program, the calls that wait for admission, the chains of blocks that a program may continue.
+"""
 BRANCHING = 0.25
-"""A type branches if more than this share of its calls comes beside another of their program."""
+"""A program type branches if more than this share of its calls arrives while another call of the
+same program is in the engine.
+"""
 LONGEST_S = 1e9
-"""No duration is longer, whatever a file says."""
+"""Upper limit of all durations, in seconds, also of those that a history file contains."""
 
 Kind = tuple[str, str, str]
-"""Tenant, program type, and what it is about: a tool, a size, a node; "" for all."""
+"""Tenant, program type, and subject of a statistic: a tool, a size, a node; "" for all."""
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
 class Mean:
-    """A faded mean of ``n`` samples."""
+    """An exponentially weighted mean of ``n`` samples."""
 
     n: float = 0.0
     value: float = 0.0
 
     def add(self, value: float) -> None:
-        """One more sample."""
+        """Add a sample."""
         self.n = self.n + 1.0 if self.n < WINDOW - 1.0 else WINDOW
         self.value += (value - self.value) / self.n
 
     def refine(self, prior: float) -> float:
-        """A prior, moved towards this mean as far as its samples count."""
+        """Return a prior combined with this mean. The mean's weight grows with its samples."""
         return prior + (self.value - prior) * self.n / (self.n + DOUBT)
 
 
 class Forecast(NamedTuple):
-    """The ``chance`` that something ends well, and in how many ``seconds`` if it does."""
+    """The ``chance`` that something ends well, and the expected ``seconds`` until then."""
 
     chance: float
     seconds: float
@@ -71,27 +81,33 @@ class Forecast(NamedTuple):
 
 @dataclass(slots=True)
 class Age:
-    """Of what has lasted for so long: how long it lasted still, and how often it ended well."""
+    """Statistics of durations that have reached a certain age: the mean remaining duration, and the
+    share that ended well.
+    """
 
     left_s: Mean = field(default_factory=Mean)
     well: Mean = field(default_factory=Mean)
 
     def learn(self, left_s: float, *, well: bool) -> None:
-        """One lasted for so long from this age on; one that ended badly says not how long."""
+        """Add a duration that lasted ``left_s`` seconds from this age on. The remaining duration
+        counts only if it ended well.
+        """
         self.well.add(well)
         if well:
             self.left_s.add(max(left_s, 0.0))
 
 
 class _Recent(OrderedDict[Key, Value]):
-    """What is known by key; of more than `KINDS`, those not seen for the longest time go."""
+    """A mapping that creates missing values, and keeps at most `KINDS` keys: the least recently
+    used key is dropped first.
+    """
 
     def __init__(self, make: Callable[[], Value]) -> None:
         super().__init__()
         self._make = make
 
     def of(self, key: Key) -> Value:
-        """That of a key, which is seen now."""
+        """Return the value of a key, creating it if needed, and mark the key as used."""
         value = self.get(key)
         if value is not None:
             self.move_to_end(key)
@@ -103,20 +119,23 @@ class _Recent(OrderedDict[Key, Value]):
 
 
 class Durations:
-    """How long what has lasted for a while still lasts: a mean residual life, by kind and age."""
+    """Statistics of remaining durations, by kind and by the age that was already reached (a mean
+    residual life).
+    """
 
     def __init__(self) -> None:
         self._kinds: _Recent[Kind, defaultdict[int, Age]] = _Recent(lambda: defaultdict(Age))
 
     def at(self, kind: Kind, age: int) -> Age | None:
-        """What is known of a kind at an age (`age_bin`); None for nothing."""
+        """Return the statistics of a kind at an age (`age_bin`); None if there are none."""
         ages = self._kinds.get(kind)
         return None if ages is None else ages.get(age)
 
     def expect(self, kinds: Iterable[Kind], elapsed_s: float) -> Forecast:
-        """What is to be expected of something that has lasted for so long.
+        """Return the forecast for something that has lasted ``elapsed_s`` seconds and is of all
+        these kinds.
 
-        It is of all these kinds: the more special ones come last, and refine the others.
+        More specific kinds come later in ``kinds``, and refine the forecast of the earlier ones.
         """
         forecast, age = Forecast(1.0, max(elapsed_s, RESOLUTION_S)), age_bin(elapsed_s)
         for kind in kinds:
@@ -127,73 +146,82 @@ class Durations:
         return forecast
 
     def learn(self, kind: Kind, total_s: float, *, well: bool = True) -> None:
-        """Something ended after ``total_s``: what was still to come at each age is known now."""
+        """Add something that ended after ``total_s`` seconds: at each age that it reached, the
+        remaining duration is known now.
+        """
         ages = self._kinds.of(kind)
         for age in range(age_bin(total_s) + 1):
             ages[age].learn(total_s - bin_edge(age), well=well)
 
     def entry(self, kind: Kind, age: int) -> Age:
-        """What is known of a kind at an age, to learn more; a new kind may take another's place."""
+        """Return the statistics of a kind at an age, to add to. Creates them if needed; a new kind
+        may displace another.
+        """
         return self._kinds.of(kind)[age]
 
     def entries(self) -> Iterator[tuple[Kind, int, Age]]:
-        """All that is known, of the kind that was not seen for the longest time first."""
+        """Yield all statistics, those of the least recently used kind first."""
         for kind, ages in self._kinds.items():
             for age, known in ages.items():
                 yield kind, age, known
 
 
 class Silence:
-    """A stretch of time in which a program has no call, and nobody says what it waits for."""
+    """A silence: a period in which a program has no call, and the engine is not told what it waits
+    for.
+    """
 
     __slots__ = ("_of", "counted", "length", "returned", "since")
 
     def __init__(self, of: Silences, since: float) -> None:
         self._of, self.since = of, since
         self.counted = True
-        """Whether it is among the latest of its type."""
+        """Whether the silence is among the latest silences of its type."""
         self.length: float | None = None
-        """Seconds that it lasted; None while it lasts."""
+        """Duration in seconds; None while the silence lasts."""
         self.returned = False
-        """Whether it ended with a call."""
+        """Whether the silence ended with a call."""
 
     def end(self, now: float, *, returned: bool) -> None:
-        """The program has a call again (``returned``), or will have none."""
+        """End the silence: the program has made a call (``returned``), or will make none."""
         if self.counted:
             self._of.end(self, now, returned=returned)
 
     def drop(self) -> None:
-        """It is no silence: somebody has said what the program waits for."""
+        """Drop the silence, because the engine was told what the program waits for."""
         if self.counted:
             self._of.drop(self)
 
     def chance(self, now: float, prior: float) -> float:
-        """How likely the program still returns, 0 to 1; ``prior`` where few others are known."""
+        """Return the probability that the program returns. ``prior`` counts if there are few other
+        silences.
+        """
         return self._of.chance(self, now, prior)
 
 
 class Silences:
-    """The latest silences of programs of one type: how many ended with a call, and after how long.
+    """The latest silences of the programs of one type: how many ended with a call, and after how
+    long.
 
-    Clients rarely say that a conversation is over. Those that have been silent for longer than
+    Clients rarely report the end of a conversation. Programs that have been silent for longer than
     others were before they returned are evidence that silent programs do not return.
     """
 
     def __init__(self) -> None:
         self._latest: deque[Silence] = deque()
         self._open: list[float] = []
-        """When the silences began that last still, in order."""
+        """The start times of the silences that still last, sorted."""
         self._returned: list[float] = []
-        """The lengths in seconds of those that ended with a call, the shortest first."""
+        """The durations, in seconds, of the silences that ended with a call, sorted."""
         self._gone: list[float] = []
-        """The lengths of those that ended with their program."""
+        """The durations of the silences that ended with their program, sorted."""
         self._explained = Mean()
-        """The share of them of which somebody said what the program waits for."""
+        """The share of silences that were dropped, because the engine was told the reason."""
         self._until_look = 0
         self._ends = 0.0
 
     def begin(self, now: float) -> Silence:
-        """A program fell silent."""
+        """Start a silence of a program."""
         self._until_look -= 1
         silence = Silence(self, now)
         insort(self._open, now)
@@ -219,8 +247,9 @@ class Silences:
     def chance(self, silence: Silence, now: float, prior: float) -> float:
         """See `Silence.chance`.
 
-        Of the silences that reached its age, the share that ended with a call. Few of the latest
-        can have reached a great age; there, those count that reached half the age of the oldest.
+        The probability is the share of silences that ended with a call, among the silences that
+        reached this age. Few of the latest silences can have reached a great age; then the silences
+        count that reached half the age of the oldest silence.
         """
         age = now - silence.since
         returned = _at_least(self._returned, age)
@@ -233,9 +262,10 @@ class Silences:
 
     @property
     def ends(self) -> float:
-        """The share of its calls after which a program has no other: 0 where few are known.
+        """The share of calls after which a program makes no further call; 0 if there are few
+        samples.
 
-        After a call that a tool follows, of which the engine is told, it has another one.
+        A call that is followed by a tool, of which the engine is told, is never the last.
         """
         if len(self._latest) >= DOUBT and self._until_look <= 0:
             self._until_look = len(self._latest) // 16
@@ -256,16 +286,18 @@ class Silences:
 
 
 def _at_least(lengths: list[float], age: float) -> int:
-    """How many of these, the shortest first, are at least so long."""
+    """Return how many of the sorted durations are at least ``age``."""
     return len(lengths) - bisect_left(lengths, age)
 
 
 @dataclass(slots=True)
 class Usual:
-    """What is usual of a type's calls: tokens of ``output``, and of prompt that all ``shared``; and
-    how often a call comes ``beside`` another one of its program. Of its programs: how many
-    ``calls`` they have, and from the end of one to that of the next, by how many tokens their
-    contexts have ``grown`` and in which time, waiting left out.
+    """Typical values for the calls and programs of one type.
+
+    For calls: the tokens of their ``output``, the tokens of the prompt that all of them ``shared``,
+    and the share of calls that arrive ``beside`` another call of the same program. For programs:
+    the number of their ``calls``; and from the end of a call to the end of the next, the tokens by
+    which the context has ``grown``, and the time ``turn_s`` in seconds, without waiting.
     """
 
     output: Mean = field(default_factory=Mean)
@@ -278,13 +310,15 @@ class Usual:
 
     @property
     def branches(self) -> bool:
-        """Whether its programs often have several calls at a time."""
+        """Whether programs of this type often have several calls at the same time."""
         return self.beside.value > BRANCHING
 
     def growth(self, context_tokens: int, seconds: float) -> int:
-        """The tokens by which a chain's context is expected to grow in so many seconds.
+        """Return the number of tokens by which a chain's context is expected to grow in
+        ``seconds``.
 
-        That it may end in that time counts against it: then it gives up its ``context_tokens``.
+        The growth is reduced by the chance that the chain ends in that time, because then its
+        ``context_tokens`` become free.
         """
         if not self.turn_s.value or self.branches:
             return 0
@@ -294,7 +328,7 @@ class Usual:
 
 
 class Median:
-    """The median of the latest `RECENT` samples: a few outliers do not move it."""
+    """The median of the latest `RECENT` samples. Unlike a mean, it ignores a few outliers."""
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=RECENT)
@@ -302,13 +336,15 @@ class Median:
         self._new = 0
 
     def add(self, value: float) -> None:
-        """Take in one more sample."""
+        """Add a sample."""
         self._samples.append(value)
         self._new += 1
 
     @property
     def value(self) -> float:
-        """The median; 0 before the first sample. Sorts again after every eighth of its samples."""
+        """The median; 0 before the first sample. It is updated after an eighth of the samples is
+        new.
+        """
         if self._new and self._new >= len(self._samples) // 8:
             self._new = 0
             self._value = sorted(self._samples)[(len(self._samples) - 1) // 2]
@@ -316,31 +352,36 @@ class Median:
 
 
 class StepCost:
-    """What the engine's steps cost: seconds of a step without prompts, and per prompt token beyond.
+    """The costs of the engine's steps: the seconds of a step without prefill, and the additional
+    seconds per prompt token.
 
-    Both are medians, so that a step in which the process stood still (a compilation, a suspended
-    machine) changes neither. A busy engine may have prompts in every step. If none of the latest
-    `RECENT` steps was without, what steps cost is the line through them: the median slope between
-    two of them (Theil and Sen), and the median of what is left of a step beside its prompt tokens.
+    Both are medians, so that a step in which the process was suspended (by a compilation, by the
+    machine) changes neither. A busy engine may have prefill in every step. If none of the latest
+    `RECENT` steps was without prefill, the costs come from a line through the steps: the slope is
+    the median slope between two steps (Theil and Sen), and the intercept is the median of the
+    steps' remaining seconds.
     """
 
     def __init__(self) -> None:
         self._without = Median()
         self._prefills: deque[tuple[float, int]] = deque(maxlen=RECENT)
-        """The latest steps with prompts: their seconds and prompt tokens."""
+        """The seconds and the prompt tokens of the latest steps with prefill."""
         self._since = RECENT
-        """Steps with prompts since the last step without."""
+        """The number of steps with prefill since the last step without."""
         self._new = 0
         self._beside = -1.0
-        """What a step without prompts cost when ``token_s`` was computed last. Negative where
-        that was not known, and the line through the steps gave it."""
+        """The cost of a step without prefill with which ``token_s`` was last computed. Negative if
+        that cost was unknown, and the line through the steps was used.
+        """
         self.token_s = 0.0
-        """Seconds that a prompt token adds to a step; 0 before any was measured."""
+        """Seconds that a prompt token adds to a step; 0 before the first measurement."""
         self.decode_s = 0.0
-        """Seconds of a step that computes no prompt; 0 before any was measured."""
+        """Seconds of a step without prefill; 0 before the first measurement."""
 
     def step(self, seconds: float, tokens: int, calls: int) -> None:
-        """A step computed so many ``tokens``: one of each call, and more of those in prefill."""
+        """Add a step that computed ``tokens`` tokens: one for each call that decodes, and more for
+        calls in prefill.
+        """
         prefill = tokens - calls
         if prefill <= 0:
             self._without.add(seconds)
@@ -352,10 +393,10 @@ class StepCost:
         self._update()
 
     def _update(self) -> None:
-        """Bring both figures up to date.
+        """Update both costs.
 
-        They are computed again after an eighth of the remembered steps is new, and when what a
-        step without prompts costs has changed, or is not known any more.
+        They are recomputed after an eighth of the kept steps is new, and when the cost of a step
+        without prefill has changed or is no longer known.
         """
         without_s = self._without.value if self._since < RECENT else -1.0
         if without_s > 0.0:
@@ -377,7 +418,9 @@ class StepCost:
             self.token_s = self._beyond(self.decode_s)
 
     def _beyond(self, without_s: float) -> float:
-        """The median by token of what prompts added to a step that costs ``without_s`` itself."""
+        """Return the median, weighted by tokens, of the seconds per prompt token beyond
+        ``without_s``, the cost of a step without prefill.
+        """
         costs = sorted(
             (max(seconds - without_s, 0.0) / prefill, prefill)
             for seconds, prefill in self._prefills
@@ -390,7 +433,9 @@ class StepCost:
         return 0.0
 
     def _slope(self) -> float:
-        """The median slope between two steps; 0 where all had the same number of tokens."""
+        """Return the median slope between two steps; 0 if all steps had the same number of
+        tokens.
+        """
         slopes = sorted(
             (later_s - earlier_s) / (later - earlier)
             for (earlier_s, earlier), (later_s, later) in combinations(self._prefills, 2)
@@ -400,43 +445,43 @@ class StepCost:
 
 
 class Learned:
-    """All that is learned in one engine.
+    """All statistics of one engine.
 
-    ``service`` is the service of whole programs, ``gaps`` the time between a program's calls, by
-    what it waits for; ``costs`` are the engine's own.
+    ``service`` has the service of whole programs. ``gaps`` has the times between a program's calls,
+    by what it waits for. ``costs`` are the costs of the engine's steps.
     """
 
     def __init__(self) -> None:
         self.service, self.gaps, self.costs = Durations(), Durations(), StepCost()
         self.calls = 0
-        """Calls that have ended."""
+        """The number of calls that have ended."""
         self._output, self._of_limit = Mean(), Mean()
         self._usual: _Recent[tuple[str, str], Usual] = _Recent(Usual)
 
     def usual(self, kind: tuple[str, str]) -> Usual:
-        """What is known of programs of this tenant and type, to read or to add to."""
+        """Return the typical values of a tenant and type, to read or to add to."""
         return self._usual.of(kind)
 
     def usuals(self) -> Iterator[tuple[tuple[str, str], Usual]]:
-        """Yield each kind with what is known of it, the one not seen for the longest time first."""
+        """Yield each tenant and type with its typical values, the least recently used first."""
         yield from self._usual.items()
 
     def output(self, kind: tuple[str, str]) -> int:
-        """The output tokens to expect of a call of a program of this tenant and type."""
+        """Return the expected output tokens of a call of this tenant and type."""
         return int(self._usual.of(kind).output.refine(self._output.value))
 
     def output_within(self, kind: tuple[str, str], limit: int) -> float:
-        """The output tokens to expect of a call with this ``limit`` of them (0: none is known).
+        """Return the expected output tokens of a call whose maximum is ``limit`` (0 if unknown).
 
-        Where no call of its type has ended, it is expected to use as much of its limit as calls
-        usually did (a geometric mean): all of it before any has ended.
+        If no call of the type has ended, the call is expected to use the share of its limit that
+        other calls used (a geometric mean); before any call has ended, the whole limit.
         """
         prior = limit * math.exp(self._of_limit.value) if limit else self._output.value
         expected = self._usual.of(kind).output.refine(prior)
         return min(expected, limit) if limit else expected
 
     def call_ended(self, kind: tuple[str, str], output_tokens: int, limit: int = 0) -> None:
-        """A call ended with so many tokens of output; its ``limit`` is 0 where none is known."""
+        """Add a call that ended with ``output_tokens``. ``limit`` is its maximum, 0 if unknown."""
         if limit and output_tokens:
             self._of_limit.add(math.log(output_tokens / limit))
         self.calls += 1
@@ -445,7 +490,7 @@ class Learned:
 
 
 def age_bin(seconds: float) -> int:
-    """The bin of a duration; 0 up to `RESOLUTION_S`."""
+    """Return the bin of a duration; 0 for durations up to `RESOLUTION_S`."""
     if not seconds > RESOLUTION_S:
         return 0
     return 1 + int(BINS_PER_DOUBLING * math.log2(min(seconds, LONGEST_S) / RESOLUTION_S))
@@ -453,5 +498,5 @@ def age_bin(seconds: float) -> int:
 
 @cache
 def bin_edge(age: int) -> float:
-    """The least duration of a bin, in seconds."""
+    """Return the smallest duration of a bin, in seconds."""
     return RESOLUTION_S * 2.0 ** ((age - 1) / BINS_PER_DOUBLING) if age else 0.0

@@ -1,8 +1,8 @@
-"""Whose the cached blocks of an engine are, and what their programs wait for.
+"""The owners of an engine's cached blocks, and what their programs wait for.
 
-`BlockOwners` keeps `CachedBlocks` in step with the engine's events. Events may be missing or late,
-since a bare client of the engine sends none of tools, and messages travel beside the calls: a
-call's arrival counts as a return.
+`BlockOwners` updates `CachedBlocks` from the engine's events. Events of tools may be missing or
+late, because some clients send none, and because they do not travel with the calls. So the arrival
+of a call always counts as the program's return.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION
 
 
 class BlockOwners(Part):
-    """The cached blocks of one engine's programs and sessions, and what programs wait for.
+    """The cached blocks of an engine's programs and sessions, and what the programs wait for.
 
-    ``changed`` is called with those whose place in the order of eviction has changed. ``learned``
-    is None where nothing asks for what gaps are like.
+    ``changed`` is called with blocks whose place in the eviction order has changed. ``learned`` is
+    None if no statistics of gaps are needed.
     """
 
     def __init__(self, learned: Learned | None) -> None:
@@ -28,20 +28,20 @@ class BlockOwners(Part):
         self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
         self._sessions: dict[tuple[str, str], CachedBlocks] = {}
         self._idle: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """The sessions without a live program, the longest idle first."""
+        """The sessions without a live program, the longest idle session first."""
         self._shared: OrderedDict[str, CachedBlocks] = OrderedDict()
         self._live: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        """How many sessions are idle."""
+        """Return the number of idle sessions."""
         return len(self._idle)
 
     def sharers(self, type: str) -> int:
-        """How many programs of a type are live."""
+        """Return the number of live programs of a type."""
         return self._live.get(type, 0)
 
     def shared(self, type: str) -> CachedBlocks:
-        """What several programs use, the first of them of this type."""
+        """Return the blocks that several programs share, of which the first is of this type."""
         if type not in self._shared:
             self._shared[type] = CachedBlocks(type, shared=True)
             if len(self._shared) > KINDS:
@@ -51,7 +51,7 @@ class BlockOwners(Part):
         return self._shared[type]
 
     def own(self, row: EngineProgram) -> CachedBlocks:
-        """A program's blocks: those of its session, if it has one."""
+        """Return a program's blocks: the blocks of its session, if it has a session."""
         if row.cached is not None:
             return row.cached
         session = None if row.session is None else (row.tenant, row.session)
@@ -67,7 +67,7 @@ class BlockOwners(Part):
         return blocks
 
     def forget_chains(self, rows: Iterable[EngineProgram]) -> None:
-        """The cache was emptied on purpose: nothing of it counts as lost."""
+        """Forget all chains, because the cache was emptied on request: no block counts as lost."""
         for blocks in [*(row.cached for row in rows), *self._sessions.values()]:
             if blocks is not None:
                 blocks.chains.clear()
@@ -79,7 +79,7 @@ class BlockOwners(Part):
         if row.lone:
             return
         blocks = self.own(row)
-        if not any(one.tools for one in blocks.rows):
+        if not any(program.tools for program in blocks.rows):
             self._close_gap(blocks, now)
         blocks.branches |= len(row.queued) > 1
         self.changed(blocks)
@@ -89,7 +89,7 @@ class BlockOwners(Part):
         if blocks is None:
             return
         if not (call.steps or call.program.service_s):
-            return  # cancelled before it had anything: there is no gap to learn from
+            return  # cancelled before it was served, so no gap follows
         if not (blocks.calling or blocks.asking):
             self._end_silence(blocks, now)
             blocks.gap, blocks.since = BETWEEN, now
@@ -127,7 +127,9 @@ class BlockOwners(Part):
         self.changed(blocks)
 
     def _keep_idle(self, session: tuple[str, str]) -> None:
-        """Keep a session's blocks for its next program, and give up the longest idle."""
+        """Keep a session's blocks for its next program; drop the longest idle session if there are
+        too many.
+        """
         self._idle[session] = None
         if len(self._idle) > KINDS:
             oldest, _ = self._idle.popitem(last=False)

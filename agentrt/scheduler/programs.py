@@ -1,4 +1,4 @@
-"""A live program's row in a process table: what the runtime and every engine know of it."""
+"""The row of a live program in a process table, which the runtime and every engine keep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentrt.request import Usage
 
 @dataclass(slots=True, eq=False)
 class ProgramStats:
-    """A live program's row in the process table. Times are seconds."""
+    """The row of a live program in the process table. All times are seconds."""
 
     program_id: str
     type: str
@@ -17,34 +17,36 @@ class ProgramStats:
     session: str | None = None
     started_at: float = 0.0
     service_s: float = 0.0
-    """The sum of its completed calls' service (PLAS, Agentix Eq. 1)."""
+    """The service of the program's completed calls (PLAS, Agentix Eq. 1)."""
     attained_s: float = 0.0
-    """The service of its running calls too, as far as this engine charged them."""
+    """The service of completed and running calls, as far as this engine has charged it."""
     path_s: float = 0.0
-    """The longest path of service seen (ATLAS' scalar, Agentix Alg. 1)."""
+    """The longest path of service seen so far (the scalar of ATLAS, Agentix Alg. 1)."""
     waiting_s: float = 0.0
-    """Its completed calls' time in the engine's queue."""
+    """The time that completed calls spent in the engine's queue."""
     interrupt_s: float = 0.0
-    """Time that its tools and humans took."""
+    """The time that the program's tools and questions to humans took."""
     calls: dict[str, float] = field(default_factory=dict)
-    """Its active calls, each with its time of arrival."""
+    """The program's active calls, each with its time of arrival."""
     tools: int = 0
-    """How many tools it waits for."""
+    """The number of tools that the program waits for."""
     humans: int = 0
-    """How many people's answers it waits for."""
+    """The number of questions to humans that the program waits for."""
     events: int = 0
-    """How many events it waits for."""
+    """The number of events that the program waits for."""
     size_hint: float | None = None
-    """Somebody's guess of its size, in a unit that all programs of its type share."""
+    """The client's estimate of the program's size, in a unit that all programs of its type
+    share.
+    """
     last_arrival: float = 0.0
-    """When a call of it last arrived, or an interrupt of it last began."""
+    """When a call of the program last arrived, or an interrupt last began."""
     last_completion: float = 0.0
-    """When a call or an interrupt of it last ended."""
+    """When a call or an interrupt of the program last ended."""
     finished_calls: int = 0
     usage: Usage = field(default_factory=Usage)
     ended: bool = False
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Its tenant and type: what is learned of others like it."""
+        """The program's tenant and type, by which statistics are kept."""
         return self.tenant, self.type

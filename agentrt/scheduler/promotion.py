@@ -1,4 +1,4 @@
-"""The priority of a call, and what moves a waiting one up that would starve otherwise."""
+"""The priority of a call, and the promotion of waiting calls that would otherwise starve."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from agentrt.scheduler.records import EngineProgram, QueuedCall
 
 
 class Priority(NamedTuple):
-    """Smaller levels run first, within one level smaller orders (numbers, or tuples of them).
+    """The priority of a call. Smaller levels run first; within a level, smaller orders (numbers or
+    tuples of numbers).
 
-    Only a call of a strictly better level preempts. ``quantum_s`` are the seconds of
-    service after which the policy is asked again (`Policy.on_quantum_expired`).
+    Only a call of a strictly better level preempts another. After ``quantum_s`` seconds of service,
+    the policy is asked for a new priority (`Policy.on_quantum_expired`).
     """
 
     level: int
@@ -21,34 +22,36 @@ class Priority(NamedTuple):
 
 
 class Promoter:
-    """Moves calls that waited for long up before the order of the policy. This one moves none.
+    """A promoter of calls that have waited for long. This base class promotes no calls.
 
-    ``priority`` is what they get. Where it ``keeps`` them, they have it until they end; else until
-    their quantum is used up.
+    Promoted calls get ``priority``, which precedes the policy's order. If the promoter ``keeps``
+    them, they have it until they end; otherwise until their quantum is used up.
     """
 
     priority = Priority(0)
     keeps: ClassVar[bool] = False
 
     def waits(self, call: QueuedCall) -> None:
-        """A call waits in the queue, since ``call.since``; asked again when its level changes."""
+        """Handle that a call waits in the queue since ``call.since``. Called again when its level
+        changes.
+        """
 
     def started(self, call: QueuedCall, now: float) -> None:
-        """A call began to run."""
+        """Handle the start of a call."""
 
     def charged(self, call: QueuedCall, seconds: float) -> None:
-        """A call that was moved up was served."""
+        """Handle that a promoted call was served for ``seconds``."""
 
     def left(self, call: QueuedCall) -> None:
-        """It ended, in whatever state."""
+        """Handle that a call ended, in any state, or lost its promotion."""
 
     def program_changed(self, program: EngineProgram) -> None:
-        """A program's own service or waiting changed."""
+        """Handle a change of a program's own service or waiting time."""
 
     def promote(self, now: float) -> QueuedCall | None:
-        """The next call to move up ``now``, or None. Amortised O(log n)."""
+        """Return the next call to promote ``now``, or None. Amortised O(log n)."""
         return None
 
     def next_moment(self, now: float) -> float | None:
-        """When there may be one, if nothing happens till then; or None."""
+        """Return when a call may have to be promoted if no event happens before; None if never."""
         return None

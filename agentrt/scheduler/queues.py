@@ -1,4 +1,4 @@
-"""The waiting calls of one engine: in levels, not admitted, or deferred."""
+"""The queue of an engine: calls that wait for a slot, for admission, or are deferred."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from agentrt.scheduler.records import DEFERRED, NOT_ADMITTED, UNQUEUED, WAITING,
 
 
 class CallQueue:
-    """The calls that wait, first come, first served within a level and order.
+    """A queue of waiting calls, ordered by priority; with equal priority, first come, first served.
 
-    A call keeps its key, (level, order, sequence), while it runs, so that a preempted call comes
-    back ahead of those that got the same priority after it. Of the calls here, only those that
-    wait for a slot alone can be taken; the others wait for their program's ``admission``, or are
-    deferred until the engine can start them.
+    A call keeps its key (level, order, sequence) while it runs, so that a preempted call precedes
+    calls that got the same priority later. Only calls that wait for a slot can be taken. The other
+    calls wait for their program's ``admission``, or are deferred until the engine can start them.
     """
 
     def __init__(self, admission: Admission | None, promoter: Promoter) -> None:
@@ -29,24 +28,26 @@ class CallQueue:
         self._seqs = count(1)
 
     def __len__(self) -> int:
-        """How many calls wait, the deferred ones and those not admitted included."""
+        """Return the number of waiting calls, including calls that are deferred or not admitted."""
         return self._queued
 
     @property
     def startable(self) -> int:
-        """How many waiting calls could start, as far as is known."""
+        """The number of waiting calls that could start, as far as is known."""
         return len(self._waiting) - self._stuck
 
     def head(self) -> QueuedCall | None:
-        """The call that should run next, or None."""
+        """Return the call that should run next, or None."""
         return self._waiting.first()
 
     def best(self, most: int) -> Iterator[QueuedCall]:
-        """The first calls that wait for a slot. The queue must not change meanwhile."""
+        """Yield the first calls that wait for a slot, at most ``most``. The queue must not change
+        meanwhile.
+        """
         return islice(self._waiting, most)
 
     def rank(self, call: QueuedCall, priority: Priority) -> None:
-        """Give a call this priority, and its place if it is queued."""
+        """Set the priority of a call, and move it to its place if it is queued."""
         call.level, quantum_s, order = priority
         call.key = (call.level, order, next(self._seqs))
         call.quantum_ends_s = call.served_s + quantum_s
@@ -56,10 +57,11 @@ class CallQueue:
             self._admission.wait(call)
 
     def put(self, call: QueuedCall, *, deferred: bool = False) -> None:
-        """Queue a call by its priority; a ``deferred`` call waits until it is `release`d.
+        """Queue a call by its priority. A ``deferred`` call waits until it is `release`d.
 
         A deferred call is neither admitted nor promoted, and no call is preempted for it. A call
-        whose program is not admitted waits for that; a program that may not stay leaves.
+        whose program is not admitted waits for admission. A program that may not stay resident is
+        expelled.
         """
         self._queued += 1
         if deferred:
@@ -72,7 +74,7 @@ class CallQueue:
             self._admission.wait(call)
 
     def offer(self, call: QueuedCall) -> None:
-        """Let a call that is counted here wait for a slot."""
+        """Let a queued call wait for a slot."""
         call.change_state(WAITING)
         self._waiting.put(call, call.key)
         if call.stuck:
@@ -81,14 +83,14 @@ class CallQueue:
             self._promoter.waits(call)
 
     def take(self) -> QueuedCall:
-        """Take the head out, to start it or to put it back."""
+        """Remove and return the head, to start it or to put it back."""
         if (call := self.head()) is None:
-            raise InvariantError("no call waits")
+            raise InvariantError("cannot take a call: no call waits for a slot")
         self.discard(call)
         return call
 
     def discard(self, call: QueuedCall) -> bool:
-        """Take a call out of the queue wherever it stands; False if it was not in it."""
+        """Remove a call from the queue. Return False if it was not queued."""
         if call.state is WAITING:
             self._waiting.discard(call)
             self._stuck -= call.stuck
@@ -103,7 +105,7 @@ class CallQueue:
         return True
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> list[QueuedCall]:
-        """Put the deferred calls that are ``ready`` where they belong; return them."""
+        """Queue the deferred calls that are ``ready`` by their priority, and return them."""
         released = [call for call in self._deferred if ready(call)]
         for call in released:
             self.discard(call)

@@ -1,7 +1,7 @@
-"""Whose cached blocks are evicted first.
+"""Retention: which programs' cached blocks are evicted first.
 
-`CachedBlocks` are what a program, a session or a shared prompt has in the prefix cache; an
-`EvictionOrder` has those that have free blocks to lose.
+`CachedBlocks` are the blocks of a program, a session or a shared prompt in the prefix cache. An
+`EvictionOrder` contains those that have free blocks, which can be evicted.
 """
 
 from __future__ import annotations
@@ -17,52 +17,57 @@ from agentrt.scheduler.learned import DOUBT, RESOLUTION_S, Forecast, Learned
 from agentrt.scheduler.records import CachedBlocks
 
 BETWEEN = "(between calls)"
-"""The gap between two calls of a program of which no tool is known."""
+"""The gap between two calls of a program, if no tool of it is known."""
 HUMAN = "(human)"
 SESSION = "(session)"
 """The gap between two programs of a session."""
 _SLOW = (HUMAN, SESSION)
-"""Gaps that outlast any cache, until `DOUBT` of them are known."""
+"""Gaps that are assumed to last too long for any cache, until there are `DOUBT` samples of them."""
 
 Place = tuple[float, ...]
 
 
 class Retention(ABC):
-    """Says which blocks go first."""
+    """A retention policy, which decides which blocks are evicted first."""
 
     name: ClassVar[str]
     expires: ClassVar[bool] = False
-    """Whether `expired` is ever true, of the blocks that go first."""
+    """Whether `expired` can be true for the blocks that are evicted first."""
 
     def __init__(self, config: SchedulerConfig, learned: Learned) -> None:
         self.config, self.learned = config, learned
 
     @abstractmethod
     def place(self, blocks: CachedBlocks) -> Place | None:
-        """Their place in the order of eviction, the least first, as long as nothing happens.
+        """Return the place of blocks in the eviction order, which stays the same until an event.
+        Blocks with the smallest place are evicted first.
 
-        None for those that go after all these, in the order of their `worth`.
+        None means that the blocks are evicted after all blocks with a place, in the order of their
+        `worth`.
         """
 
     def steady(self, blocks: CachedBlocks) -> bool:
-        """Whether their `worth` stays as it is as long as nothing happens."""
+        """Return whether the `worth` of blocks stays the same until an event."""
         return False
 
     def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
-        """What is lost with them: returns per second. ``sharers`` are their type's programs."""
+        """Return the expected loss if the blocks are evicted, in returns per second. ``sharers`` is
+        the number of live programs of their type.
+        """
         return 0.0
 
     def expired(self, blocks: CachedBlocks, now: float) -> bool:
-        """Whether they are no longer protected, and as good as any other block."""
+        """Return whether the blocks are no longer protected, and count like any other block."""
         return False
 
 
 class Cost(Retention):
-    """Those go first whose loss costs the least: the expected returns per second.
+    """The retention ``cost``: blocks whose loss costs least are evicted first. The cost is the
+    expected number of returns per second.
 
-    A block that is lost has to be computed again when its program returns, and every block takes
-    the same time. Programs that may not use the cache now (`WorkingSet`) go before those that may,
-    and sessions without a program before both.
+    An evicted block must be recomputed when its program returns, and every block takes the same
+    time. Blocks of sessions without a program are evicted first, then those of programs that are
+    not resident (`WorkingSet`), then those of resident programs.
     """
 
     name: ClassVar[str] = "cost"
@@ -77,9 +82,9 @@ class Cost(Retention):
 
     def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
         if blocks.shared or blocks.branches:
-            # Each sharer comes back about as often as the blocks were used. Of branches, those
-            # that ended look like those that will be gone on from: what was not used for long is
-            # as likely as not to be used no sooner.
+            # Each sharer returns about as often as the blocks were used. For branches, an ended
+            # branch looks like one that will be continued, so assume that blocks will stay unused
+            # for as long as they have been unused.
             users = (sharers or 1) if blocks.shared else 1
             return users / max(now - blocks.oldest, RESOLUTION_S)
         forecast = returns(self.learned, blocks, now)
@@ -87,8 +92,8 @@ class Cost(Retention):
 
 
 def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
-    """How likely their program comes back for them, and in how many seconds."""
-    if blocks.gap is None or blocks.calling:  # a call of it is there, or on its way
+    """Return the probability that the blocks' program returns, and in how many seconds."""
+    if blocks.gap is None or blocks.calling:  # a call is in the engine, or about to arrive
         return Forecast(1.0, RESOLUTION_S)
     kinds = blocks.kinds(blocks.gap)
     forecast = learned.gaps.expect(kinds, now - blocks.since)
@@ -102,11 +107,11 @@ def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
 
 
 class EvictionOrder:
-    """The owners of free blocks, in the order in which they lose them.
+    """The owners of free blocks, in the order in which their blocks are evicted.
 
-    Most stand at a place that only events change, or have a worth that does. The few whose worth
-    changes with time are all looked at when one of those that use the cache has to lose blocks.
-    Where one stands is asked only then, however often it has changed.
+    Most owners have a place or a worth that changes only by events. The few owners whose worth
+    changes with time are all compared whenever a block must be evicted. An owner's place is
+    computed only then, even if it has changed several times before.
     """
 
     def __init__(self, retention: Retention, sharers: Callable[[str], int]) -> None:
@@ -115,42 +120,42 @@ class EvictionOrder:
         self.clear()
 
     def put(self, blocks: CachedBlocks) -> None:
-        """Have these, or have them in another place."""
-        self._unranked.pop(blocks, None)  # of equals, the last that changed comes last
+        """Add an owner's blocks, or update their place."""
+        self._unranked.pop(blocks, None)  # among equals, the last that changed comes last
         self._unranked[blocks] = None
 
     def discard(self, blocks: CachedBlocks) -> None:
-        """Forget these, known or not."""
+        """Remove an owner's blocks, if they are in the order."""
         self._unranked.pop(blocks, None)
         self._placed.discard(blocks)
         self._steady.discard(blocks)
         self._weighed.pop(blocks, None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all."""
         self._unranked: dict[CachedBlocks, None] = {}
         self._placed: Heap[CachedBlocks] = Heap()
         self._steady: Heap[CachedBlocks] = Heap()
         self._weighed: dict[CachedBlocks, None] = {}
 
     def first(self, now: float) -> CachedBlocks | None:
-        """Whose blocks go first; None where there are none."""
+        """Return the owner whose blocks are evicted first; None if there is none."""
         self._rank()
         if (first := self._placed.first()) is not None:
             return first
         steady = self._steady.first()
-        some = [*self._weighed] if steady is None else [steady, *self._weighed]
-        return min(some, key=lambda blocks: self._weight(blocks, now), default=None)
+        candidates = [*self._weighed] if steady is None else [steady, *self._weighed]
+        return min(candidates, key=lambda blocks: self._weight(blocks, now), default=None)
 
     def in_order(self, now: float) -> Iterator[CachedBlocks]:
-        """All of them, in the order in which they lose their blocks: O(n log n)."""
+        """Yield all owners in the order in which their blocks are evicted. O(n log n)."""
         self._rank()
         yield from self._placed
-        some = [*self._steady, *self._weighed]
-        yield from sorted(some, key=lambda blocks: self._weight(blocks, now))
+        candidates = [*self._steady, *self._weighed]
+        yield from sorted(candidates, key=lambda blocks: self._weight(blocks, now))
 
     def _rank(self) -> None:
-        """Find the places of those that have changed."""
+        """Compute the places of the owners that have changed."""
         unranked, self._unranked = self._unranked, {}
         for blocks in unranked:
             self.discard(blocks)
@@ -162,6 +167,6 @@ class EvictionOrder:
                 self._weighed[blocks] = None
 
     def _weight(self, blocks: CachedBlocks, now: float) -> tuple[float, float]:
-        # Of equals, those that came back last go first.
+        # Among equals, the owner that returned last is evicted first.
         worth = self.retention.worth(blocks, now, self._sharers(blocks.type))
         return worth, -blocks.since

@@ -1,10 +1,10 @@
-"""Anti-starvation as the paper has it: which waiting call starves first, without a look at others.
+"""The paper's anti-starvation rule, which finds the next starving call without scanning all calls.
 
-A call starves when its program's waiting over service, (W_p + W_c) / (T_p + T_c),
-reaches beta (Agentix, §4.2.2). While a call waits, all but W_c stand still, so the
-moment at which it will starve is known: ``born + beta·T_p - W_p``, where
-``born = (start of its wait) - W_c + beta·T_c`` is the call's own and the rest its
-program's. Hence a heap of ``born`` per program, and one heap of programs by moment.
+A call starves when its program's ratio of waiting to service, (W_p + W_c) / (T_p + T_c), reaches
+beta (Agentix, §4.2.2). While a call waits, only W_c changes, so the time at which it will starve is
+known: ``born + beta·T_p - W_p``. Here ``born = (start of its wait) - W_c + beta·T_c`` belongs to
+the call, and the rest to its program. So there is a heap of calls by ``born`` for each program, and
+one heap of programs by the time at which their first call starves.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from agentrt.scheduler.records import EngineProgram, QueuedCall
 class _Debt:
     """A call's waiting and service since its last promotion.
 
-    The paper resets the call's times on promotion, and would then lose that service from the
+    The paper resets the call's own times on a promotion, which would remove its service from the
     program's total.
     """
 
     since: float
     waited_s: float = 0.0
     promoted_at_s: float = 0.0
-    """``served_s`` at its last promotion."""
+    """The value of ``served_s`` at its last promotion."""
 
 
 class Starvation(Promoter):
-    """Promotes starved calls to Q_1, those that starve longest first (Alg. 1, lines 24-30).
+    """The promoter of starved calls to Q_1, the longest starving call first (Agentix, Alg. 1,
+    lines 24-30).
 
-    At most ``max_promoted`` promoted calls wait at one time.
+    At most ``max_promoted`` promoted calls wait at the same time.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -45,7 +46,7 @@ class Starvation(Promoter):
         self._promoted: set[QueuedCall] = set()
         self._debts: dict[QueuedCall, _Debt] = {}
         self._watched: dict[EngineProgram, Heap[QueuedCall]] = {}
-        """The waiting calls below Q_1 by ``born``, for each program."""
+        """The waiting calls below Q_1 of each program, by ``born``."""
         self._programs: Heap[EngineProgram] = Heap()
 
     def waits(self, call: QueuedCall) -> None:
@@ -53,7 +54,7 @@ class Starvation(Promoter):
             return
         debt = self._debts.setdefault(call, _Debt(call.since))
         debt.since = max(debt.since, call.since)
-        if call.level > 0:  # one in Q_1 cannot be promoted any further
+        if call.level > 0:  # a call in Q_1 cannot be promoted
             served_s = call.served_s - debt.promoted_at_s
             born = debt.since - debt.waited_s + self._beta * served_s
             self._watched.setdefault(call.program, Heap()).put(call, born)
@@ -105,7 +106,7 @@ class Starvation(Promoter):
             self._file(call.program)
 
     def _file(self, program: EngineProgram) -> None:
-        """Note when the first of a program's calls starves."""
+        """Record when the first of a program's calls starves."""
         heap = self._watched.get(program)
         if heap is None:
             return

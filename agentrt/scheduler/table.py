@@ -1,8 +1,8 @@
-"""The process table: one row per live program (Agentix, §4.2.1).
+"""The process table, which has a row for each live program (Agentix, §4.2.1).
 
-Pure and synchronous. The runtime keeps one over all engines; each engine core keeps
-one for the programs whose calls it runs. Times are seconds; ``now`` is the caller's
-clock, which must not run backwards.
+Pure and synchronous. The runtime keeps a table over all engines, and each engine core a table of
+the programs whose calls it runs. Times are seconds. ``now`` is the time on the caller's clock,
+which must not run backwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ProgramT = TypeVar("ProgramT", bound=ProgramStats)
 
 
 class ProgramState(StrEnum):
-    """What a live program is doing, the engine first: a call outweighs a tool."""
+    """The state of a live program. A call in the engine takes precedence over a tool."""
 
     RUNNING = "running"
     IN_TOOL = "in tool"
@@ -30,7 +30,7 @@ class ProgramState(StrEnum):
 
 
 def state_of(row: ProgramStats, now: float, stale_after_s: float) -> ProgramState:
-    """What a program is doing at ``now``."""
+    """Return the state of a program at ``now``."""
     if row.calls:
         return ProgramState.RUNNING
     if row.tools:
@@ -45,10 +45,10 @@ def state_of(row: ProgramStats, now: float, stale_after_s: float) -> ProgramStat
 
 
 class ProgramTotals(NamedTuple):
-    """What an ended program's row in the process table over all engines says of its size.
+    """The size of an ended program, from its row in the process table over all engines.
 
-    A policy that learns, learns sizes from these: an engine's own row knows only of the service
-    that was over when the program last called there.
+    Policies learn the sizes of programs from these totals, because an engine's own row has only the
+    service that was known when the program last made a call there.
     """
 
     program_id: str
@@ -59,23 +59,25 @@ class ProgramTotals(NamedTuple):
 
     @classmethod
     def of(cls, row: ProgramStats) -> Self:
-        """Those of a row."""
+        """Return the totals of a row."""
         return cls(row.program_id, row.type, row.tenant, row.size_hint, row.service_s)
 
     def row(self) -> EngineProgram:
-        """A row for an engine that never had one."""
+        """Return a row for an engine that has no row of the program."""
         row = EngineProgram(self.program_id, self.type, self.tenant, size_hint=self.size_hint)
         row.service_s = row.attained_s = self.service_s
         return row
 
 
 class ProcessTable(Generic[ProgramT]):
-    """Rows by program id, the longest unheard-of first. ``row_type`` is what a row is."""
+    """The rows of live programs by their ids, the row without an event for longest first.
+    ``row_type`` is the class of the rows.
+    """
 
     def __init__(self, row_type: type[ProgramT]) -> None:
         self._row_type = row_type
-        # A dict keeps insertion order; touching a row moves it to the end, so that
-        # stale rows are found at the front without a scan.
+        # Each event moves a row to the end of the dict, so that stale rows are at the front and are
+        # found without a scan.
         self._rows: dict[str, ProgramT] = {}
 
     def __len__(self) -> int:
@@ -88,7 +90,7 @@ class ProcessTable(Generic[ProgramT]):
         return iter(list(self._rows.values()))
 
     def get(self, program_id: str) -> ProgramT | None:
-        """The row of a live program, else None."""
+        """Return the row of a live program, or None."""
         return self._rows.get(program_id)
 
     def start_program(
@@ -100,22 +102,22 @@ class ProcessTable(Generic[ProgramT]):
         tenant: str = "default",
         session: str | None = None,
     ) -> ProgramT:
-        """Add a row. Raises `InvariantError` if the program is live already."""
+        """Add a row. Raises `InvariantError` if the program is already live."""
         if program_id in self._rows:
-            raise InvariantError(f"program {program_id} is in the process table already")
+            raise InvariantError(f"program {program_id} is already in the process table")
         row = self._row_type(program_id, type, tenant, session, started_at=now, last_arrival=now)
         self._rows[program_id] = row
         return row
 
     def end_program(self, program_id: str) -> ProgramT | None:
-        """Drop a program's row, whatever its state. Idempotent."""
+        """Remove a program's row, in any state, and return it. Idempotent."""
         row = self._rows.pop(program_id, None)
         if row is not None:
             row.ended = True
         return row
 
     def call_arrived(self, row: ProgramT, call_id: str, now: float) -> None:
-        """A call of the program was emitted."""
+        """Record the arrival of a call."""
         row.calls[call_id] = now
         row.last_arrival = now
         self._touch(row)
@@ -130,10 +132,11 @@ class ProcessTable(Generic[ProgramT]):
         waiting_s: float,
         usage: Usage | None = None,
     ) -> None:
-        """A call completed, failed or was aborted; ``usage`` is summed up where it is wanted.
+        """Record that a call completed, failed or was aborted. ``usage`` is added to the row if
+        set.
 
-        ``path_s`` is its p(c) of Eq. 2, None where its parents are unknown: then the
-        paper's scalar takes its place (Alg. 1, line 4).
+        ``path_s`` is the call's p(c) of Eq. 2. If its parents are unknown, it is None, and the
+        paper's scalar is used instead (Alg. 1, line 4).
         """
         row.calls.pop(call_id, None)
         start = row.path_s if path_s is None else path_s
@@ -147,13 +150,15 @@ class ProcessTable(Generic[ProgramT]):
         self._touch(row)
 
     def interrupt_started(self, row: ProgramT, now: float, kind: str) -> None:
-        """A ``tool`` call began, a question to a ``human``, or the wait for an ``event``."""
+        """Record the start of a ``tool``, of a question to a ``human``, or of a wait for an
+        ``event``.
+        """
         self._count_interrupt(row, kind, 1)
         row.last_arrival = now
         self._touch(row)
 
     def interrupt_ended(self, row: ProgramT, now: float, kind: str, *, seconds: float) -> None:
-        """It was over after ``seconds``."""
+        """Record the end of an interrupt that took ``seconds``."""
         self._count_interrupt(row, kind, -1)
         row.interrupt_s += seconds
         row.last_completion = now
@@ -171,42 +176,44 @@ class ProcessTable(Generic[ProgramT]):
     def catch_up(
         self, row: ProgramT, service_s: float, path_s: float = 0.0, waiting_s: float = 0.0
     ) -> None:
-        """Raise a row to what another table knows: service elsewhere counts here too."""
+        """Raise a row's values to those of another table, because service in other engines counts,
+        too.
+        """
         row.service_s = max(row.service_s, service_s)
         row.attained_s = max(row.attained_s, service_s)
         row.path_s = max(row.path_s, path_s)
         row.waiting_s = max(row.waiting_s, waiting_s)
 
     def stale(self, now: float, stale_after_s: float, *, in_tools: bool = False) -> list[ProgramT]:
-        """Rows with nothing active that were not heard of for ``stale_after_s``; cheap.
+        """Return the rows without anything active that had no event for ``stale_after_s``. Cheap.
 
-        With ``in_tools`` those too that wait for a tool, a human or an event.
+        With ``in_tools``, also return rows that wait for a tool, a human or an event.
         """
-        found: list[ProgramT] = []
+        stale_rows: list[ProgramT] = []
         for row in self._rows.values():
             if now - last_heard(row) < stale_after_s:
                 break
             if not (row.calls or (not in_tools and (row.tools or row.humans or row.events))):
-                found.append(row)
-        return found
+                stale_rows.append(row)
+        return stale_rows
 
     def check_integrity(self) -> None:
-        """For tests. Raises `InvariantError` on a state that must not be."""
+        """Raise `InvariantError` if the table is inconsistent. For tests."""
         for program_id, row in self._rows.items():
             if row.program_id != program_id:
-                raise InvariantError(f"row of {row.program_id} is filed under {program_id}")
+                raise InvariantError(f"the row of {row.program_id} has the key {program_id}")
             if min(row.tools, row.humans, row.events) < 0:
-                raise InvariantError(f"program {program_id} ended more interrupts than it began")
+                raise InvariantError(f"program {program_id} has ended more interrupts than started")
             if row.path_s > row.service_s + 1e-6:
                 raise InvariantError(f"program {program_id} has a path longer than its service")
 
     def _touch(self, row: ProgramT) -> None:
-        # Another program may have come under the same id since this one ended.
+        # Since this program ended, another program may have started with the same id.
         if self._rows.get(row.program_id) is row:
             del self._rows[row.program_id]
             self._rows[row.program_id] = row
 
 
 def last_heard(row: ProgramStats) -> float:
-    """When a program last began or ended something."""
+    """Return when the last event of a program was."""
     return max(row.last_arrival, row.last_completion)

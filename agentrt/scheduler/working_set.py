@@ -1,4 +1,6 @@
-"""``memory``: as many programs at a time as fit into the KV cache with their contexts."""
+"""The admission ``memory``: as many programs are resident as fit into the KV cache with their
+contexts.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +19,32 @@ from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import returns
 
 OLDEST_EVERY = 32
-"""Of so many admissions, one is that of the program that has waited the longest. So a program is
-passed by fewer others than that for itself, and for each that waited before it."""
+"""Every 32nd admission goes to the program that has waited longest. This limits how many later
+programs can overtake a waiting program: fewer than 32 for it, and for each program that waited
+before it.
+"""
 
 _FILLED = 0.5
-"""Programs that branch are admitted without room as long as less of the batch is taken."""
+"""Programs that branch are admitted even without room while less than this share of the batch is
+used.
+"""
 _CONSIDERED = 64
-"""Absent residents that are looked at for each program that could use a free slot."""
+"""Maximum number of absent residents that are considered when a program could use a free slot."""
 _TURN = 8.0
-"""A resident is served for so many times what its context takes to compute before it gives way."""
+"""A resident is expelled for another program only after it was served this many times as long as
+computing its context takes.
+"""
 
 
 class WorkingSet(Admission):
     """The admission ``memory``.
 
-    A program claims blocks for its context and for what its calls are expected to add; what all of
-    a type share is counted once. It is admitted, in the order of the policy, when its claim fits
-    beside those of the residents. All else follows from one comparison: what it costs to *hold* a
-    context against what it costs to *compute it again*, ``token_s`` for each of its tokens, as is
-    measured in this engine. A resident without calls is *absent*: it is in a tool, waits for a
-    person, or has ended without saying so.
+    A program claims blocks for its context and for the tokens that its calls are expected to add. A
+    prefix that all programs of a type share is counted once. Programs are admitted in the order of
+    the policy when their claim fits beside the claims of the residents. All other decisions compare
+    the cost of *holding* a context with the cost of *recomputing* it, which is ``token_s`` for each
+    of its tokens, as measured in this engine. A resident without calls is *absent*: it is in a
+    tool, waits for a human, or has ended without reporting it.
     """
 
     name: ClassVar[str] = "memory"
@@ -44,29 +52,33 @@ class WorkingSet(Admission):
     def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
         super().__init__(config, capacity, learned)
         self.admissions = 0
-        """How many programs were admitted so far."""
+        """The number of programs admitted so far."""
         self.claimed = 0
-        """Blocks that the residents claim, with the prefixes that types share."""
+        """Blocks that the residents claim, including the shared prefixes of their types."""
         self._shared = 0
-        """Blocks of these prefixes."""
+        """Blocks of these shared prefixes."""
         self._needed = 0
-        """Blocks that residents with calls claim for these calls."""
+        """Blocks that residents with calls claim, without their growth."""
         self._growth = 0
-        """Blocks that residents claim for calls that they have not made yet."""
+        """Blocks that residents claim for future calls."""
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
-        """By type: how many residents share a prefix, and the blocks that it is counted with."""
+        """For each type: the number of residents that share its prefix, and the prefix's blocks."""
         self._held: Heap[EngineProgram] = Heap()
-        """Absent residents whose contexts are held, by when they are held no longer."""
+        """Absent residents whose contexts are held, by the time until which they are held."""
         self._due: dict[EngineProgram, None] = {}
-        """Absent residents that are held no longer: they leave when that makes room for another."""
+        """Absent residents that are no longer held: they are expelled if another program needs the
+        room.
+        """
         self._absent: dict[EngineProgram, None] = {}
-        """All absent residents, the one that has been absent for the longest first."""
+        """All absent residents, the longest absent first."""
         self._by_age: Heap[QueuedCall] = Heap()
-        """The calls not admitted, the one that has waited the longest first."""
+        """The calls that are not admitted, the longest waiting first."""
         self._full_at: int | None = None
-        """How many calls ran when nobody was admitted last; None once something has changed."""
+        """The number of running calls when no program could be admitted last; None if something has
+        changed since.
+        """
         self._look_again = math.inf
-        """When time alone may change the answer that nobody is admitted."""
+        """When the passing of time alone may allow an admission."""
 
     # -- events ----------------------------------------------------------------------------
 
@@ -84,10 +96,10 @@ class WorkingSet(Admission):
 
     def call_started(self, call: QueuedCall, now: float) -> None:
         program, cached = call.program, call.cached_tokens or 0
-        self.join(program)  # it may have waited in a queue of vLLM's that nobody is kept out of
+        self.join(program)  # it may have waited in a queue of vLLM's that has no admission
         if call.preemptions:
             return
-        # A call that found nothing says nothing: what others had there may have been evicted.
+        # A call without a cache hit tells nothing about a shared prefix, which may be evicted.
         if cached and not program.finished_calls and len(program.queued) == 1:
             self.learned.usual(program.kind).shared.add(cached)
         adds = self._adds(call, cached)
@@ -103,7 +115,7 @@ class WorkingSet(Admission):
 
     def call_finished(self, call: QueuedCall, now: float) -> None:
         program, tokens = call.program, call.computed_tokens
-        if tokens >= call.prompt_tokens:  # else it was cancelled before any output
+        if tokens >= call.prompt_tokens:  # otherwise it was cancelled before any output
             if program.last_turn_at is not None and not program.queued:
                 usual = self.learned.usual(program.kind)
                 usual.grown.add(max(tokens - program.context_tokens, 0))
@@ -117,19 +129,20 @@ class WorkingSet(Admission):
         self._note_absent(program, now)
 
     def interrupt_ended(self, program: EngineProgram, now: float) -> None:
-        self._full_at = None  # nobody waits for its tool any more
+        self._full_at = None  # the engine need not wait for its tool any more
 
     def program_ended(self, program: EngineProgram, now: float) -> None:
-        self._full_at = None  # its calls that were not admitted claim nothing any more
-        if program.service_s and not program.queued:  # else it is heard of again when they ended
+        self._full_at = None  # its calls that were not admitted need no room any more
+        if program.service_s and not program.queued:  # otherwise this is called again at their end
             self.learned.usual(program.kind).calls.add(program.finished_calls)
         self.expel(program)
 
     def _note_absent(self, program: EngineProgram, now: float) -> None:
-        """A resident that has no call any more: until when it is held at the least.
+        """Decide how long to hold the context of a resident that has no call any more.
 
-        For as long as computing the whole cache takes: after that, its share of the cache has cost
-        more than its context (the rule of renting skis). If it is expected back later, not at all.
+        It is held for the time that computing the whole cache takes. After that time, holding its
+        share of the cache has cost more than recomputing its context (the ski rental rule). If the
+        program is expected to return later than that, it is not held at all.
         """
         if program.queued or not program.resident or program.cached is None:
             return
@@ -146,10 +159,10 @@ class WorkingSet(Admission):
         self._due.pop(program, None)
         self._absent.pop(program, None)
 
-    # -- who stays -------------------------------------------------------------------------
+    # -- which residents stay --------------------------------------------------------------
 
     def rank(self, call: QueuedCall) -> tuple[Any, ...]:
-        # Who comes back from a tool goes before new programs of its own level.
+        # A program that returns from a tool precedes new programs of the same level.
         level, order, seq = call.key
         return (level, not call.program.was_resident, order, seq)
 
@@ -161,9 +174,10 @@ class WorkingSet(Admission):
         return not (outgrown or self._gives_way(program, call))
 
     def _gives_way(self, program: EngineProgram, call: QueuedCall) -> bool:
-        """Whether a program between two calls leaves for the first of those not admitted.
+        """Return whether a program is expelled between two calls for the first program that waits
+        for admission.
 
-        The switch costs the time to compute its context, for each resident that stands still
+        The switch costs the time to recompute the program's context, for each resident that waits
         meanwhile.
         """
         rival = self.first()
@@ -176,7 +190,7 @@ class WorkingSet(Admission):
         attained_s = program.attained_s - program.attained_when_admitted_s
         return attained_s >= _TURN * reload_s * beside
 
-    # -- who is admitted -------------------------------------------------------------------
+    # -- which programs are admitted -------------------------------------------------------
 
     def admit(self, now: float, running: int) -> list[QueuedCall]:
         if running == self._full_at and now < self.next_moment():
@@ -192,7 +206,7 @@ class WorkingSet(Admission):
         oldest = self._by_age.first()
         if oldest is not None and (self._oldest_is_next or self._overdue(oldest, now)):
             return (oldest,)
-        # A program that waits for more room than there is does not hold up a free slot.
+        # If there is a free slot, also consider later programs, which may need less room.
         several = SCANNED if running < self.capacity.slots else 1
         return islice(self._not_admitted, several)
 
@@ -210,15 +224,16 @@ class WorkingSet(Admission):
         return self._wait_for_tool(program, now) or Admit(program)
 
     def _due_that_make_room(self, program: EngineProgram) -> tuple[EngineProgram, ...] | None:
-        """Return the residents to expel so that a program fits, of those held no longer.
+        """Return which of the residents that are no longer held to expel so that a program fits.
 
-        None where it would not fit without all of them. No more leave than it takes.
+        Returns no more residents than needed, and None if the program would not fit even without
+        all of them.
         """
         needs, claimed, most = self._needs(program), self.claimed, self.capacity.blocks
-        if claimed + needs <= most:  # most often, and without a look at each that could leave
+        if claimed + needs <= most:  # the common case, without looking at the residents
             return ()
         if claimed - sum(resident.claim for resident in self._due) + needs > most:
-            return None  # whether a type's prefix would leave, too, is not counted on
+            return None  # does not count on the shared prefixes of their types
         leaving: list[EngineProgram] = []
         sharers = Counter[tuple[str, str]]()
         for resident in self._due:
@@ -227,7 +242,7 @@ class WorkingSet(Admission):
             if resident.shared_tokens:
                 sharers[resident.kind] += 1
                 count, blocks = self._sharers[resident.kind]
-                if sharers[resident.kind] == count:  # the prefix leaves with the last of them
+                if sharers[resident.kind] == count:  # the prefix is freed with its last sharer
                     claimed -= blocks
                     if resident.kind == program.kind and program.shared_tokens:
                         needs += self._blocks(program.shared_tokens)
@@ -236,26 +251,28 @@ class WorkingSet(Admission):
         return None
 
     def _fills_batch(self, program: EngineProgram, running: int) -> bool:
-        """Whether a program is admitted without room, since little of the batch is taken.
+        """Return whether a program is admitted without room, because little of the batch is used.
 
-        Only if its type branches: most branches end soon, and what it evicts is mostly of branches
-        that have ended. A chain comes back for all that it had, and would evict others each time.
+        Only programs of a type that branches are: most branches end soon, and they evict mostly
+        blocks of branches that have ended. A chain needs its whole context again for each call, and
+        would evict other programs each time.
         """
         few = running < _FILLED * self.capacity.slots
         return few and self.learned.usual(program.kind).branches
 
     def _use_free_slot(self, program: EngineProgram, now: float, running: int) -> Admit | Keep:
-        """Weigh a free slot against the contexts that the program would evict.
+        """Weigh the gain of using a free slot against the cost of the contexts that the program
+        would evict.
 
-        A batch of b calls computes a token of each in a step, so one call more gives 1/(b + 1) of
-        a second of work for each second in which the slot would be empty. An absent resident's
-        context costs what computing it again takes, times the chance that it returns. Its room is
-        of use for as long as the waiting call is expected to run, or until the resident returns.
-        Room that residents claim for calls that they have not made yet costs what computing so many
-        blocks takes.
+        A batch of b calls computes one token of each call in a step. So one more call gains
+        1/(b + 1) of a second of work for each second in which the slot would be empty. Evicting the
+        context of an absent resident costs the time to recompute it, times the probability that the
+        resident returns. Its room is useful for as long as the waiting call is expected to run, or
+        until the resident returns. Room that residents claim for future calls costs the time to
+        compute so many blocks.
 
-        Residents leave, the longest absent first, only if the program then fits. Past `_CONSIDERED`
-        whose contexts are worth more, no others are looked at.
+        Residents are expelled, the longest absent first, only if the program then fits. After
+        `_CONSIDERED` residents whose contexts are worth more, no further residents are considered.
         """
         calls = [call for call in program.queued.values() if call.state is NOT_ADMITTED]
         slots = min(self.capacity.slots - running, len(calls))
@@ -265,7 +282,7 @@ class WorkingSet(Admission):
         costs = self.learned.costs
         work_s = max(self.learned.output(program.kind), 1) * costs.decode_s
         block_s = self._compute_s(1)
-        worth = slots / ((running + slots) * needs)  # of a block of room, for each second
+        worth = slots / ((running + slots) * needs)  # the gain per block and second
         short = self.claimed + needs - self.capacity.blocks
         growth = self._growth + program.growth
         leaving: list[EngineProgram] = []
@@ -289,12 +306,13 @@ class WorkingSet(Admission):
         return Admit(program, tuple(leaving))
 
     def _wait_for_tool(self, program: EngineProgram, now: float) -> Keep | None:
-        """Return until when the idle engine waits for a resident's tool rather than admit a
-        program without room.
+        """Decide whether an idle engine waits for a resident's tool instead of admitting a program
+        without room. Return None to admit the program.
 
-        Admitted, the program would evict the resident's blocks, which would evict its own when it
-        is back. It waits once, for as long as its own prompt takes to compute at the most, and only
-        for a tool that is known to run and is expected to end sooner.
+        If it were admitted, the program would evict the resident's blocks, and the resident would
+        evict the program's blocks when it returns. The program waits only once, at most for the
+        time that computing its prompt takes, and only for a tool that is known to run and is
+        expected to end before that.
         """
         until = program.tool_wait_until
         if until is None:
@@ -320,7 +338,7 @@ class WorkingSet(Admission):
             program.tool_wait_until = decision.until
             program.tool_wait_for = decision.tool_of.program_id
 
-    # -- those not admitted ----------------------------------------------------------------
+    # -- calls that wait for admission -----------------------------------------------------
 
     @property
     def _oldest_is_next(self) -> bool:
@@ -337,7 +355,7 @@ class WorkingSet(Admission):
         self._by_age.discard(call)
 
     def first(self) -> QueuedCall | None:
-        """The call that is admitted next."""
+        """Return the call whose program is admitted next, or None."""
         return (self._by_age if self._oldest_is_next else self._not_admitted).first()
 
     def next_moment(self) -> float:
@@ -351,24 +369,26 @@ class WorkingSet(Admission):
     # -- residents and their claims ----------------------------------------------------------
 
     def _adds(self, call: QueuedCall, cached: int) -> int:
-        # On its way, a call has half of its output on average.
+        # While it runs, a call holds half of its output on average.
         return max(call.prompt_tokens - cached, 0) + self.learned.output(call.program.kind) // 2
 
     def _compute_s(self, blocks: int) -> float:
-        """Seconds to compute so many blocks."""
+        """Return the seconds that computing so many blocks takes."""
         return blocks * self.capacity.block_size * self.learned.costs.token_s
 
     @property
     def _busy(self) -> int:
-        """Blocks that the residents' calls claim, with the prefixes that types share."""
+        """Blocks that residents with calls claim, including the shared prefixes of types."""
         return self._needed + self._shared
 
     def _fits(self, program: EngineProgram) -> bool:
-        """Whether a program that is not resident has room beside the residents."""
+        """Return whether a program that is not resident fits beside the residents."""
         return self.claimed + self._needs(program) <= self.capacity.blocks
 
     def _needs(self, program: EngineProgram) -> int:
-        """The blocks that it would bring: its claim, and its type's prefix where that is not in."""
+        """Return the blocks that a program would add: its claim, and the shared prefix of its type
+        if no resident has it.
+        """
         if program.shared_tokens and program.kind not in self._sharers:
             return program.claim + self._blocks(program.shared_tokens)
         return program.claim
@@ -377,11 +397,11 @@ class WorkingSet(Admission):
         return -(-tokens // self.capacity.block_size)
 
     def _update_claim(self, program: EngineProgram) -> None:
-        """Claim anew what a program takes of the cache, beside what its type shares.
+        """Recompute how many cache blocks a program claims, without the shared prefix of its type.
 
-        A chain goes on from its context, and grows for as long as holding room for that costs less
-        than computing again what has to leave for it. Branches have contexts of their own, and each
-        that has a call is counted; one that waits for a tool is not.
+        A chain continues from its context. Its claim includes the growth for as long as holding
+        room for it costs less than recomputing what would be evicted for it. Branches have their
+        own contexts: each branch with a call is counted, and a branch that waits for a tool is not.
         """
         calls = [*program.queued.values()]
         tokens, growth = program.context_tokens - program.shared_tokens, 0
@@ -399,7 +419,7 @@ class WorkingSet(Admission):
         self._count(program)
 
     def _count(self, program: EngineProgram) -> None:
-        """Count a program in the residents' sums as it is now."""
+        """Update the sums over residents for a program."""
         self._full_at = None
         counted = (0, 0)
         if program.resident:

@@ -1,9 +1,9 @@
-"""Which calls had to end before this one, found out from plain asyncio code.
+"""Dependency tracking: derive from plain asyncio code which calls had to end before a new call.
 
-`scope` has what is known of one task's past, `current` which scope code is in, `place`
-where that is for a record, `tasks` the task factory and `emission_parents`, `timers` what holds a
-program's timers back while it goes on, `frameworks` whose tasks are no branches of a program, and
-`_compat` what is read inside asyncio.
+`scope` holds what one task knows of the past, and `current` finds the scope of running code.
+`place` identifies positions in the code for a journal. `tasks` has the task factory and
+`emission_parents`. `timers` delays a program's timers while it is resumed. `frameworks` lists
+frameworks whose tasks are not branches of a program, and `_compat` reads private parts of asyncio.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the tracking needs of asyncio that asyncio does not promise; no other module names it.
+"""Private parts of asyncio that tracking needs. No other module names them.
 
-Tested on the versions below. At another one run `tests/tracking/test_compat.py` first: it has a
-test for each name here, and says what has changed.
+Tested with the versions below. For another version, run `tests/tracking/test_compat.py` first: it
+tests each name of this module, and shows what has changed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 PYTHON_VERSIONS = "3.11"
 STARTING_MODULES = frozenset({"asyncio.base_events", "asyncio.events", "asyncio.tasks"})
-"""The modules of asyncio that call a task factory for whoever starts a task."""
+"""The modules of asyncio that call the task factory when code starts a task."""
 EAGER_FACTORY: object = getattr(asyncio, "eager_task_factory", None)
-"""The task factory that starts tasks eagerly, from Python 3.12 on."""
+"""The task factory that starts tasks eagerly, which exists since Python 3.12."""
 
 
 def outer_cell(callback: Callable[[Any], object]) -> CellType | None:
-    """The cell with the future of a gather or shield, if ``callback`` is what it waits with."""
+    """Return the cell with the future of a gather or shield, if ``callback`` is its callback."""
     closure = getattr(callback, "__closure__", None)
     if not closure or getattr(callback, "__module__", "") != tasks.__name__:
         return None
@@ -30,35 +30,39 @@ def outer_cell(callback: Callable[[Any], object]) -> CellType | None:
 
 
 def waiting_group(callback: Callable[[Any], object]) -> asyncio.TaskGroup | None:
-    """The TaskGroup that waits with ``callback``, if it is one's."""
+    """Return the TaskGroup whose callback ``callback`` is, or None."""
     group = getattr(callback, "__self__", None)
     return group if isinstance(group, asyncio.TaskGroup) else None
 
 
 def task_of(group: asyncio.TaskGroup) -> asyncio.Task[Any] | None:
-    """The task that opened ``group``: it waits at the group's end, whoever adds tasks."""
+    """Return the task that opened ``group``. It waits at the end, also for tasks that other tasks
+    have added.
+    """
     task: asyncio.Task[Any] | None = getattr(group, "_parent_task", None)
     return task
 
 
 def is_exiting(group: asyncio.TaskGroup) -> bool:
-    """Whether the body of ``group`` has ended."""
-    return bool(group._exiting)  # type: ignore[attr-defined]  # no stub has it
+    """Return whether the body of ``group`` has ended."""
+    return bool(group._exiting)  # type: ignore[attr-defined]  # not in the stubs
 
 
 def waited_for(task: asyncio.Task[Any]) -> Sequence[asyncio.Future[Any]] | None:
-    """What a task that stands still waits for: a task, a gather's or what `asyncio.wait` was given
-    without a limit of time. None where that is something else, or cannot be seen.
+    """Return the futures for which a suspended task waits without a timeout: a task, the tasks of a
+    gather or a TaskGroup, or the arguments of `asyncio.wait`.
+
+    Returns None if the task waits for something else, or if that is unknown.
     """
     future = getattr(task, "_fut_waiter", None)
     if isinstance(future, asyncio.Task):
         return [future]
-    if isinstance(future, tasks._GatheringFuture):  # type: ignore[attr-defined]  # no stub has it
+    if isinstance(future, tasks._GatheringFuture):  # type: ignore[attr-defined]  # not in the stubs
         return list(future._children)
     frame = _innermost(task.get_coro())
     if frame is None:
         return None
-    if frame.f_code is tasks._wait.__code__:  # type: ignore[attr-defined]  # nor this
+    if frame.f_code is tasks._wait.__code__:  # type: ignore[attr-defined]  # not in the stubs
         known = frame.f_locals
         return list(known["fs"]) if known["timeout"] is None else None
     if frame.f_code is asyncio.TaskGroup.__aexit__.__code__:
@@ -67,7 +71,7 @@ def waited_for(task: asyncio.Task[Any]) -> Sequence[asyncio.Future[Any]] | None:
 
 
 def is_ready(task: asyncio.Task[Any]) -> bool:
-    """Whether a task that does not run now goes on in the next turn of its loop."""
+    """Return whether a suspended task will run in the next iteration of its loop."""
     if task.done():
         return False
     future = getattr(task, "_fut_waiter", None)
@@ -75,22 +79,23 @@ def is_ready(task: asyncio.Task[Any]) -> bool:
 
 
 def _innermost(coro: Any) -> FrameType | None:
-    """The frame of the coroutine that ``coro`` waits in."""
+    """Return the frame of the innermost coroutine in which ``coro`` waits."""
     while (inner := getattr(coro, "cr_await", None)) is not None and hasattr(inner, "cr_await"):
         coro = inner
     return getattr(coro, "cr_frame", None)
 
 
 def given_beside(coro: object) -> Sequence[Any]:
-    """What `asyncio.as_completed` was given, if it starts the task of ``coro`` now.
+    """Return the arguments of `asyncio.as_completed` if it is starting the task of ``coro`` now;
+    else an empty sequence.
 
-    It makes a set of that, so that the order of its tasks is another one each time.
+    `asyncio.as_completed` makes a set of its arguments, so it starts the tasks in a random order.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") in STARTING_MODULES:
         for name in ("fs", "aws"):  # the latter from Python 3.13 on
-            given = frame.f_locals.get(name)
-            if isinstance(given, list | tuple) and any(one is coro for one in given):
-                return given
+            arguments = frame.f_locals.get(name)
+            if isinstance(arguments, list | tuple) and any(each is coro for each in arguments):
+                return arguments
         frame = frame.f_back
     return ()

@@ -1,4 +1,4 @@
-"""Which scope the code that asks is in, and how code comes into one."""
+"""The scope of the running code, and entering a scope."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentrt_sc
 
 
 def current_scope() -> Scope | None:
-    """The scope of the code that asks, or None outside any program."""
+    """Return the scope of the calling code, or None outside any program."""
     scope = SCOPE.get()
     while scope is not None and scope.over:
         scope = scope.back
@@ -21,7 +21,7 @@ def current_scope() -> Scope | None:
 
 
 def running_task() -> asyncio.Task[Any] | None:
-    """The task that the code runs in, or None in a callback or a thread without a loop."""
+    """Return the current task, or None in a callback or a thread without a loop."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -29,7 +29,7 @@ def running_task() -> asyncio.Task[Any] | None:
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that the code runs on, if any."""
+    """Return the running event loop, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -37,12 +37,14 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def scope_of(task: asyncio.Task[Any] | None) -> Scope | None:
-    """The scope that ``task`` was started in, if it is a program's."""
+    """Return the scope of ``task`` if it is a task of a program, else None."""
     return getattr(task, "scope", None)
 
 
 class _Inside(AbstractContextManager[Scope | None]):
-    """A class, and no generator: this is done for every piece of an output."""
+    """A context manager that runs its body in a scope. It is a class, because a generator would be
+    too slow for every piece of an output.
+    """
 
     __slots__ = ("_scope", "_token")
 
@@ -58,9 +60,9 @@ class _Inside(AbstractContextManager[Scope | None]):
 
 
 def enter_node(name: str) -> AbstractContextManager[Scope | None]:
-    """Run the body inside the node function ``name``: its emissions' path ends with it.
+    """Run the body inside the node function ``name``: the path of its nodes ends with that name.
 
-    Outside any program this does nothing, so that a node function can be tested alone.
+    Does nothing outside any program, so that a node function can be tested on its own.
     """
     scope = current_scope()
     return _Inside(None if scope is None else scope.within(name))
@@ -72,9 +74,9 @@ def within(scope: Scope) -> AbstractContextManager[Scope | None]:
 
 
 def enter(scope: Scope | None) -> None:
-    """From here on, the code of this context (a task, or a thread's copy) is in ``scope``.
+    """Put the code of this context (a task, or a thread's copy) into ``scope`` from here on.
 
-    For a framework's callbacks, which run before and after code that they cannot wrap.
+    For callbacks of a framework, which run before and after code and cannot wrap it.
     """
     if scope is not None:
         scope.entered_in = id(running_task())
@@ -82,15 +84,15 @@ def enter(scope: Scope | None) -> None:
 
 
 def is_alone_in(scope: Scope) -> bool:
-    """Whether the code that asks runs in the task that ``scope`` is of, and not beside others."""
+    """Return whether the calling code runs in the task to which ``scope`` belongs."""
     task = running_task()
     return task is not None and (scope.entered_in == id(task) or scope_of(task) is scope)
 
 
 def outside() -> AbstractContextManager[object]:
-    """Run the body outside any program: a task that it starts is nobody's, and outlives it.
+    """Run the body outside any program. Tasks that it starts belong to no program, and outlive it.
 
-    For what programs share, such as an engine that starts its reader task inside the first
-    call.
+    For things that programs share, such as the reader task of an engine, which starts during the
+    first call.
     """
     return _Inside(None)

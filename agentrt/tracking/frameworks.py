@@ -1,7 +1,7 @@
-"""Which asyncio tasks are a framework's own, and no branches of the program that it runs.
+"""Tasks of frameworks, which are not branches of the programs that the frameworks run.
 
-A framework's integration names its modules once, at import; the task factory asks for every
-task that starts.
+The integration of a framework registers the framework's modules once, at import. The task factory
+checks every task that starts.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ from typing import Any
 from agentrt.tracking._compat import STARTING_MODULES
 
 _INTERNAL: set[str] = set()
-_INTERNAL_CODES: set[CodeType] = set()  # functions of those modules that were seen
+_INTERNAL_CODES: set[CodeType] = set()  # functions of these modules that have started a task
 _AWAITING: set[str] = set()
 _THREADS: set[CodeType] = set()
 
 
 def add_internal(module: str) -> None:
-    """Tasks whose coroutine is of this module run in the scope of whoever starts them.
+    """Register a module whose coroutines, started as tasks, run in the scope of their starter.
 
-    They start what the program asked for, and nobody waits for these tasks themselves.
+    Such tasks start the program's own work, and no code of the program awaits the tasks themselves.
     """
     _INTERNAL.add(module)
 
 
 def add_awaiting(module: str, *threads: Callable[..., Any]) -> None:
-    """Tasks that this module's code starts run in its own scope: it awaits each at once.
+    """Register a module that awaits each task right after starting it. Such tasks run in the scope
+    of their starter.
 
-    The async functions ``threads`` go on in a thread when nobody waits for them any more.
+    ``threads`` are async functions that run something in a thread, which continues even if nothing
+    waits for it any more.
     """
     _AWAITING.add(module)
     _THREADS.update(function.__code__ for function in threads)
 
 
 def is_internal(coro: Any) -> bool:
-    """Whether ``coro`` is of a module that `add_internal` named."""
+    """Return whether ``coro`` is of a module that `add_internal` registered."""
     if getattr(coro, "cr_code", None) in _INTERNAL_CODES:
         return True
     frame = getattr(coro, "cr_frame", None)
@@ -48,7 +50,9 @@ def is_internal(coro: Any) -> bool:
 
 
 def awaits_at_once() -> bool:
-    """Whether the code that starts a task now, in a task factory, awaits it at once."""
+    """Return whether the code that is starting a task awaits it right away. Called by a task
+    factory.
+    """
     if not _AWAITING:
         return False
     frame: FrameType | None = sys._getframe(2)
@@ -58,5 +62,7 @@ def awaits_at_once() -> bool:
 
 
 def is_thread(coro: Any) -> bool:
-    """Whether ``coro`` is a call of one of the functions that run something in a thread."""
+    """Return whether ``coro`` is a call of a registered function that runs something in a
+    thread.
+    """
     return getattr(coro, "cr_code", None) in _THREADS

@@ -1,7 +1,7 @@
-"""Where code is in its program, told by the code alone: which task of which task it runs in.
+"""Places: positions of code in its program that are the same in each run of the same code.
 
-It is the same in each run of the same code, in whatever order tasks that run beside each other
-come on.
+A place is derived from the code alone: which task started which, and in which order. It does not
+depend on the order in which parallel tasks make progress.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from inspect import iscoroutine
 
 
 class Place:
-    """One task's place. ``path`` is that of the task which started it, and the how manieth it was
-    there, such as ``0.1.4``; what a node itself starts is inside of it, such as ``0.1#2.0``.
+    """The place of a task. ``path`` is the path of the task that started it, and its number among
+    the tasks that this task started, such as ``0.1.4``. A task that a node starts has a path within
+    the node, such as ``0.1#2.0``.
 
-    ``nodes`` and ``forks`` count what the task has emitted and started so far. ``during`` is a call
-    that is read while it grows, by this task or one that it comes from. ``last`` is the id in the
-    DAG of the last node that was emitted here.
+    ``nodes`` and ``forks`` count the nodes that the task has emitted and the tasks that it has
+    started. ``during`` is a call whose stream this task, or a task from which it descends, is
+    reading. ``last`` is the DAG's id of the last node that was emitted here.
     """
 
     __slots__ = ("_beside", "_first", "during", "forks", "last", "nodes", "path")
@@ -31,19 +32,23 @@ class Place:
         self._first = 0
 
     def fork(self, coro: object = None, beside: Sequence[object] = ()) -> Place:
-        """That of a task which is started now. ``beside`` are those that are started together with
-        its ``coro``, in whatever order; its place is that which it has among them.
+        """Return the place of a task that starts now for ``coro``.
+
+        ``beside`` are all coroutines that are started together, in an arbitrary order. Then the
+        number of the task is the index of ``coro`` among them.
         """
         number, self.forks = self.forks, self.forks + 1
         if beside:
             if beside is not self._beside:
                 self._beside, self._first = beside, number
-            among = [one for one in beside if iscoroutine(one)]
-            number = self._first + next(at for at, one in enumerate(among) if one is coro)
+            among = [each for each in beside if iscoroutine(each)]
+            number = self._first + next(at for at, each in enumerate(among) if each is coro)
         else:
             self._beside = ()
         return Place(f"{self.path}.{number}", self.during)
 
     def inside(self, node: str) -> Place:
-        """Of what belongs to a node that is emitted here: it is not there when it is answered."""
+        """Return the place of work that belongs to a node emitted here. Such work does not run when
+        the node is answered from a journal.
+        """
         return Place(node, self.during)

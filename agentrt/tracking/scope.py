@@ -1,7 +1,7 @@
-"""Where a program's code runs, and which nodes ended before it: one scope for each task.
+"""Scopes: for each task of a program, where its code runs and which nodes ended before it.
 
-A scope learns of other tasks at once, where the task itself waits for them, or from
-asyncio's own futures (gather, shield, TaskGroup), which it settles before it is used.
+A scope learns of the end of other tasks in two ways: at once, if its own task awaits them; or
+through asyncio's own futures (gather, shield, TaskGroup), which it settles before it is used.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ Family = WeakSet[asyncio.Task[Any]]
 
 
 class Scope:
-    """Where code runs: ``owner`` (its program), ``frontier`` (what ended before now in this
-    task) and ``path`` (the names of the node functions around it, such as ``main/expand``).
+    """The position of a task's code. ``owner`` is its program, ``frontier`` holds the last nodes
+    that ended before now in this task, and ``path`` names the node functions around the code, such
+    as ``main/expand``.
 
-    Copied contexts (callbacks, OS threads) hold the same scope by reference, so that what
-    they see end is seen by the task.
+    Copied contexts (callbacks, OS threads) refer to the same scope, so that the task learns of the
+    ends that they see.
 
-    A scope that is ``over`` sends whoever is still in it ``back``: its end was reported by
-    somebody who could not change the context of the code. ``entered_in`` is the id of the
-    task whose code entered it while it ran. ``place`` is there if the program is recorded.
+    Code that is still in a scope that is ``over`` is in the scope ``back`` instead: the end of the
+    scope was reported by code that could not change the context. ``entered_in`` is the id of the
+    task that entered the scope while running. ``place`` is set if the program is recorded.
     """
 
     __slots__ = (
@@ -56,55 +57,57 @@ class Scope:
 
     @property
     def family(self) -> Family:
-        """The program's tasks: made when the first one begins."""
+        """The set of the program's tasks. It is created when the first task starts."""
         if self._family is None:
             self._family = family_of(self.owner)
         return self._family
 
     def fork(self, coro: object = None, beside: Sequence[object] = ()) -> Scope:
-        """The scope of a task that this one creates now, for ``coro``; together with those that
-        are ``beside`` it.
+        """Return the scope of a task that this task starts now for ``coro``, together with the
+        coroutines ``beside`` it.
         """
         self.settle()
         place = None if self.place is None else self.place.fork(coro, beside)
         return Scope(self.owner, self.path, self.frontier.fork(), self._family, place)
 
     def within(self, name: str) -> Scope:
-        """The same scope inside the node function ``name``."""
+        """Return the same scope inside the node function ``name``."""
         inner = self.alias()
         inner.path = f"{self.path}/{name}" if self.path else name
         return inner
 
     def inside(self, node: str) -> Scope:
-        """The same scope for what a recorded ``node`` does itself."""
+        """Return the same scope for work that a recorded ``node`` does itself."""
         inner = self.alias()
         inner.place = Place(node) if self.place is None else self.place.inside(node)
         return inner
 
     def alias(self) -> Scope:
-        """The same scope for code that may outlive it: it is never over."""
+        """Return the same scope for code that may outlive it. An alias is never over."""
         alias = Scope(self.owner, self.path, self.frontier, self._family, self.place)
         alias.pending = self.pending
         return alias
 
     def leave(self, back: Scope | None) -> None:
-        """The code that ran here is over, and what comes next in its context is in ``back``."""
+        """End this scope. Code that follows in the same context is in ``back``."""
         self.over, self.back = True, back
 
     def join(self, ended: Scope) -> None:
-        """This task waited for the task of ``ended``, which must be over."""
+        """Record that this task has waited for the task of ``ended``, which must have ended."""
         if ended.owner is self.owner and ended.frontier is not self.frontier:
             ended.seal()
             self.frontier.join(ended.frontier)
 
     def seal(self) -> None:
-        """The task is over: what it did not wait for by now, it never will."""
+        """Record that the task has ended. It will not wait for anything else."""
         self.settle()
         self.pending.waits.clear()
         self.pending.sealed = True
 
     def settle(self) -> None:
-        """Join what was waited for through asyncio's own futures and has ended."""
+        """Join the tasks that have ended, and for which this task waited through asyncio's own
+        futures.
+        """
         pending = self.pending
         if pending.seen:
             seen, pending.seen = pending.seen, []
@@ -120,13 +123,13 @@ class Scope:
                     self.join(ended)
 
 
-# The open tasks of each owner, by the owner's identity: an owner need not be hashable. An id
-# is not given again while its entry lives, since only scopes hold it, and they hold the owner.
+# The open tasks of each owner, by the owner's id, because an owner need not be hashable. An id is
+# not reused while its entry exists, because only scopes hold the entry, and they hold the owner.
 _FAMILIES: WeakValueDictionary[int, Family] = WeakValueDictionary()
 
 
 def family_of(owner: object) -> Family:
-    """The tasks of one program, as long as they live."""
+    """Return the set of a program's live tasks."""
     family = _FAMILIES.get(id(owner))
     if family is None:
         family = _FAMILIES[id(owner)] = WeakSet()
@@ -134,19 +137,19 @@ def family_of(owner: object) -> Family:
 
 
 class Pending:
-    """What callbacks learned while the task itself did not run; joined by `Scope.settle`."""
+    """The ends that callbacks saw while the task itself did not run. `Scope.settle` joins them."""
 
     __slots__ = ("known", "sealed", "seen", "waits")
 
     def __init__(self) -> None:
         self.seen: list[Scope] = []  # tasks whose result a callback read
-        self.waits: list[Wait] = []  # waits of which some task has ended
+        self.waits: list[Wait] = []  # waits with at least one ended task
         self.sealed = False
-        # One per gather, shield or group, by asyncio's own object for it.
+        # The wait of each gather, shield or TaskGroup, by asyncio's own object for it.
         self.known: WeakKeyDictionary[Any, Wait] | None = None
 
     def wait_for(self, key: Any) -> Wait:
-        """The wait that asyncio knows by ``key``: a TaskGroup, or the callback of another."""
+        """Return the wait of ``key``: a TaskGroup, or the callback of a gather or shield."""
         if self.known is None:
             self.known = WeakKeyDictionary()
         wait = self.known.get(key)
@@ -156,9 +159,10 @@ class Pending:
 
 
 class Wait:
-    """One gather, shield or TaskGroup: the tasks that it waits for, and those that ended.
+    """A gather, shield or TaskGroup: the number of tasks that it waits for, and the scopes of those
+    that have ended.
 
-    It holds scopes and weak references only: neither tasks nor their results live longer.
+    It holds scopes and weak references only, so that it keeps neither tasks nor results alive.
     """
 
     __slots__ = ("ended", "expected", "is_group", "target")
@@ -170,12 +174,12 @@ class Wait:
         self.target: ref[Any] | None = None if group is None else ref(group)
 
     def arrived(self, waiting: Scope, outer: CellType | None, ended: Scope) -> None:
-        """The task of ``ended`` is over; runs just before asyncio's own callback for that."""
+        """Record the end of the task of ``ended``. Runs just before asyncio's own callback."""
         if outer is not None:
-            # gather() fills the cell only after it has added its callbacks.
+            # gather() fills the cell only after adding its callbacks, so it cannot be read earlier.
             future = outer.cell_contents
             if future.done():
-                return  # it failed or was cancelled before: nobody waited for this task
+                return  # the gather had failed or was cancelled, so it did not wait for this task
             if self.target is None:
                 self.target = ref(future)
         ended.seal()
@@ -184,13 +188,15 @@ class Wait:
         self.ended.append(ended)
 
     def over(self) -> bool:
-        """True once the wait has ended. What nobody can reach any more has, too."""
+        """Return whether the wait has ended. A wait whose future is gone has ended, too."""
         target = None if self.target is None else self.target()
         if target is None:
             return True
         return is_exiting(target) if self.is_group else bool(target.done())
 
     def causes(self) -> list[Scope]:
-        """The tasks whose end ended the wait: all, or the one that failed first."""
+        """Return the scopes of the tasks that ended the wait: of all, or of the task that failed
+        first.
+        """
         early = not self.is_group and len(self.ended) < self.expected
         return self.ended[-1:] if early else self.ended

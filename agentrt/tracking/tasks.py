@@ -1,7 +1,7 @@
-"""Tasks that know their scope: a task factory, and the `Task` subclass that it makes.
+"""Tasks that know their scope: a task factory, and the subclass of `asyncio.Task` that it makes.
 
-A task starts from its creator's frontier; whoever waits for it takes over its own. Nothing of
-asyncio is patched. What is seen and what is not: `emission_parents`.
+A task starts from its creator's frontier, and a task that waits for it joins its frontier. Nothing
+of asyncio is patched. `emission_parents` describes which waits are seen.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def start_task(
 
 
 async def to_its_end(coro: Coroutine[Any, Any, None]) -> None:
-    """Await it all, even if this task is cancelled meanwhile: it is ending already."""
+    """Await ``coro`` to its end, even if this task is cancelled meanwhile. For work at the end of a
+    task.
+    """
     with outside():
         ending = asyncio.create_task(coro)
     while not ending.done():
@@ -54,8 +56,8 @@ async def to_its_end(coro: Coroutine[Any, Any, None]) -> None:
 
 
 async def cancel_tasks(owner: object, spare: asyncio.Task[Any] | None = None) -> None:
-    """Cancel every open task of ``owner`` but the current one and ``spare``, and wait until all
-    are over.
+    """Cancel all open tasks of ``owner`` except the current task and ``spare``, and wait until they
+    have ended.
     """
     family = family_of(owner)
     spared = asyncio.current_task(), spare
@@ -67,18 +69,20 @@ async def cancel_tasks(owner: object, spare: asyncio.Task[Any] | None = None) ->
 
 
 def is_alone(owner: object) -> bool:
-    """Whether the current task is the only one of ``owner`` that is open."""
+    """Return whether the current task is the only open task of ``owner``."""
     me = asyncio.current_task()
     return all(task is me or task.done() for task in family_of(owner))
 
 
 def is_stopped(task: asyncio.Task[Any]) -> bool:
-    """Whether a task of a program was cancelled from outside of it, by a signal or a limit."""
+    """Return whether a task of a program was cancelled from outside the program, for example by a
+    signal or a timeout.
+    """
     return isinstance(task, TrackedTask) and task.is_stopped
 
 
 def is_single(family: Family) -> bool:
-    """Whether at most one task of a program's ``family`` is open."""
+    """Return whether at most one task of a program's ``family`` is open."""
     if len(family) < 2:
         return True
     left = 2
@@ -90,43 +94,44 @@ def is_single(family: Family) -> bool:
 
 
 def all_wait(owner: object) -> bool:
-    """Whether every open task of ``owner`` waits for something that has not come. Of a program of
-    very many tasks it is taken for so.
+    """Return whether all open tasks of ``owner`` wait for something that has not happened yet. For
+    programs with very many tasks, return True without checking.
     """
     family = family_of(owner)
     return len(family) > _MANY or not any(is_ready(task) for task in family)
 
 
 def only_rests(owner: object, resting: Container[asyncio.Task[Any] | None]) -> bool:
-    """Whether every open task of ``owner`` is one of ``resting``, or waits for others of its tasks,
-    with no limit of time. One of which that cannot be seen does more.
+    """Return whether each open task of ``owner`` is one of ``resting``, or waits without a timeout
+    for other tasks of ``owner``. A task whose wait is unknown counts as doing something else.
     """
     family = {task for task in family_of(owner) if not task.done()}
     for task in family:
         if task in resting:
             continue
         awaited = waited_for(task)
-        if awaited is None or not all(one.done() or one in family for one in awaited):
+        if awaited is None or not all(future.done() or future in family for future in awaited):
             return False
     return bool(family)
 
 
 def emission_parents(scope: Scope, dag: ExecutionDAG, after: Iterable[int] = ()) -> tuple[int, ...]:
-    """The parents of a node that ``scope``'s task emits now, in rising order.
+    """Return the parents of a node that the task of ``scope`` emits now, in rising order.
 
-    ``after`` names more nodes of ``dag``, by hand; they must have ended. When the node has
-    ended, tell ``scope.frontier.advance(node_id, parents)``.
+    ``after`` names further nodes of ``dag``, which must have ended. When the new node has ended,
+    call ``scope.frontier.advance(node_id, parents)``.
 
-    Exact: awaiting a task, wait, wait_for, as_completed, a gather or shield that is awaited
-    before the next emission, TaskGroup, ``result()`` and ``exception()`` of a task. When a
-    gather fails early, only the task that failed counts. Approximate:
+    The result is exact for awaiting a task, for ``wait``, ``wait_for`` and ``as_completed``, for a
+    gather or shield that is awaited before the next node, for a TaskGroup, and for ``result()`` and
+    ``exception()`` of a task. When a gather fails early, only the task that failed counts. The
+    result is approximate in these cases:
 
-    - A gather or shield that is not awaited yet counts once it is over (an edge too many),
-      and counts for the task that made it, even if another awaits it (an edge too few).
-    - So does a task whose result a callback of the program reads.
-    - What passes through a queue, an event, a lock or a plain future is not seen (an edge too
-      few): name it in ``after``. Nor are ``done()`` and ``cancelled()``.
-    - Tasks that share one context object, given as ``context=``, share a frontier.
+    - A gather or shield that is not awaited yet counts once it has ended (an edge too many). It
+      counts for the task that made it, even if another task awaits it (an edge too few).
+    - The same holds for a task whose result is read by a callback of the program.
+    - Values passed through a queue, an event, a lock or a plain future are not seen (an edge too
+      few); name the nodes in ``after``. ``done()`` and ``cancelled()`` are not seen either.
+    - Tasks that share a context object, passed as ``context=``, share a frontier.
     """
     scope.settle()
     if after:
@@ -135,12 +140,12 @@ def emission_parents(scope: Scope, dag: ExecutionDAG, after: Iterable[int] = ())
 
 
 class TrackedTask(asyncio.Task[T]):
-    """A task of a program. ``scope`` is its own; at its end it holds its last frontier. It
-    ``is_stopped`` once it was cancelled from outside of its program.
+    """A task of a program, with its own ``scope``. When the task has ended, the scope holds its
+    last frontier. ``is_stopped`` is True if the task was cancelled from outside its program.
     """
 
     def __init__(self, coro: Any, *, scope: Scope, **kwargs: Any) -> None:
-        # First, because an eager task runs inside the constructor.
+        # Set the scope first, because an eager task runs inside the constructor.
         self.scope = scope
         self._waited = False
         self.is_stopped = False
@@ -157,8 +162,8 @@ class TrackedTask(asyncio.Task[T]):
     __iter__ = __await__
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """As asyncio's; learns here whether it is somebody else than its own program, whose groups
-        and time limits call its tasks off, too.
+        """Cancel the task like asyncio, and note whether the cancellation comes from outside its
+        program. The program's own TaskGroups and timeouts cancel its tasks, too.
         """
         scope = current_scope()
         if scope is None or scope.owner is not self.scope.owner:
@@ -166,18 +171,18 @@ class TrackedTask(asyncio.Task[T]):
         return super().cancel(msg)
 
     def result(self) -> T:
-        """The task's result; whoever reads it comes after the task."""
+        """Return the task's result. The reader's next nodes depend on the task."""
         self._observed()
         return super().result()
 
     def exception(self) -> BaseException | None:
-        """The task's exception or None; whoever reads it comes after the task."""
+        """Return the task's exception or None. The reader's next nodes depend on the task."""
         try:
             error = super().exception()
         except asyncio.CancelledError:
             self._observed()
             raise
-        # A callback that sees success so far and goes on to read the result says so.
+        # In a callback, a successful end counts only if the callback reads the result, too.
         if error is not None or running_task() is not None:
             self._observed()
         return error
@@ -185,20 +190,22 @@ class TrackedTask(asyncio.Task[T]):
     def add_done_callback(
         self, fn: Callable[[Any], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """As asyncio's; learns here which gather, shield or TaskGroup waits for the task."""
+        """Add a callback like asyncio, and note which gather, shield or TaskGroup waits for the
+        task.
+        """
         scope = current_scope() if context is None else context.get(SCOPE)
         group, outer = waiting_group(fn), outer_cell(fn)
         if group is not None:
             self._expect(scope_of(task_of(group)) or scope, group, None)
         elif outer is not None:
             self._expect(scope, fn, outer)
-        # An explicit None would mean the context of whoever ends the task, that is, its own.
+        # Without a context, the callback would run in the context of the task itself.
         context = contextvars.copy_context() if context is None else context
         super().add_done_callback(fn, context=context)
 
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
-        """As asyncio's; learns here that asyncio.wait is over."""
-        # The last thing that asyncio.wait does, in the task that waited.
+        """Remove a callback like asyncio, and note the end of asyncio.wait."""
+        # asyncio.wait calls this last, in the task that waited.
         if running_task() is not None:
             self._observed()
         return super().remove_done_callback(fn)
@@ -212,20 +219,22 @@ class TrackedTask(asyncio.Task[T]):
         super().add_done_callback(lambda task: wait.arrived(scope, outer, task.scope))
 
     def _observed(self) -> None:
-        """The code that runs now knows that this task is over, if it is."""
+        """Record that the running code has learned of this task's end, if it has ended."""
         scope = current_scope()
         if scope is None or scope.owner is not self.scope.owner or not self.done():
             return
         if running_task() is not None:
             scope.join(self.scope)
         elif not self._waited:
-            # A callback: the task that it runs for may be in the middle of an emission.
+            # In a callback, its task may be in the middle of emitting a node, so join later.
             self.scope.seal()
             scope.pending.seen.append(self.scope)
 
 
 class _Part(asyncio.Task[T]):
-    """A task that is awaited at once: no more than a part of the code that started it."""
+    """A task that is awaited right away, so that it counts as a part of the code that started
+    it.
+    """
 
     __slots__ = ("scope",)
 
@@ -242,14 +251,16 @@ def _part(coro: Any, scope: Scope, **kwargs: Any) -> asyncio.Task[Any]:
 
 
 class _Factory:
-    """The task factory. ``installs`` counts; at 0 it only passes on to the one before it."""
+    """The task factory. ``installs`` counts its installations. At 0 it only calls the previous
+    factory.
+    """
 
     def __init__(self, previous: Callable[..., Any] | None) -> None:
         self.previous = previous
         self.installs = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> Any:
-        # Most tasks of a server are nobody's.
+        # Check the variable first, because most tasks of a server belong to no program.
         scope = None if SCOPE.get() is None else current_scope()
         if scope is None or not self.installs or frameworks.is_internal(coro):
             if self.previous is None:
@@ -271,7 +282,7 @@ _FACTORIES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Factory] = WeakKeyDict
 
 
 def install(loop: asyncio.AbstractEventLoop) -> None:
-    """Track tasks that programs create on ``loop``. Each call needs one `uninstall`."""
+    """Track the tasks that programs create on ``loop``. Each call needs one `uninstall`."""
     factory = _FACTORIES.get(loop)
     if factory is None:
         factory = _FACTORIES[loop] = _Factory(loop.get_task_factory())
@@ -280,7 +291,7 @@ def install(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def uninstall(loop: asyncio.AbstractEventLoop) -> None:
-    """Undo one `install`. The last one puts back the factory that was there before."""
+    """Undo one `install`. The last call restores the previous task factory."""
     factory = _FACTORIES.get(loop)
     if factory is None:
         raise InvariantError("tracking was uninstalled more often than installed")
@@ -289,6 +300,6 @@ def uninstall(loop: asyncio.AbstractEventLoop) -> None:
         return
     previous = factory.previous
     del _FACTORIES[loop]
-    # Somebody may have wrapped ours since: then it stays, and only passes on.
+    # If other code has wrapped our factory since, leave it in place; it only calls the previous.
     if loop.get_task_factory() is factory:
         loop.set_task_factory(previous)

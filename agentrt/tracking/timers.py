@@ -1,8 +1,9 @@
-"""Holds the timers of a program back while it goes on from a record.
+"""Delaying the timers of a program while it is resumed from a journal.
 
-A program's own timers (`asyncio.timeout`, `asyncio.sleep`, `asyncio.wait`) are those of its event
-loop, which runs whatever is due: on a machine that is busy, ahead of an answer that is on its way.
-A loop that has a program which goes on asks that program's record first.
+A program's own timers (`asyncio.timeout`, `asyncio.sleep`, `asyncio.wait`) are timers of its event
+loop. On a busy machine, the loop may fire a timer before a recorded answer arrives, so that the
+program would take another course than the recorded one. So the timers of a program that is resumed
+ask its record before they fire.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from agentrt.tracking.current import SCOPE, current_scope
 
 
 class Holding(Protocol):
-    """Says when timers that were set while it ``holds`` may go off."""
+    """The record of a resumed program, which decides when timers fire that were set while it
+    ``holds``.
+    """
 
     @property
     def holds(self) -> bool: ...
@@ -26,7 +29,9 @@ class Holding(Protocol):
 
 
 class DueTimer:
-    """What a timer calls, in its ``context``, which was set while a program went on."""
+    """The callback of a timer that was set while a program was resumed. It runs the timer's own
+    function in ``context``.
+    """
 
     __slots__ = ("_args", "_context", "_do", "_holding", "handle")
 
@@ -42,16 +47,16 @@ class DueTimer:
         self._holding, self._do, self._args, self._context = holding, do, args, context
 
     def __call__(self) -> None:
-        """It is due by the loop's clock."""
+        """Tell the record that the timer is due by the loop's clock."""
         self._holding.timer_is_due(self)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether whoever set it has cancelled it, also since it was due."""
+        """Whether the timer was cancelled, also after it was due."""
         return self.handle.cancelled()
 
     def go_off(self) -> None:
-        """Let the loop do what it was set for."""
+        """Let the loop run the timer's function."""
         asyncio.get_running_loop().call_soon(self._unless_cancelled, context=self._context)
 
     def _unless_cancelled(self) -> None:
@@ -60,7 +65,9 @@ class DueTimer:
 
 
 class _Timers:
-    """The timers of one loop: its methods that set them, and whose are held."""
+    """The timers of a loop: the replaced methods that set them, and the programs whose timers are
+    delayed.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.of: dict[object, Holding] = {}
@@ -70,7 +77,9 @@ class _Timers:
         vars(loop).update(self._own)
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Put back what was there, unless somebody has wrapped ours since: that only passes on."""
+        """Restore the loop's methods, unless other code has wrapped ours since. A method that stays
+        only calls the loop's own.
+        """
         for name, own in self._own.items():
             if vars(loop).get(name) == own:
                 del vars(loop)[name]
@@ -107,7 +116,9 @@ class _Timers:
     def _holding(
         self, callback: Callable[..., object], context: contextvars.Context | None
     ) -> Holding | None:
-        if isinstance(callback, DueTimer):  # a loop's call_later may call its call_at
+        if isinstance(
+            callback, DueTimer
+        ):  # call_later of a loop may call its call_at, so handle a timer once
             return None
         scope = current_scope() if context is None else context.get(SCOPE)
         if scope is None:
@@ -120,7 +131,7 @@ _LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Timers] = WeakKeyDictionar
 
 
 def hold_timers(owner: object, holding: Holding) -> None:
-    """Let ``holding`` say from now on when timers of this program go off on the running loop."""
+    """Let ``holding`` decide from now on when timers of this program fire on the running loop."""
     loop = asyncio.get_running_loop()
     if loop not in _LOOPS:
         _LOOPS[loop] = _Timers(loop)
@@ -128,7 +139,9 @@ def hold_timers(owner: object, holding: Holding) -> None:
 
 
 def release_timers(owner: object) -> None:
-    """The program has caught up with its record, or is over. Idempotent."""
+    """Stop delaying a program's timers: it has caught up with its record, or has ended.
+    Idempotent.
+    """
     loop = asyncio.get_running_loop()
     timers = _LOOPS.get(loop)
     if timers is not None and timers.of.pop(owner, None) is not None and not timers.of:

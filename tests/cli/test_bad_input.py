@@ -31,10 +31,10 @@ TWO = f"{GOOD}@program\nasync def better(ctx): return 2\n"
 @pytest.mark.parametrize(
     ("source", "suffix", "words"),
     [
-        ("x = 1\n", "", ["prog.py", "no program in it", "@program"]),
-        (TWO, "", ["several programs (better, good)", "name one", "prog.py:better"]),
-        (TWO, ":best", ["no program 'best'", "there is: better, good"]),
-        (GOOD, ":", ["prog.py:", "name a program after the colon"]),
+        ("x = 1\n", "", ["prog.py", "no program", "@program"]),
+        (TWO, "", ["(better, good)", "prog.py:better"]),
+        (TWO, ":best", ["'best'", "better, good"]),
+        (GOOD, ":", ["prog.py:", "after the colon"]),
         ("def broken(:\n", "", ["prog.py:2", "syntax error"]),
         ("raise SystemExit(3)\n", "", ["exits while it is imported", "__main__"]),
         ("@program\ndef plain(ctx): return 1\n", "", ["plain", "must be an 'async def' function"]),
@@ -58,17 +58,17 @@ def test_program_file(
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("missing.py", ["missing.py: no such file", "there is: latin.py, zero.py in /"]),
-        ("missing.py:main", ["missing.py: no such file", "there is: latin.py, zero.py in /"]),
+        ("missing.py", ["missing.py: no such file", "latin.py, zero.py"]),
+        ("missing.py:main", ["missing.py: no such file", "latin.py, zero.py"]),
         ("latni.py", ["latni.py: no such file", "did you mean latin.py?"]),
         ("latin", ["latin: no such file", "did you mean latin.py?"]),
         ("inner.py", ["inner.py: no such file", "did you mean deep/inner.py?"]),
-        ("empty/p.py", ["p.py: no such file", "no Python files in /", "empty; give"]),
-        ("**.py", ["**.py: no such file", "there is: latin.py"]),
-        ("nowhere/p.py", ["p.py: no such file", "there is no folder 'nowhere', seen from /"]),
-        (".", ["that is a folder", "name a Python file"]),
-        ("notes.txt", ["notes.txt", "not a Python file", ".py"]),
-        ("prod.json", ["prod.json", "it names no graphs", "agent.py:graph"]),
+        ("empty/p.py", ["p.py: no such file", "no Python files in /", "/empty;"]),
+        ("**.py", ["**.py: no such file", "latin.py"]),
+        ("nowhere/p.py", ["p.py: no such file", "folder 'nowhere'"]),
+        (".", ["a folder without a langgraph.json", "name a Python file"]),
+        ("notes.txt", ["notes.txt", "Python file", ".py"]),
+        ("prod.json", ["prod.json", "'graphs'", "agent.py:graph"]),
         ("latin.py", ["latin.py", "syntax error", "utf-8"]),
         ("zero.py", ["zero.py", "null bytes"]),
     ],
@@ -123,7 +123,7 @@ def test_target(
         (["--ttft-target", "0"], ["'--ttft-target'", "x>0"]),
         (["--beta", "nan"], ["beta", "positive", "inf"]),
         (["--replicas", "0"], ["'--replicas'", "x>=1"]),
-        (["--router", "agentix"], ["--router chooses among replicas", "give --replicas N"]),
+        (["--router", "agentix"], ["--router agentix", "--replicas N"]),
         (
             ["--replicas", "2", "--router", "x"],
             ["no router 'x'", "agentix, cost, least-used, prefix"],
@@ -131,21 +131,21 @@ def test_target(
         (["--replicas", "2", *ADAPTIVE, "bad.json"], ["bad.json", "a file that agentrt wrote"]),
         (
             ["--replicas", "2", *ATLAS, "--retention", "cost", "--history", "new.json"],
-            ["atlas learns nothing", "leave it out with --replicas", "--policy adaptive"],
+            ["--history", "atlas", "several engines", "--policy adaptive"],
         ),
-        (["--replica", "lab/m", *ATLAS, "--history", "new.json"], ["leave it out with --replicas"]),
-        (["--cluster", "auto", *ATLAS, "--history", "new.json"], ["leave it out with --replicas"]),
+        (["--replica", "lab/m", *ATLAS, "--history", "new.json"], ["--history", "several engines"]),
+        (["--cluster", "auto", *ATLAS, "--history", "new.json"], ["--history", "several engines"]),
         (["--replica", "./nothing=2"], ["model './nothing': no such folder", *A_MODEL]),
-        (["--replica", "lab/m=0"], ["--replica 'lab/m=0'", "MODEL=N with N from 1 on"]),
+        (["--replica", "lab/m=0"], ["--replica 'lab/m=0'", "MODEL=N"]),
         (["--replica", "'lab/m"], ["--replica", "No closing quotation"]),
-        (["--replica", " "], ["--replica ' '", "give MODEL"]),
+        (["--replica", " "], ["--replica ' '", "MODEL"]),
         (["--cluster", "nowhere"], ["--cluster 'nowhere' is no address", "ray://HOST:PORT"]),
         (["--cluster", "ray://a:99999"], ["--cluster 'ray://a:99999' is no address"]),
         (
             [*ATLAS, "--history", "new.json"],
-            ["--history is for --policy adaptive", "atlas learns nothing"],
+            ["--history", "atlas", "--policy adaptive"],
         ),
-        (["--policy", "plas", "--history", "new.json"], ["plas learns nothing", "and lru"]),
+        (["--policy", "plas", "--history", "new.json"], ["--history", "plas", "lru"]),
         ([*ADAPTIVE, "bad.json"], ["bad.json", "name a file that agentrt wrote"]),
         ([*ADAPTIVE, "bytes.txt"], ["bytes.txt", "name a file that agentrt wrote"]),
         ([*ADAPTIVE, "old.json"], ["old.json", "version 0, not 3"]),
@@ -153,11 +153,11 @@ def test_target(
         ([*ADAPTIVE, "folder.json"], ["'--history'", "'folder.json' is a directory"]),
         ([*ADAPTIVE, "x" * 300], ["File name too long", "name a file that agentrt wrote"]),
         (["--dag", "graph.png"], ["graph.png", ".json", ".mmd"]),
-        (["--dag", "nowhere/graph.json"], ["no folder 'nowhere'", "make it"]),
-        (["--dag", "folder.json"], ["folder.json", "that is a folder", "name a file"]),
+        (["--dag", "nowhere/graph.json"], ["'nowhere'", "does not exist"]),
+        (["--dag", "folder.json"], ["folder.json", "is a folder", "name a file"]),
         (["--model", "./nothing"], ["model './nothing': no such folder", *A_MODEL]),
         (["--model", "."], ["model '.': the folder has no config.json", *A_MODEL]),
-        (["--model", ""], ["--model ''", "folder or a hub name"]),
+        (["--model", ""], ["--model ''", "a folder or"]),
         (["--max-model-len", "9"], ["--max-model-len", "options of vLLM go after --"]),
         (["surplus"], ["surplus", "run --help"]),
         (["--policy"], ["'--policy'", "requires an argument"]),
@@ -224,7 +224,7 @@ def test_what_vllm_refuses_is_told_without_its_frame(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["walk"], ["no such command 'walk'", "there is: demo, run"]),
+        (["walk"], ["'walk'", "demo, run"]),
         (["prog.py"], ["did you mean 'agentrt run prog.py'"]),
         (["run"], ["missing argument", "PROGRAM.py", "run --help"]),
         (["--loud"], ["--loud", "agentrt --help"]),
@@ -281,7 +281,7 @@ def test_below_a_programs_own_trace_causes_are_told_without_foreign_frames(
 def test_a_package_that_is_missing_is_told_with_the_place_for_it(run_program: Run) -> None:
     ran = run_program("import no_such_package\n")
     assert "No module named 'no_such_package'" in ran.err
-    assert ran.err.endswith(f"; agentrt's environment is {sys.prefix}: install it there\n")
+    assert sys.prefix in ran.err
 
 
 def test_a_file_that_raises_on_import_is_told_in_one_line_and_where(
@@ -291,7 +291,7 @@ def test_a_file_that_raises_on_import_is_told_in_one_line_and_where(
     path = write("")
     assert ran.code == 1
     [line] = ran.err.splitlines()
-    assert line.startswith(f"error: {path}: not imported: JSONDecodeError: Expecting property")
+    assert line.startswith(f"error: cannot import {path}: JSONDecodeError: Expecting property")
     assert line.endswith(f" ({path}:3)")
 
 

@@ -90,9 +90,9 @@ def test_what_is_not_served_is_said(tmp_path: Path, command: Run) -> None:
     found = rows(ran.out)
     says = {
         "graphs.broken": "raised OSError: no kettle",
-        "graphs.wants": "needs kettle",
-        "graphs.nothing": "no such variable",
-        "graphs.js": "no such file",
+        "graphs.wants": "kettle",
+        "graphs.nothing": "no variable 'nothing'",
+        "graphs.js": "./agent.ts",
         "auth": "is no langgraph_sdk.Auth",
         "http.app": "serve that application beside this one",
         "http.disable_store": "these paths stay",
@@ -123,7 +123,7 @@ def test_what_must_be_around_the_graphs_is_looked_for(tmp_path: Path, command: R
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert found["dependencies"] == "no not installed here: tea-pot>=1, langgraph<0.1"
     assert found["python_version"] == f"- not read: this is Python {ours}"
-    assert ".env' cannot be read" in found["env"]
+    assert "'.env'" in found["env"]
     assert found["webhooks"].endswith("webhooks: Input should be a valid dictionary")
     assert found["checkpointer.ttl"].endswith("ttl: Input should be a valid dictionary")
 
@@ -150,7 +150,7 @@ def test_one_graph_or_program_is_checked(tmp_path: Path, command: Run) -> None:
 
 
 def test_something_is_to_be_checked(refused: Refused) -> None:
-    refused("serve", "--check", says=["name what is to be served"])
+    refused("serve", "--check", says=["--check", "langgraph.json"])
 
 
 @pytest.mark.parametrize("name", ["broken", "wants"])

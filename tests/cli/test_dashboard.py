@@ -67,9 +67,9 @@ def test_without_a_value_any_port_is_taken(run_program: Run) -> None:
 
 def test_a_bad_port_is_a_usage_error(write: Write, refused: Refused) -> None:
     path = write(ONE)
-    refused("run", path, "--dashboard=70000", says=["70000 is no port: give one below 65536"])
+    refused("run", path, "--dashboard=70000", says=["--dashboard", "70000", "65536"])
     for given in ([path, "--dashboard=prog.py"], ["--dashboard", path]):
-        refused("run", *given, says=["put --dashboard after the program"])
+        refused("run", *given, says=["--dashboard after the program"])
 
 
 def test_a_port_in_use_is_one_clear_error(run_program: Run) -> None:

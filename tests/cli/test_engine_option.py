@@ -30,7 +30,7 @@ ASKS = "@program\nasync def asks(ctx): return str(await ctx.llm('Hello.'))\n"
 def test_options_of_vllm_are_refused(
     kind: str, options: list[str], named: str, write: Write, refused: Refused
 ) -> None:
-    says = [f"--engine {kind} has no {named}: leave it out, or use --engine vllm"]
+    says = [f"--engine {kind}", f"{named};", "--engine vllm"]
     refused("run", write(ASKS), "--engine", kind, *options, says=says)
 
 

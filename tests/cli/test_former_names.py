@@ -7,11 +7,11 @@ import pytest
 from agentrt.cli.app import call
 
 FORMER = {
-    ("runs", "ls"): "'agentrt runs' is 'agentrt journal' now",
-    ("why",): "'agentrt why' is 'agentrt journal why' now",
-    ("trace",): "'agentrt trace' is 'agentrt journal trace' now",
-    ("replay",): "'agentrt replay' is 'agentrt journal replay' now",
-    ("answer",): "'agentrt answer' is 'agentrt questions answer' now",
+    ("runs", "ls"): "'agentrt runs' is now called 'agentrt journal'",
+    ("why",): "'agentrt why' is now called 'agentrt journal why'",
+    ("trace",): "'agentrt trace' is now called 'agentrt journal trace'",
+    ("replay",): "'agentrt replay' is now called 'agentrt journal replay'",
+    ("answer",): "'agentrt answer' is now called 'agentrt questions answer'",
 }
 
 
@@ -44,7 +44,7 @@ def test_a_former_option_does_the_same_and_says_its_new_name(
 ) -> None:
     assert call(["run", "no-such-file.py", "--interrupt-reply", "yes"]) == 2
     notice, error = capsys.readouterr().err.splitlines()
-    assert notice == "--interrupt-reply is --human now; the old name works until version 0.4"
+    assert notice == "--interrupt-reply is now called --human; the old name works until version 0.4"
     assert "no-such-file.py" in error
 
 
@@ -52,8 +52,8 @@ def test_an_option_that_is_given_twice_is_not_dropped_in_silence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert call(["run", "no-such-file.py", "--input", "a", "--input", "b"]) == 2
-    assert "--input is given 2 times; give it once" in capsys.readouterr().err
+    assert "--input is set 2 times" in capsys.readouterr().err
     assert call(["run", "no-such-file.py", "--seed", "1", "--seed=2", "--", "--seed", "3"]) == 2
     notice, error = capsys.readouterr().err.splitlines()
-    assert notice == "--seed is given 2 times; the last one counts"
+    assert notice.startswith("--seed is set 2 times; ")
     assert "no-such-file.py" in error

@@ -48,7 +48,7 @@ def test_help_of_run_has_groups_examples_and_exit_codes() -> None:
         "agentrt run mine.py -- --max-model-len 2048 --dtype float32",
         "{ or [ is JSON",
         "Exit codes: 0",
-        "3 a graph waits for a human's answer",
+        "3 a graph waits for a human",
         "--checkpointer sqlite:t.db --thread tea --human yes",
     ):
         assert words in out

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from agentrt import Context, Runtime, program
-from agentrt.cli.human import Human, asked_for
+from agentrt.cli.human import Human, answer_hint
 from agentrt.cli.screen import Screen
 from agentrt.errors import UsageError
 from agentrt.interrupts.answers import answer_form
@@ -83,7 +83,7 @@ async def test_a_wrong_answer_is_asked_again_with_the_reason(terminal: Terminal)
         assert await runtime.start(orders).wait() == "tea"
     asked, schema, first, second = terminal.text.splitlines()
     assert asked == "orders-1 asks: Which drink?"
-    assert schema.startswith('(JSON that fits {"properties": {"drink"')
+    assert '{"properties": {"drink"' in schema
     assert first == "> the answer does not fit: $: 'tea' is not of type 'object'"
     assert second == "> "
 
@@ -134,7 +134,7 @@ async def test_without_a_terminal_it_waits_for_an_answer_from_elsewhere() -> Non
 async def test_nobody_to_ask_is_a_usage_error() -> None:
     human = Human((), Screen(Console(file=io.StringIO())), io.StringIO())
     async with Runtime(ScriptedExecutor(), ask_human=human) as runtime:
-        with pytest.raises(UsageError, match="there is nobody to answer"):
+        with pytest.raises(UsageError, match="--human TEXT"):
             await runtime.start(chooses).wait()
 
 
@@ -148,13 +148,13 @@ async def test_nobody_to_ask_is_a_usage_error() -> None:
         (answer_form(int), "(an integer)\n"),
         (
             answer_form({"type": "string", "maxLength": 2}),
-            '(A text that fits {"type": "string", "maxLength": 2})\n',
+            '(text that fits the schema {"type": "string", "maxLength": 2})\n',
         ),
         (answer_form(choices=[1, True, "x"]), "  1 1\n  2 true\n  3 x\n"),
     ],
 )
 def test_what_an_answer_must_be_is_said(form: Any, shown: str) -> None:
-    assert asked_for(form) == shown
+    assert answer_hint(form) == shown
 
 
 # -- the command ----------------------------------------------------------------------------
@@ -164,7 +164,10 @@ def test_answers_in_advance_are_read_by_the_schema(run_program: Run) -> None:
     assert run_program(CHOOSES, "--human", "blue", "--human", "3").json == ["blue", 3]
     ran = run_program(CHOOSES, "--human", "blue", "--human", "many")
     wrong = "--human 'many': the answer does not fit: $: 'many' is not of type 'integer'"
-    assert (ran.code, ran.said) == (2, f"error: {wrong}; chooses-1 asks 'How many?'")
+    assert ran.code == 2
+    assert ran.said.startswith(f"error: {wrong}; ")
+    assert "chooses-1" in ran.said
+    assert "'How many?'" in ran.said
 
 
 # Asks a human, and answers at the broker as one would.

@@ -108,7 +108,7 @@ def test_a_question_that_nobody_answered_is_asked_again(
 def test_a_program_over_its_time_can_go_on(run_program: Run, tmp_path: Path) -> None:
     hangs = GOOD.replace("'tea'", "'hang'")
     ran = run_program(hangs, "--journal", tmp_path / "j", "--timeout", 0.1)
-    assert (ran.code, ran.said[-26:]) == (1, "; the same command goes on")
+    assert (ran.code, "run the same command again" in ran.said) == (1, True)
 
 
 def test_instances_of_one_command(run_program: Run, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_bad_usage(write: Write, invoke: Invoke, refused: Refused, tmp_path: Pat
     journal, path = tmp_path / "j", write(GOOD)
     assert invoke("run", path, "--journal", journal) == 0
     refused("run", path, "--journal", journal, "--input", "x", says=["another input", "'x'"])
-    refused("run", path, "--journal-keep", 3, says=["give --journal FILE"])
+    refused("run", path, "--journal-keep", 3, says=["--journal-keep", "--journal FILE"])
     refused("run", path, "--journal", path, says=["that is no journal", str(path)])
     refused("run", path, "--journal", tmp_path / "no" / "j", says=["name a file", "folder"])
     refused("run", path, "--journal", journal, "--journal-keep", 0, says=["--journal-keep"])
@@ -159,7 +159,7 @@ def test_a_graph_has_no_journal(tmp_path: Path, refused: Refused) -> None:
         "made.add_edge(START, 'n')\ngraph = made.compile()\n"
     )
     target = f"{tmp_path / 'g.py'}:graph"
-    refused("run", target, "--journal", tmp_path / "j", says=["--checkpointer", "leave it out"])
+    refused("run", target, "--journal", tmp_path / "j", says=["--journal", "--checkpointer"])
 
 
 @pytest.mark.parametrize(

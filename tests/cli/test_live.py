@@ -64,7 +64,7 @@ def test_nodes_hang_under_the_functions_that_emitted_them() -> None:
         "│   ├── llm  running, Q1, 2.0 s",
         "│   └── expand",
         "│       └── llm  waiting at Q3, behind 2 calls, 2.0 s",
-        "└── llm  on its way, 2.0 s",
+        "└── llm  being sent, 2.0 s",
     ]
 
 

@@ -80,7 +80,7 @@ async def test_questions_are_listed_and_answered(
         first,
         "  waiter-1 asks: What may",
         "  I bring?\ufffd[2J",
-        f"  (JSON that fits {schema})",
+        f"  (JSON that fits the schema {schema})",
     ]
     assert await at.call("questions", "answer", first, '{"drink": "tea", "cups": 2}') == 0
     assert await at.call("questions", "answer", second, "2") == 0
@@ -109,7 +109,9 @@ async def test_a_bad_answer_is_a_usage_error_and_a_late_one_fails(
     assert await at.call("questions", "answer", question, "red") == 0
     capsys.readouterr()
     assert await at.call("questions", "answer", question, "blue") == 1
-    assert capsys.readouterr().err == f"error: question {question} was answered already\n"
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: question {question} ")
+    assert "answered" in error
     assert await at.call("questions", "answer", "nobodys", "blue") == 2
     assert capsys.readouterr().err == "error: there is no question 'nobodys'\n"
 
@@ -125,8 +127,8 @@ def refusing(status: int, body: str) -> Callable[..., httpx.Response]:
     ("status", "body", "code", "told"),
     [
         (401, '{"error": {"message": "a key is needed"}}', 2, "--api-key or AGENTRT_API_KEY"),
-        (404, "<html>", 2, "answers 404: is it a server of agentrt's?"),
-        (200, "<html>", 1, "is no server of agentrt's"),
+        (404, "<html>", 2, "answers with status 404"),
+        (200, "<html>", 1, "does not answer like an agentrt server"),
         (503, '{"error": {"message": "it is stopping"}}', 1, "error: it is stopping"),
     ],
 )
@@ -149,7 +151,7 @@ def test_what_a_server_refuses_is_told(
         (["--url", "http://127.0.0.1:1"], 1, "no server answers at http://127.0.0.1:1: "),
         (["--url", "here"], 2, "--url 'here': "),
         (["--url", "http://here:port"], 2, "--url 'http://here:port': "),
-        (["--api-key", "a\nb"], 2, "--api-key: that is no key"),
+        (["--api-key", "a\nb"], 2, "--api-key"),
     ],
 )
 def test_bad_options_are_one_clear_error(

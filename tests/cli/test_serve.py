@@ -53,11 +53,11 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
         (("--database", "sqlite:none/a.db"), "there is no folder 'none'; make it"),
         (("--database", "sqlite:."), "that is a folder; name a file"),
         (("--api-key-file", "no.json"), "make a key: agentrt keys new TENANT --file no.json"),
-        (("--router", "agentix"), "give --replicas N"),
+        (("--router", "agentix"), "--replicas N"),
         (("--cors-origin", "chat.example"), "--cors-origin 'chat.example': an origin is a scheme"),
         (("--allowed-hosts", "http://a"), "--allowed-hosts 'http://a': give a name without"),
         (("--webhook-host", "http://a"), "--webhook-host 'http://a': give a host without"),
-        (("--ssl-keyfile", "key.pem"), "is the key of --ssl-certfile: give that, too"),
+        (("--ssl-keyfile", "key.pem"), "--ssl-certfile"),
         (("--ssl-certfile", "no.pem"), "--ssl-certfile no.pem: no such file"),
         (("--speed", "5"), "options of vLLM go after --"),
         (("--model", "./none"), "no such folder"),
@@ -93,7 +93,7 @@ def test_all_programs_of_a_file_are_served(write: Write) -> None:
 
 def test_two_programs_of_one_name_are_refused(write: Write) -> None:
     text = "\n".join(f"@program(name='a')\nasync def p{n}(ctx): pass" for n in range(2))
-    with pytest.raises(ProgramLoadError, match="two programs are called 'a'"):
+    with pytest.raises(ProgramLoadError, match="two programs have the name 'a'"):
         load_all(str(write(text)))
 
 
@@ -152,7 +152,7 @@ def running(
     watchdog = threading.Timer(WAIT_S, process.kill)
     watchdog.start()
     try:
-        yield one, one.until(r" at (http://127\.0\.0\.1:\d+) \(no model's API[;)]")[1]
+        yield one, one.until(r" at (http://127\.0\.0\.1:\d+) \(")[1]
     finally:
         watchdog.cancel()
         process.kill()
@@ -172,8 +172,8 @@ def test_it_serves_until_a_signal_ends_it(write: Write) -> None:
     with running(write(TWO), python=sys.executable) as (one, url):
         assert "serving one, two at" in one.lines[-1]
         assert "in a browser: a chat" in one.lines[-1]
-        [kept] = [line for line in one.lines if "are kept in " in line]
-        assert Path(kept.rpartition("are kept in ")[2].strip()).is_absolute()
+        [kept] = [line for line in one.lines if "are stored in " in line]
+        assert Path(kept.rpartition("are stored in ")[2].strip()).is_absolute()
         assert ask(url, "hello")["result"] == "hello"
         run = httpx.post(f"{url}/v1/programs/two/runs", json={"input": "x"}, timeout=WAIT_S).json()
         assert run["result"] == "x"
@@ -207,7 +207,7 @@ def test_a_second_signal_stops_at_once(write: Write) -> None:
     with running(write(TWO)) as (one, url):
         assert ask(url, "hang", wait=False)["state"] == "running"
         one.process.send_signal(signal.SIGTERM)
-        one.until("finishing what runs")
+        one.until("finishing running requests")
         one.process.send_signal(signal.SIGTERM)
         code, said = one.end()
         assert code == 128 + signal.SIGTERM
@@ -227,7 +227,7 @@ def test_an_engine_that_dies_is_replaced_and_given_up_at_last(write: Write) -> N
         assert ask(url, "die")["state"] == "failed"
         code, said = one.end()
         assert code == 1
-        assert said.splitlines()[-1] == "error: no engine is left: the engine: it was killed"
+        assert said.splitlines()[-1] == "error: all engines have died: the engine: it was killed"
         assert "Traceback" not in said
 
 

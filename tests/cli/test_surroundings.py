@@ -113,19 +113,19 @@ def test_a_cache_that_cannot_be_written_is_no_cache_without_room(
     finding = checks.CHECKS["model cache"]({})
     assert finding is not None
     assert finding.state == WARNING
-    assert f"{file}/models, cannot be written" in finding.found
-    assert finding.advice == "set AGENTRT_CACHE to folders that can be written"
-    assert "0.0 GiB" not in finding.found
+    assert f"{file}/models, cannot be written" in finding.observation
+    assert finding.advice.startswith("set AGENTRT_CACHE ")
+    assert "0.0 GiB" not in finding.observation
 
 
-LET = "let this user read and write it, or name another place"
+LET = "give this user permission to read and write it, or choose another place"
 
 
 def test_shared_memory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrt.cli.checks._room", lambda place: None)
     finding = checks.CHECKS["shared memory"]({})
     assert finding is not None
-    assert (finding.state, finding.found) == (MISSING, "/dev/shm cannot be written")
+    assert (finding.state, finding.observation) == (MISSING, "/dev/shm cannot be written")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_shared_memory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -
         ),
         (
             FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
-            "error: no folder for temporary files can be written; set TMPDIR to one that can",
+            "error: no folder for temporary files is writable; set TMPDIR to a writable folder",
         ),
     ],
 )

@@ -228,7 +228,7 @@ def test_what_cannot_be_is_refused(
     refused("journal", "trace", there, out, says=["no such file"])
     assert invoke("run", write(SOURCE), "--human", "yes", "--journal", there) == 0
     refused("journal", "trace", there, out, "--program", "main-9", says=["main-9"])
-    refused("journal", "trace", there, tmp_path / "none" / "t.json", says=["no folder"])
-    refused("journal", "trace", there, there, says=["that is a database"])
-    refused("run", "x.py", "--trace", there, says=["that is a database"])
+    refused("journal", "trace", there, tmp_path / "none" / "t.json", says=["OUT", "does not exist"])
+    refused("journal", "trace", there, there, says=["is a database"])
+    refused("run", "x.py", "--trace", there, says=["is a database"])
     refused("run", "x.py", "--trace", tmp_path, says=["--trace", "folder"])

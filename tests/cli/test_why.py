@@ -51,7 +51,7 @@ def test_the_table(journal: Path, why: Callable[..., str]) -> None:
         "waiting for a slot, behind 2.00 20 main-7 2.00 s (ranked before this program; 0.25 s",
         "computed again, pushed out by 2.00 20 64 main-8 2.00 s (promoted, as the oldest; 0.00 s",
         "tools 4.00 40",
-        "in all 10.00 100",
+        "total 10.00 100",
         "node 0#1: 90 of 90 prompt tokens computed, never there: the prompt has changed",
         "leaves the prompt of node 0#0 after 9 characters",
         "'[system] ' then '1st You",

@@ -57,7 +57,7 @@ def test_help_lists_the_commands_that_are_there(product: Path) -> None:
     assert names == ["demo", "run", "serve", "client", "worker", *others]
     refused = run(product, CALL, "simulate")
     assert refused.returncode == 2
-    assert "no such command 'simulate'; there is: demo, run, serve, client" in refused.stderr
+    assert "'simulate'; available: demo, run, serve, client" in refused.stderr
 
 
 def test_a_program_runs(product: Path) -> None:

@@ -22,7 +22,7 @@ from agentrt.errors import CallTimeoutError, ConfigError
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient
-from agentrt.integrations.langchain.calls import Job
+from agentrt.integrations.langchain.calls import LoopJob
 from tests.integrations.langchain.suite import OnAgentRT
 
 pytestmark = pytest.mark.engine
@@ -75,7 +75,7 @@ for _name in {name for name in dir(TestIntegration) if name.startswith("test_")}
 
 
 async def snapshot() -> Mapping[str, Any]:
-    return await Job(PORTAL._home(), ENGINE.snapshot).wait_async()
+    return await LoopJob(PORTAL._home(), ENGINE.snapshot).wait_async()
 
 
 def endless(**options: Any) -> ChatAgentRT:

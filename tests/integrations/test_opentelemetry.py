@@ -278,7 +278,7 @@ def test_the_flag_is_read_on_either_side_of_the_border(
 
 @pytest.mark.parametrize("bad", ["localhost", "localhost:4317", "http://", ""])
 def test_what_is_no_url_is_refused(bad: str) -> None:
-    with pytest.raises(ConfigError, match="give a URL"):
+    with pytest.raises(ConfigError, match="is not a URL"):
         read_traces(bad, ())
 
 
@@ -316,5 +316,5 @@ def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")
-    with pytest.raises(ConfigError, match="give grpc or http/protobuf"), exported("http://a:1"):
+    with pytest.raises(ConfigError, match="set grpc or http/protobuf"), exported("http://a:1"):
         pass

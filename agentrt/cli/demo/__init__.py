@@ -1,4 +1,4 @@
-"""``agentrt demo``: programs at work, and what agentrt's order of calls gains beside stock's."""
+"""``agentrt demo``: compare agentrt's order of calls with stock vLLM's on a few programs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 from agentrt.cli.options import SIMULATED
 
 _EPILOG = """\b
-Simulated, it takes 15 seconds: the programs are shown at work, and then run under both
-orders in virtual time. On vLLM they run in seven rounds, some four minutes on two cores.
+The simulated demo takes 15 seconds: it shows the programs running, and then runs them under
+both orders in virtual time. On vLLM the demo runs seven rounds: about four minutes on two cores.
 
 \b
 Examples:
@@ -20,8 +20,8 @@ Examples:
   agentrt demo --engine vllm --model Qwen/Qwen2.5-0.5B-Instruct
 
 \b
-Eight programs on one engine are an example, no measurement: 'agentrt compare' has your own
-programs and several runs. Exit codes: as those of agentrt run.
+Eight programs on one engine are an example and not a measurement: use 'agentrt compare' for
+your own programs and several runs. Exit codes: the same as for 'agentrt run'.
 """
 
 
@@ -30,25 +30,28 @@ programs and several runs. Exit codes: as those of agentrt run.
     "--engine",
     "kind",
     type=click.Choice(["vllm", "simulated"]),
-    help=f"What computes: vllm is a real engine; {SIMULATED}  [default: vllm, if it is installed]",
+    help=f"Kind of engine. vllm is a real engine; {SIMULATED}  [default: vllm, if it is installed]",
 )
 @click.option(
-    "--model", metavar="MODEL", help="A folder or a Hugging Face name.  [default: a small model]"
+    "--model",
+    metavar="MODEL",
+    help="Model: a folder or a Hugging Face name.  [default: a small model]",
 )
 @click.option(
     "--dashboard",
     "port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
-    help="Where the dashboard is while the programs run.  [default: any free port]",
+    help="Port of the dashboard while the programs run.  [default: any free port]",
 )
 @click.option("--no-dashboard", is_flag=True, help="Serve no dashboard.")
 def demo(kind: str | None, model: str | None, port: int | None, no_dashboard: bool) -> int:
     """Watch eight agent programs share an engine, under stock vLLM's order and agentrt's.
 
-    Three long programs start, then five short ones. A table says when each
-    ends under stock's order, in agentrt's first run, and once agentrt has
-    seen both kinds; below it stands what was gained, or that nothing was.
+    Three long programs start, then five short programs. A table shows when each
+    program ends under stock's order, in agentrt's first run, and in a run after
+    agentrt has seen both kinds of programs. Below the table is what agentrt's
+    order gained or lost.
     """
     from agentrt.cli.demo.comparison import print_comparison
     from agentrt.cli.demo.stage import Stage
@@ -83,6 +86,6 @@ def _tell_what_is_next(kind: str) -> None:
 
 
 def _shortest(file: Path) -> str:
-    """A path as somebody in this folder would write it."""
+    """Return a path relative to the current folder, if it is below that."""
     here = Path.cwd()
     return str(file.relative_to(here) if file.is_relative_to(here) else file)

@@ -1,4 +1,4 @@
-"""What the demo's rounds came to: who ended when, the means, and in words what is seen."""
+"""The results of the demo's rounds: when each program ended, the means, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from agentrt.cli.tables import split_wall
 from agentrt.runtime.run import Run
 
 _EVEN = 0.03
-"""A value that differs by less than this share is called the same: where ranks are equal, a
-microsecond decides which of two calls goes first, and moves a mean by up to 2%."""
+"""Two values that differ by less than this share count as the same. Between calls of equal rank a
+microsecond decides which goes first, and that alone moves a mean by up to 2%.
+"""
 _MARKS = (("█", "green"), ("▒", "yellow"), ("░", "blue"), (" ", ""))
-"""Of a program that computes, waits, uses a tool, does something else: as `split_wall` has them."""
+"""The characters and colours of a bar: computing, waiting, using a tool, anything else, in the
+order of `split_wall`.
+"""
 _LEAST_BAR, _MOST_BAR = 6, 24
 _BESIDE_BARS = 8 + 3 * 8
-"""Characters of a row that are not bars: a name, and the seconds of each order, with their gaps."""
+"""Characters of a row outside its bars: the name, the seconds under each order, and the gaps."""
 SHORT, LONG = "lookup", "report"
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """A round in seconds from a program's start to its end: the means of short programs, of long
-    ones and of all, and the longest.
+    """The durations of a round's programs, in seconds: the means over the short, the long and all
+    programs, and the longest duration.
     """
 
     short: float
@@ -49,9 +52,10 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A value in the rounds of agentrt's order beside the same in those of stock's, in seconds.
+    """A mean duration under agentrt's order compared with stock's, in seconds.
 
-    It is ``sure`` where each round of the one is below each of the other. Else it is chance.
+    The change is ``sure`` if all rounds of one order are below all rounds of the other; otherwise
+    it may be chance.
     """
 
     stock: float
@@ -60,31 +64,31 @@ class Change:
 
     @classmethod
     def of(cls, stock: Sequence[float], ours: Sequence[float]) -> Change:
-        """Compare a value's rounds."""
+        """Compare the rounds of both orders."""
         apart = max(ours) < min(stock) or min(ours) > max(stock)
         return cls(fmean(stock), fmean(ours), apart)
 
     @property
     def share(self) -> float:
-        """How much more it is than in stock's order, as a share; below 0 it is less."""
+        """The change relative to stock's order: 0.1 is 10% more, -0.1 is 10% less."""
         return self.ours / self.stock - 1
 
     @property
     def is_even(self) -> bool:
-        """Whether both values are as good as the same."""
+        """Whether both values count as the same."""
         return abs(self.share) < _EVEN
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """What both orders came to, each in one round or several."""
+class DemoComparison:
+    """The means of all rounds, for stock's order and for agentrt's first and later runs."""
 
     stock: Sequence[Means]
     first: Sequence[Means]
     known: Sequence[Means]
 
     @classmethod
-    def of(cls, rounds: Rounds) -> Comparison:
+    def of(cls, rounds: Rounds) -> DemoComparison:
         """Return the means of all rounds."""
         stock, first, known = (
             [Means.of(runs) for runs in each] for each in (rounds.stock, rounds.first, rounds.known)
@@ -92,12 +96,12 @@ class Comparison:
         return cls(stock, first, known)
 
     def change(self, part: str, rounds: Sequence[Means]) -> Change:
-        """Return how a part of the means differs in these rounds of agentrt's order."""
+        """Compare a field of the means in these rounds of agentrt's order with stock's order."""
         stock, ours = ([getattr(each, part) for each in of] for of in (self.stock, rounds))
         return Change.of(stock, ours)
 
     def sentences(self) -> Iterator[str]:
-        """Yield what is seen: of the first run, of the next one, and what is counted as chance."""
+        """Yield the verdicts on the first run and on later runs, and a note about chance."""
         for name, rounds in (
             ("First run, while agentrt knows nothing of these programs", self.first),
             ("Once agentrt knows both kinds of programs", self.known),
@@ -106,8 +110,8 @@ class Comparison:
         if len(self.stock) > 1:
             yield (
                 f"Stock's order ran in {len(self.stock)} rounds, agentrt's in {len(self.first)} "
-                "of each kind; the first of each is drawn above. A difference is chance unless "
-                "all rounds agree on it."
+                "of each kind; the table above shows the first round of each. A difference counts "
+                "as chance unless all rounds agree on it."
             )
 
     def _parts(self, rounds: Sequence[Means]) -> str:
@@ -120,9 +124,9 @@ class Comparison:
 def _verdict(change: Change) -> str:
     takes = f"A program takes {change.ours:.1f} s on average"
     if change.is_even or not change.sure:
-        return f"nothing is gained. {takes}, and {change.stock:.1f} s in stock's order."
+        return f"no gain. {takes}, and {change.stock:.1f} s under stock's order."
     verdict, word = ("a gain", "less") if change.share < 0 else ("a loss", "more")
-    than = f"{abs(change.share):.0%} {word} than the {change.stock:.1f} s in stock's order"
+    than = f"{abs(change.share):.0%} {word} than the {change.stock:.1f} s under stock's order"
     return f"{verdict}. {takes}, {than}."
 
 
@@ -134,14 +138,14 @@ def _end(change: Change) -> str:
 
 
 def seconds(run: Run) -> float:
-    """Return how long a run that has ended took."""
+    """Return the duration of a run that has ended, in seconds."""
     assert run.ended_at is not None
     return run.ended_at - run.started_at
 
 
 def print_comparison(rounds: Rounds) -> None:
-    """Print on stdout who ended when under each order, the means, and what is seen."""
-    compared = Comparison.of(rounds)
+    """Print when each program ended under each order, the means, and the verdicts, on stdout."""
+    compared = DemoComparison.of(rounds)
     console = Console(markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
         console.print(_legend())
@@ -166,7 +170,7 @@ def _table(first: str, *, figures: bool) -> Table:
 
 
 def _ends(rounds: Rounds, width: int) -> Table:
-    """A row per program: when it ends under each order, and its course till then."""
+    """Make a table with a row for each program: when it ended, and how it spent its time."""
     each = (rounds.stock[0], rounds.first[0], rounds.known[0])
     cells = max(_LEAST_BAR, min(_MOST_BAR, (width - _BESIDE_BARS) // len(each)))
     cell_s = max(seconds(run) for runs in each for run in runs) / cells
@@ -178,7 +182,7 @@ def _ends(rounds: Rounds, width: int) -> Table:
 
 
 def _legend() -> Text:
-    text = Text("Until each program has ended:  ")
+    text = Text("Seconds from start to end, and how they are spent:  ")
     for (mark, colour), name in zip(_MARKS, ("computes", "waits", "uses a tool"), strict=False):
         text.append(mark, colour).append(f" {name}  ")
     text.rstrip()
@@ -186,7 +190,9 @@ def _legend() -> Text:
 
 
 def _bar(run: Run, cell_s: float) -> Text:
-    """Return a run's course: a character for each ``cell_s`` seconds, by what took most of them."""
+    """Draw how a run spent its time: a character for each ``cell_s`` seconds, by what took most
+    of them.
+    """
     bar = Text()
     for number in range(max(1, round(seconds(run) / cell_s))):
         begin = run.started_at + number * cell_s
@@ -199,11 +205,11 @@ _ROWS = {
     f"short ({SHORT})": "short",
     f"long ({LONG})": "long",
     "all": "all",
-    "the longest one": "longest",
+    "longest": "longest",
 }
 
 
-def _means(compared: Comparison) -> Table:
+def _means(compared: DemoComparison) -> Table:
     table = _table("mean seconds", figures=True)
     for label, part in _ROWS.items():
         both = [compared.change(part, each) for each in (compared.first, compared.known)]

@@ -1,4 +1,4 @@
-"""What `agentrt demo` runs: two small agent programs. Any model's answers will do."""
+"""The two small agent programs of `agentrt demo`. They work with any model's answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentrt import Context, node, program
 
 
 async def search(question: str) -> str:
-    """Look something up. It takes as long as a fast web search, and finds nothing new."""
+    """Pretend to search the web. Takes as long as a fast web search."""
     await asyncio.sleep(0.4)
     return f"Three pages speak of: {question}"
 
@@ -29,7 +29,7 @@ async def section(ctx: Context, plan: str, number: int) -> str:
 
 @program
 async def lookup(ctx: Context, question: str = "Why is the sky blue?") -> str:
-    """Think and call a tool, twice, and answer."""
+    """Think and call a tool twice, then answer."""
     notes = [question]
     for _ in range(2):
         thought = await think(ctx, "\n".join(notes))
@@ -40,7 +40,7 @@ async def lookup(ctx: Context, question: str = "Why is the sky blue?") -> str:
 
 @program
 async def report(ctx: Context, topic: str = "The sky") -> str:
-    """Plan, write eight sections at once, and put them together."""
+    """Make a plan, write eight sections in parallel, and sum them up."""
     plan = await ctx.llm(f"Plan a report with eight sections: {topic}", max_tokens=32)
     parts = await asyncio.gather(*(section(ctx, plan.text, number) for number in range(1, 9)))
     whole = await ctx.llm("\n".join([*parts, "Sum this up in a sentence."]), max_tokens=16)

@@ -1,4 +1,4 @@
-"""Runs the demo's programs, one round after the other: each round under one order of calls."""
+"""Running the demo's programs in rounds, each round under one order of calls."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from agentrt.runtime.run import Run
 from agentrt.scheduler.config import SchedulerConfig
 
 SLOTS = 4
-"""Calls that the engine computes at a time."""
-LONG_ONES, SHORT_ONES = 3, 5
-PROGRAMS: Sequence[Program] = [*[report] * LONG_ONES, *[lookup] * SHORT_ONES]
-"""What starts together in each round, in this order."""
+"""Number of calls that the engine computes at the same time."""
+LONG_PROGRAMS, SHORT_PROGRAMS = 3, 5
+PROGRAMS: Sequence[Program] = [*[report] * LONG_PROGRAMS, *[lookup] * SHORT_PROGRAMS]
+"""The programs that start together in each round, in this order."""
 STOCK = SchedulerConfig("fcfs", retention="lru", admission="off")
 """Stock vLLM's order: first come, first served."""
 OURS = SchedulerConfig.of_policy(history=None)
-"""agentrt's defaults, without what earlier commands have learned on this machine."""
+"""agentrt's defaults, without the history of earlier commands on this machine."""
 
 
-class Engine(Protocol):
-    """An engine whose order of calls can be changed between two rounds."""
+class ConfigurableEngine(Protocol):
+    """An engine whose order of calls can be changed between rounds."""
 
     async def configure(self, config: SchedulerConfig, /) -> None:
-        """Change the order, and forget what was learned of programs."""
+        """Change the order, and forget the statistics of programs."""
 
     async def forget_prefixes(self) -> None:
-        """Empty the cache of prompts."""
+        """Empty the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The runs of each round: of stock's order, of agentrt's while it knew nothing of the programs
-    (``first``), and of agentrt's after it had seen them once (``known``).
+    """The runs of each round, by the order of calls: stock's order, agentrt's order without
+    statistics of the programs (``first``), and agentrt's order after it has seen them once
+    (``known``).
     """
 
     stock: Sequence[Sequence[Run]]
@@ -47,27 +48,27 @@ class Rounds:
 
 
 Show = Callable[[str, Sequence[Run]], None]
-"""Called when a round has begun: its name, and its runs."""
+"""A function that is called with a round's name and runs when the round has started."""
 
 
 async def watched(runtime: Runtime, show: Show) -> list[Run]:
-    """Run the programs once, and return their runs. Raises what a program raises."""
+    """Run the programs once, and return their runs. Raises the error of a program that fails."""
     return await _play(runtime, PROGRAMS, "agentrt's order, first run", show)
 
 
 async def both_orders(
     runtime: Runtime,
-    engine: Engine,
+    engine: ConfigurableEngine,
     *,
     noisy: bool = False,
     show: Show = lambda name, runs: None,
 ) -> Rounds:
-    """Run the programs under stock's order, then twice under agentrt's: a first run, and one that
-    knows their kinds.
+    """Run the programs once under stock's order, then twice under agentrt's: a first run, and a
+    run that knows both kinds of programs.
 
-    On a ``noisy`` engine, whose seconds are real, two programs run before to warm it up; then all
-    that is done twice, and stock's order has a last round, so that it runs before and after
-    agentrt's. Raises what a program raises.
+    On a ``noisy`` engine, which takes real time, two programs warm it up first. Then these three
+    rounds are repeated, and a last round has stock's order, so that stock's order runs both before
+    and after agentrt's. Raises the error of a program that fails.
     """
     cycle: list[tuple[str, SchedulerConfig | None]] = [
         ("stock vLLM's order", STOCK),
@@ -88,7 +89,7 @@ async def both_orders(
 
 
 async def _play(runtime: Runtime, programs: Sequence[Program], name: str, show: Show) -> list[Run]:
-    # The ids of each round are the same, and with them the answers that an engine makes up.
+    # Each round uses the same ids, because the simulated engine derives its answers from them.
     runs = [runtime.start(each, durable=Durable(number)) for number, each in enumerate(programs, 1)]
     show(name, runs)
     await asyncio.wait([run.task for run in runs if run.task is not None])

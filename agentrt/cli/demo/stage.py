@@ -1,4 +1,4 @@
-"""The demo's programs on a real engine and on the simulated one."""
+"""Running the demo's rounds on a real engine, and on the simulated engine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from agentrt.cli.demo.rounds import (
-    LONG_ONES,
+    LONG_PROGRAMS,
     OURS,
-    SHORT_ONES,
+    SHORT_PROGRAMS,
     SLOTS,
     STOCK,
     Rounds,
@@ -30,16 +30,17 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run
 
-_WHAT = (
-    f"{LONG_ONES} long programs (report) start, then {SHORT_ONES} short ones (lookup); the engine "
-    f"computes {SLOTS} calls at a time"
+_SUMMARY = (
+    f"{LONG_PROGRAMS} long programs (report) start, then {SHORT_PROGRAMS} short programs (lookup); "
+    f"the engine computes {SLOTS} calls at the same time"
 )
 
 
 class Stage:
-    """Where the demo runs and is seen: its ``screen``, the engine's ``log``, and the ``port`` of
-    the dashboard, 0 for any and None for no dashboard. ``last_words`` gets a line for people when
-    a signal leaves no time to return.
+    """The demo's surroundings: its ``screen``, the engine's ``log``, and the dashboard's ``port``.
+
+    Port 0 is any free port, and None means no dashboard. ``last_words`` prints a line when a
+    signal ends the process at once.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Stage:
         self._last_words = last_words
 
     def on_vllm(self, model: str | None) -> Rounds:
-        """Run all rounds on a real engine, each of them shown. Raises what its start raises."""
-        self._screen.announce(_WHAT)
+        """Run all rounds on a real engine, and show them. Raises the errors of the engine's
+        start.
+        """
+        self._screen.announce(_SUMMARY)
         real = engine.VLLMEngine(EngineOptions(model, SLOTS, STOCK))
 
         async def rounds() -> Rounds:
@@ -74,10 +77,10 @@ class Stage:
         return Interrupts(self._last_words).run(rounds())
 
     def on_simulated(self) -> Rounds:
-        """Show a round on the simulated engine, and then run all rounds in virtual time."""
-        self._screen.announce(f"{MADE_UP}\n{_WHAT}")
+        """Show a round on the simulated engine, then run all rounds in virtual time."""
+        self._screen.announce(f"{MADE_UP}\n{_SUMMARY}")
         Interrupts(self._last_words).run(self._watched())
-        self._screen.announce("now both orders in virtual time, which takes a second:")
+        self._screen.announce("now running both orders in virtual time, which takes a second:")
         loop = Interrupts(self._last_words, new_loop=VirtualTimeLoop)
         return loop.run(rounds_in_virtual_time())
 
@@ -105,7 +108,7 @@ class Stage:
 
 
 async def rounds_in_virtual_time() -> Rounds:
-    """Run all rounds on the simulated engine. The running loop is a `VirtualTimeLoop`."""
+    """Run all rounds on the simulated engine. Must be called on a `VirtualTimeLoop`."""
     clock = asyncio.get_running_loop().time
     simulated = SimulatedEngine(STOCK, slots=SLOTS, clock=clock)
     async with Runtime(simulated, clock=clock) as runtime:

@@ -1,10 +1,10 @@
-"""An event loop in virtual time: nothing sleeps, and its clock moves on to whatever comes next.
+"""An event loop in virtual time: it never sleeps, but advances its clock to the next timer.
 
-What runs on it takes only the time of its own code, however many seconds it waits, and waits the
-same seconds each time. It is for code on one thread that reads the loop's clock.
+Code on it takes only its own computing time, however many seconds it waits, and its results are
+repeatable. The code must run on one thread and read the loop's clock.
 
-Each look at the clock moves it on by a microsecond. So no two events are at the same time, as with
-a real clock: a scheduler that serves programs in the order of their arrival needs one.
+Each reading of the clock advances it by a microsecond, so that no two events have the same time,
+as with a real clock. A scheduler that serves programs in the order of their arrival needs that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LOOK_S = 1e-6
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose ``time()`` counts the seconds that were waited for."""
+    """An event loop whose ``time()`` is the sum of all waits, in seconds."""
 
     def __init__(self) -> None:
         self._waits = _Waits()
@@ -28,14 +28,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _Waits(selectors.DefaultSelector):
-    """A selector that moves its clock on where another would sleep."""
+    """A selector that advances its clock instead of sleeping."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        # Without a timer there is nothing to move on to: something outside has to happen.
+        # Without a timer, wait in real time for an event from outside.
         ready = super().select(None if timeout is None else 0)
         if not ready and timeout is not None:
             self.now += max(0.0, timeout)

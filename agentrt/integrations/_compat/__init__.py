@@ -1,4 +1,5 @@
-"""What the integrations read inside other packages: one module for each, which alone names it.
+"""Private parts of other packages that the integrations use: one module for each package.
 
-`tests/integrations/test_compat.py` has a test for each name, and says what has changed.
+Only these modules name such parts. `tests/integrations/test_compat.py` tests each of them, so that
+a new version of a package that changes one fails there.
 """

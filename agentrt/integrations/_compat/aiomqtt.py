@@ -1,6 +1,7 @@
-"""What is replaced inside aiomqtt: how messages come and go, and what its DISCONNECT says.
+"""Replacements for parts of aiomqtt: receiving, publishing, and the DISCONNECT packet.
 
-Its own ways cost a task and some turns of the event loop for each message, half of a round trip.
+aiomqtt's own code needs a task and several iterations of the event loop for each message, which
+takes half of the time of a round trip.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ VERSIONS = "aiomqtt 2.5"
 
 
 def properties(packet: int, **fields: Any) -> Properties:
-    """MQTT 5's properties of a packet (`PacketTypes`), by their names in paho."""
+    """Make the MQTT 5 properties of a packet type (`PacketTypes`). Fields have paho's names."""
     made = Properties(packet)  # type: ignore[no-untyped-call]  # paho has no types here
     for name, value in fields.items():
         setattr(made, name, value)
@@ -27,7 +28,7 @@ def properties(packet: int, **fields: Any) -> Properties:
 
 
 def deliver(client: Any, on_message: Callable[[aiomqtt.Message], None]) -> None:
-    """Call ``on_message`` with each message at once. It must be quick and not raise."""
+    """Call ``on_message`` with each message as it arrives. It must be fast and must not raise."""
 
     def received(paho: Any, data: Any, message: Any) -> None:
         on_message(aiomqtt.Message._from_paho_message(message))
@@ -44,9 +45,9 @@ def publish_now(
     properties: Properties,
     published: Callable[[], None],
 ) -> None:
-    """Publish a message; ``published`` is called when the broker has it.
+    """Publish a message. ``published`` is called when the broker has confirmed it.
 
-    Raises `aiomqtt.MqttError` without a connection, and `ValueError` for a topic that cannot be.
+    Raises `aiomqtt.MqttError` without a connection, and `ValueError` for an invalid topic.
     """
     info = client._client.publish(topic, payload, qos, retain, properties)
     if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
@@ -55,7 +56,7 @@ def publish_now(
 
 
 def end_session(client: Any) -> None:
-    """Have the broker forget the client's session when the client disconnects by itself."""
+    """Make the broker drop the client's session when the client disconnects by itself."""
     forget = properties(PacketTypes.DISCONNECT, SessionExpiryInterval=0)
     paho = client._client
     paho.disconnect = functools.partial(paho.disconnect, properties=forget)

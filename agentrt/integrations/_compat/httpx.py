@@ -1,4 +1,4 @@
-"""What is replaced and read in the HTTP clients httpx and httpx2."""
+"""Private parts of the HTTP clients httpx and httpx2 that are replaced or read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Any
 
 VERSIONS = "httpx 0.28, httpx2 2.16"
-_MODULES = ("httpx", "httpx2")  # OpenAI's SDK moved to the second with its version 3
+_MODULES = ("httpx", "httpx2")  # OpenAI's SDK uses httpx2 since its version 3
 
 
 def clients() -> Iterator[tuple[Any, Any]]:
-    """The synchronous and the asynchronous client of each that is installed."""
+    """Yield the synchronous and the asynchronous client class of each installed package."""
     for name in _MODULES:
         try:
             module = import_module(name)
@@ -22,15 +22,17 @@ def clients() -> Iterator[tuple[Any, Any]]:
 
 
 def replace_send(client: Any, send: Callable[..., Any]) -> Callable[[], None]:
-    """Have all clients of that class send requests with ``send``. Returns what undoes it."""
+    """Make all clients of a class send requests with ``send``. Return a function that undoes
+    it.
+    """
     original = client.send
     client.send = functools.wraps(original)(send)
     return lambda: setattr(client, "send", original)
 
 
 def when_closed(response: Any, then: Callable[[], None]) -> None:
-    """Call ``then`` before the response to a streamed request is read to its end, or closed."""
-    # On the stream, not the response: whatever closes the response ends there.
+    """Call ``then`` when a streamed response is closed, also at the end of reading it."""
+    # Hook the stream and not the response, because every way of closing the response closes it.
     name = "aclose" if hasattr(response.stream, "aclose") else "close"
     close = getattr(response.stream, name)
 

@@ -1,4 +1,4 @@
-"""What is added inside LangChain: `init_chat_model` has a list of providers, and no registry."""
+"""An addition to LangChain: `init_chat_model` has a private list of providers and no registry."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ VERSIONS = "langchain 1.4"
 
 
 def add_provider(name: str, package: str, class_name: str) -> None:
-    """Have ``init_chat_model("NAME:MODEL")`` make ``class_name`` of ``package``.
+    """Make ``init_chat_model("NAME:MODEL")`` return an instance of ``class_name`` of ``package``.
 
-    Nothing where LangChain's agents are not installed, or have moved it.
+    Does nothing if the package ``langchain`` is not installed, or if it has moved its list.
     """
     try:
         providers: Any = import_module("langchain.chat_models.base")._BUILTIN_PROVIDERS

@@ -1,4 +1,4 @@
-"""What is read inside LangGraph and LangChain's core, and is no promise of theirs."""
+"""Private parts of LangGraph and of LangChain's core that the integrations read."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ INTERNAL_MODULES = (
     "langgraph.pregel._retry",
     "langgraph.pregel._runner",
 )
-"""Their tasks run what a graph asks for, and nobody waits for these tasks themselves."""
+"""Modules whose tasks run a graph's nodes. No code of the user awaits these tasks."""
 AWAITING_MODULE = "langgraph._internal._runnable"
-"""It awaits each task that it starts at once."""
+"""The module that awaits each task right after starting it."""
 IN_THREAD = run_in_executor
 """The async function that runs a synchronous node in a thread."""
 UNNAMED_GRAPH = "LangGraph"
-"""What LangGraph calls a graph that was given no name."""
+"""LangGraph's name for a graph without a name."""
 WHOLE_STATE = "__root__"
-"""The one field of a state that is no mapping."""
+"""The name of the only field of a state that is not a mapping."""
 QUESTIONS = "__interrupt__"
-"""The key of a result under which a graph that waits for a human has its questions."""
+"""The key of a result that holds the questions of a graph that waits for a human."""
 CHECKPOINT_TABLE = "checkpoints"
 CHECKPOINT_COLUMNS = frozenset({"thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint"})
 
 
 def number_checkpoints_after(last: str | None) -> None:
-    """Give later checkpoints later ids than ``last``, whatever the machine's clock says now.
+    """Make the ids of new checkpoints greater than ``last``, whatever the machine's clock says.
 
-    An id begins with its time, and a thread goes on from its greatest: with a clock that was set
-    back since the process before, what a thread does now would be forgotten.
+    An id begins with its time, and a thread resumes from its greatest id. If the clock was set
+    back since an earlier process, the thread's new checkpoints would be ignored.
     """
     from langgraph.checkpoint.base import id as ids
 
@@ -49,12 +49,12 @@ def number_checkpoints_after(last: str | None) -> None:
         kept["_last_v6_timestamp"] = max(kept["_last_v6_timestamp"] or 0, known)
 
 
-# -- runs of LangChain's run tree ------------------------------------------------------------
+# -- LangChain's run tree --------------------------------------------------------------------
 
 
 def attach(handler: BaseCallbackHandler) -> None:
     """Add ``handler`` to every run of this process from now on."""
-    # As the variable's default, so that bare threads have it, too.
+    # Set as the variable's default, so that threads with an empty context have it, too.
     variable: ContextVar[BaseCallbackHandler | None] = ContextVar(
         "agentrt_handler", default=handler
     )
@@ -62,46 +62,47 @@ def attach(handler: BaseCallbackHandler) -> None:
 
 
 def enclosing_run() -> UUID | None:
-    """The run that this code is in, as LangChain's own context says."""
+    """Return the run that this code is in, according to LangChain's own context."""
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
     return getattr(callbacks, "parent_run_id", None)
 
 
 def is_node(name: str | None, metadata: Mapping[str, Any], around: str) -> bool:
-    """Whether a run is that of a graph's node, and not of something inside or around one.
+    """Return whether a run is a node of a graph, and not a run inside or around a node.
 
-    ``around`` is the checkpoint namespace of the run that it is in.
+    ``around`` is the checkpoint namespace of the parent run.
     """
     if name is None or metadata.get("langgraph_node") != name or namespace_of(metadata) == around:
         return False
     path = metadata.get("langgraph_path") or ()
-    # The path of a call of a @task ends so: it belongs to its caller, not to a superstep.
+    # A path that ends in True is a call of a @task, which belongs to its caller and not to a
+    # superstep.
     return "langgraph_step" in metadata and not (path and path[-1] is True)
 
 
 def step_of(metadata: Mapping[str, Any]) -> Any:
-    """The superstep that a node's run is in."""
+    """Return the number of the superstep of a node's run."""
     return metadata["langgraph_step"]
 
 
 def is_entrypoint(metadata: Mapping[str, Any]) -> bool:
-    """Whether a node is the function of an `@entrypoint`."""
+    """Return whether a node is the function of an `@entrypoint`."""
     return tuple(metadata.get("langgraph_triggers", ())) == ("__start__",)
 
 
 def is_branch(tags: Sequence[str]) -> bool:
-    """Whether a run is a branch of a `RunnableParallel`: side by side with its siblings."""
+    """Return whether a run is a branch of a `RunnableParallel`, which runs beside its siblings."""
     return any(tag.startswith("map:key:") for tag in tags)
 
 
 def thread_of(metadata: Mapping[str, Any]) -> str | None:
-    """LangGraph's thread of a run, if it has one."""
+    """Return the LangGraph thread of a run, or None."""
     thread = metadata.get("thread_id")
     return None if thread is None else str(thread)
 
 
 def namespace_of(metadata: Mapping[str, Any]) -> str:
-    """LangGraph's checkpoint namespace of a run, "" outside any node."""
+    """Return the LangGraph checkpoint namespace of a run; "" outside any node."""
     return str(metadata.get("langgraph_checkpoint_ns", ""))
 
 
@@ -109,16 +110,17 @@ def namespace_of(metadata: Mapping[str, Any]) -> str:
 
 
 def asks(error: BaseException) -> Sequence[tuple[str, str]]:
-    """The ids and texts of the questions that an `interrupt()` raised."""
+    """Return the ids and texts of the questions of the `interrupt()` that raised ``error``."""
     from langgraph.errors import GraphInterrupt
 
     if not isinstance(error, GraphInterrupt):
         return []
-    return [(one.id, str(one.value)) for one in (error.args[0] if error.args else ())]
+    interrupts = error.args[0] if error.args else ()
+    return [(interrupt.id, str(interrupt.value)) for interrupt in interrupts]
 
 
 def was_drained(error: BaseException) -> bool:
-    """Whether a graph was asked to stop, and did."""
+    """Return whether a graph ended because it was drained."""
     from langgraph.errors import GraphDrained
 
     return isinstance(error, GraphDrained)
@@ -128,17 +130,15 @@ def was_drained(error: BaseException) -> bool:
 
 
 def is_server_runtime(hint: object) -> bool:
-    """Whether a parameter's type is that of the ``ServerRuntime``, or of one of its two forms."""
+    """Return whether a parameter's type is ``ServerRuntime`` or one of its two subclasses."""
     from langgraph_sdk import runtime
 
-    return any(
-        hint is one
-        for one in (runtime.ServerRuntime, runtime._ExecutionRuntime, runtime._ReadRuntime)
-    )
+    types = (runtime.ServerRuntime, runtime._ExecutionRuntime, runtime._ReadRuntime)
+    return any(hint is each for each in types)
 
 
 def server_runtime(running: bool, **about: Any) -> Any:
-    """The ``ServerRuntime`` for a factory whose graph is to be ``running``, or only read."""
+    """Make the ``ServerRuntime`` for a factory whose graph will run, or will only be read."""
     from langgraph_sdk import runtime
 
     made: Any = runtime._ExecutionRuntime if running else runtime._ReadRuntime
@@ -149,20 +149,20 @@ def server_runtime(running: bool, **about: Any) -> Any:
 
 
 def node_heartbeat() -> Callable[[], None] | None:
-    """The heartbeat of the LangGraph node that this code runs in, where it has any effect.
+    """Return the heartbeat of the LangGraph node that this code runs in.
 
-    None outside any node, and where the node has no idle timeout: then LangGraph's
-    heartbeat does nothing.
+    Returns None outside any node, and for a node without an idle timeout, where LangGraph's
+    heartbeat has no effect.
     """
-    if "langgraph.runtime" not in sys.modules:  # then no graph runs
+    if "langgraph.runtime" not in sys.modules:  # no graph runs
         return None
     from langgraph.runtime import get_runtime
 
     try:
         runtime = get_runtime()
-    except (RuntimeError, KeyError):  # no runnable runs, or none of a graph's
+    except (RuntimeError, KeyError):  # no runnable runs, or it is not part of a graph
         return None
-    # LangGraph's type says that there always is one, but not in a chain without a graph.
+    # LangGraph's types promise a runtime, but there is none in a chain outside any graph.
     beat: Callable[[], None] | None = getattr(runtime, "heartbeat", None)
     return None if beat is _without_effect() else beat
 

@@ -1,4 +1,7 @@
-"""One chat request of a client program on a runtime; outside any, it is a program of its own."""
+"""Running a chat request on a runtime, and the jobs that other threads and loops wait for.
+
+A request from outside any program becomes a program of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
 PROGRAM_TYPE = "chat"
-"""The type of the programs that single calls are."""
+"""The type of a program that consists of a single call."""
 ACCOUNT = "agentrt"
-"""The field of an answer, or of a stream's last chunk, that says whose call it was and its cost."""
+"""The field of an answer, or of a stream's last chunk, with the call's program and its cost."""
 
 
 async def alone(work: Coroutine[Any, Any, T]) -> T:
-    """Await ``work`` in a task of its own, which a runtime that closes can cancel."""
+    """Await ``work`` in a task of its own, so that closing the runtime can cancel it."""
     with tracking.outside():
         task = asyncio.create_task(work)
     try:
@@ -38,8 +41,8 @@ async def alone(work: Coroutine[Any, Any, T]) -> T:
 
 
 def account_of(replies: list[Reply]) -> dict[str, Any]:
-    """Return whose call an answer was, and its cost. Several choices are calls beside each other,
-    of which the last to end counts.
+    """Return the program and the cost of a call. Several choices are parallel calls; then the
+    last call that ended counts.
     """
     if not replies:
         return {}
@@ -78,19 +81,20 @@ def _scope_for(runtime: Runtime, scope: Scope | None) -> Iterator[Scope]:
         runtime.registry.close(run, state)
 
 
-# -- jobs on the runtime's event loop, for somebody who waits elsewhere --------------------
+# -- jobs on the runtime's event loop, for callers on other threads and loops --------------
 
 
 _CANCELLED = "the call was cancelled: its runtime was closed"
 
 
-class Job(Generic[T]):
-    """Runs ``work`` on ``loop``, from any thread, in the context of who asks.
+class LoopJob(Generic[T]):
+    """A piece of ``work`` that runs on ``loop`` in the caller's context, for a caller on any thread
+    or loop.
 
-    It starts when it is waited for, or at `start`, where an interrupted wait stops it: a Ctrl-C
-    between the start and the wait must not leave work that nobody waits for.
-    Whoever gives up waiting has the work cancelled, and goes on when it is over.
-    ``outcome`` is never cancelled: where the loop's side gave up, it is an `EngineDiedError`.
+    The work starts at `start`, or when the caller starts to wait. A caller that stops waiting, for
+    example by Ctrl-C, cancels the work and continues when the work has ended; so a Ctrl-C never
+    leaves work behind. The future ``outcome`` is never cancelled: if the work was cancelled on its
+    loop, the outcome is an `EngineDiedError`.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class Job(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     def start(self) -> None:
-        """Have the work begin. Once is enough; `wait` and `wait_async` do it themselves."""
+        """Start the work. Idempotent; `wait` and `wait_async` call it."""
         if self._started:
             return
         self._started = True
@@ -113,7 +117,7 @@ class Job(Generic[T]):
             self.outcome.set_exception(EngineDiedError("the event loop of the runtime is closed"))
 
     def wait(self) -> T:
-        """The result, for a thread without a loop to serve meanwhile."""
+        """Block until the work has ended, and return its result. For threads without a loop."""
         try:
             self.start()
             return self.outcome.result()
@@ -122,10 +126,10 @@ class Job(Generic[T]):
             raise
 
     def stop(self) -> None:
-        """Cancel the work if it is not over, and block until it is.
+        """Cancel the work if it has not ended, and block until it has.
 
-        On the work's own loop, where a stream may be left to the garbage collector, it
-        does not block: the work ends as soon as the loop goes on.
+        Called on the work's own loop, for example when the garbage collector closes a stream, it
+        does not block: the work ends when the loop continues.
         """
         if self.outcome.done():
             return
@@ -134,7 +138,7 @@ class Job(Generic[T]):
             concurrent.futures.wait([self.outcome])
 
     async def wait_async(self) -> T:
-        """The result, on any event loop."""
+        """Await the end of the work on any event loop, and return its result."""
         self.start()
         waiter = asyncio.wrap_future(self.outcome)
         try:
@@ -144,18 +148,18 @@ class Job(Generic[T]):
             raise
 
     async def stop_async(self) -> None:
-        """Cancel the work if it is not over, and wait until it is."""
+        """Cancel the work if it has not ended, and await its end."""
         if not self.outcome.done():
             await self._stop(asyncio.wrap_future(self.outcome))
 
     async def _stop(self, waiter: asyncio.Future[T]) -> None:
-        # It was given up: nobody else reads how it ended, even if this wait is cancelled, too.
+        # Nobody else reads the exception, also if this wait is cancelled, so mark it as read.
         waiter.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         self._loop.call_soon_threadsafe(self._cancel)
         await asyncio.wait([waiter])
 
     def _begin(self) -> None:
-        # It belongs to no program, even if one asks: that one may be of another loop.
+        # The work belongs to no program, because the caller's program may run on another loop.
         with tracking.outside():
             self._task = self._loop.create_task(self._work())
         self._task.add_done_callback(self._settle)
@@ -175,18 +179,20 @@ class Job(Generic[T]):
             self.outcome.set_result(task.result())
 
 
-# -- heartbeats for LangGraph: a node with an idle timeout must outlive the wait for its call ---
+# -- heartbeats for LangGraph: a node's idle timeout must not expire while its call waits --------
 
 
 Heartbeat = Callable[[], None]
 
 _PERIOD_S = 0.05
-"""Well below any sensible idle timeout. LangGraph does not say how long a node's is."""
+"""Seconds between heartbeats: well below any sensible idle timeout, which LangGraph does not
+reveal.
+"""
 
 
 @contextmanager
 def beating(beat: Heartbeat | None) -> Iterator[None]:
-    """Call ``beat`` regularly while the body runs. With None, do nothing."""
+    """Call ``beat`` regularly while the body runs. Does nothing if it is None."""
     if beat is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""`ChatAgentRT`: a LangChain chat model on the runtime, embedded or behind a URL."""
+"""`ChatAgentRT`: a LangChain chat model on an embedded engine or behind a URL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 from agentrt.errors import ConfigError
 from agentrt.integrations._compat.langgraph import node_heartbeat
 from agentrt.integrations.langchain.client import RuntimeClient, Terms
-from agentrt.integrations.langchain.limits import as_profile, expected_profile, overflows_told
+from agentrt.integrations.langchain.limits import as_profile, expected_profile, overflows_translated
 from agentrt.integrations.langchain.messages import as_chat
 from agentrt.integrations.langchain.options import (
     OF_CALLS,
@@ -51,19 +51,21 @@ _OPTIONS = ("model", *SENT, "max_tokens", "timeout", "stream_usage", "model_kwar
 
 
 class ChatAgentRT(BaseChatModel):
-    """A chat model whose calls agentrt schedules.
+    """A LangChain chat model whose calls agentrt schedules.
 
-    Without arguments it is this process's embedded engine, which starts at the first call
-    and is shared. ``runtime`` is an open `Runtime` on the running event loop, or a `RuntimeClient`
-    to one; ``base_url`` is an OpenAI-compatible endpoint instead. ``model`` must be what is
-    served. ``temperature`` 0, the default, is greedy; None is what the model's makers
-    recommend. ``max_tokens`` None is what the model's context has room for. ``timeout`` is in
-    seconds for one call, which is aborted then. ``max_retries`` is for an endpoint: an embedded
-    engine has no network to fail.
+    Without arguments, the model uses this process's embedded engine, which starts at the first
+    call and is shared. Set ``runtime`` to an open `Runtime` on the running event loop, or to a
+    `RuntimeClient`; or set ``base_url`` to an OpenAI-compatible endpoint. ``model`` must be the
+    model that is served.
 
-    Every call may override these by keyword, and take ``tools``, ``tool_choice``,
-    ``response_format`` and ``schema``. The options of ``ChatOpenAI`` are taken under its names,
-    and any other field of a chat request in ``extra_body``: docs/langchain.md has them all.
+    ``temperature`` 0, the default, is greedy decoding; None uses the temperature that the model's
+    authors recommend. ``max_tokens`` None uses the rest of the model's context. ``timeout`` is the
+    limit of a call in seconds; a call that takes longer is aborted. ``max_retries`` applies to an
+    endpoint only, because an embedded engine has no network that can fail.
+
+    Every call may override these options by keyword, and also takes ``tools``, ``tool_choice``,
+    ``response_format`` and ``schema``. The options of ``ChatOpenAI`` have the same names here.
+    Other fields of a chat request go into ``extra_body``. docs/langchain.md lists all options.
     """
 
     model: str | None = None
@@ -110,15 +112,15 @@ class ChatAgentRT(BaseChatModel):
 
     @model_validator(mode="after")
     def _borrow_runtime(self) -> Self:
-        follow()  # before the first graph starts
+        follow()  # must be called before the first graph starts
         if isinstance(self.runtime, RuntimeClient):
             self._borrowed = self.runtime
         elif isinstance(self.runtime, Runtime):
             self._borrowed = RuntimeClient.borrow(self.runtime)
         elif self.runtime is not None:
             raise ConfigError(
-                f"runtime is a {type(self.runtime).__name__}; give an open agentrt.Runtime or a "
-                "RuntimeClient, or leave it out for the embedded engine"
+                f"runtime is a {type(self.runtime).__name__}; set it to an open agentrt.Runtime or "
+                "a RuntimeClient, or leave it out to use the embedded engine"
             )
         self._learn_profile(self._client(self.model))
         return self
@@ -129,16 +131,16 @@ class ChatAgentRT(BaseChatModel):
         return expected_profile(self.model, known=not elsewhere)
 
     def _learn_profile(self, client: RuntimeClient) -> None:
-        """Take over what the engine says of itself, once it is there."""
+        """Take over the engine's own profile once the engine has started."""
         if self._expects and client.front is not None:
-            with suppress(ConfigError):  # a call will say what is wrong with the model's name
+            with suppress(ConfigError):  # a call will report the wrong model name
                 self.profile = as_profile(client.front.profile(self.model))
 
-    # -- what LangChain asks about it --------------------------------------------------
+    # -- properties that LangChain reads -----------------------------------------------
 
     @property
     def model_name(self) -> str | None:
-        """The same as ``model``, as `ChatOpenAI` has it."""
+        """The same as ``model``, for compatibility with `ChatOpenAI`."""
         return self.model
 
     @property
@@ -168,36 +170,38 @@ class ChatAgentRT(BaseChatModel):
     def _generate(
         self, messages: Chat, stop: Stop = None, run_manager: SyncManager = None, **kwargs: Any
     ) -> ChatResult:
-        with self._asking(messages, stop, kwargs, run_manager) as asked:
-            return as_result(asked.client.call(asked.request, asked.terms))
+        with self._prepared(messages, stop, kwargs, run_manager) as prepared:
+            return as_result(prepared.client.call(prepared.request, prepared.terms))
 
     async def _agenerate(
         self, messages: Chat, stop: Stop = None, run_manager: AsyncManager = None, **kwargs: Any
     ) -> ChatResult:
-        with self._asking(messages, stop, kwargs, run_manager) as asked:
-            return as_result(await asked.client.acall(asked.request, asked.terms))
+        with self._prepared(messages, stop, kwargs, run_manager) as prepared:
+            return as_result(await prepared.client.acall(prepared.request, prepared.terms))
 
     def _stream(
         self, messages: Chat, stop: Stop = None, run_manager: SyncManager = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         with (
-            self._asking(messages, stop, kwargs, run_manager, stream=True) as asked,
-            closing(asked.client.stream(asked.request, asked.terms)) as pieces,
+            self._prepared(messages, stop, kwargs, run_manager, stream=True) as prepared,
+            closing(prepared.client.stream(prepared.request, prepared.terms)) as pieces,
         ):
             for piece in pieces:
-                yield from asked.maker.chunks(piece)
+                yield from prepared.maker.chunks(piece)
 
     async def _astream(
         self, messages: Chat, stop: Stop = None, run_manager: AsyncManager = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        with self._asking(messages, stop, kwargs, run_manager, stream=True) as asked:
-            async with aclosing(asked.client.astream(asked.request, asked.terms)) as pieces:
+        with self._prepared(messages, stop, kwargs, run_manager, stream=True) as prepared:
+            async with aclosing(
+                prepared.client.astream(prepared.request, prepared.terms)
+            ) as pieces:
                 async for piece in pieces:
-                    for made in asked.maker.chunks(piece):
+                    for made in prepared.maker.chunks(piece):
                         yield made
 
     @contextmanager
-    def _asking(
+    def _prepared(
         self,
         messages: Chat,
         stop: Stop,
@@ -205,15 +209,15 @@ class ChatAgentRT(BaseChatModel):
         manager: SyncManager | AsyncManager,
         *,
         stream: bool = False,
-    ) -> Iterator[_Asked]:
-        asked = self._ask(messages, stop, kwargs, manager, stream=stream)
+    ) -> Iterator[_PreparedCall]:
+        prepared = self._prepare(messages, stop, kwargs, manager, stream=stream)
         try:
-            with overflows_told():
-                yield asked
+            with overflows_translated():
+                yield prepared
         finally:
-            self._learn_profile(asked.client)
+            self._learn_profile(prepared.client)
 
-    def _ask(
+    def _prepare(
         self,
         messages: Chat,
         stop: Stop,
@@ -221,22 +225,24 @@ class ChatAgentRT(BaseChatModel):
         manager: SyncManager | AsyncManager,
         *,
         stream: bool,
-    ) -> _Asked:
+    ) -> _PreparedCall:
         options = {name: getattr(self, name) for name in _OPTIONS}
         if stop is not None:
             options["stop"] = stop
         options |= by_own_names(kwargs, OF_CALLS)
         if (options["n"] or 1) > 1 and not {"temperature"} & {*self.model_fields_set, *kwargs}:
-            options["temperature"] = None  # several greedy answers would be the same
+            options["temperature"] = None  # several greedy answers would be identical
         request = request_of(as_chat(messages), options)
         if stream and (request.get("n") or 1) > 1:
-            raise ConfigError("a stream has one answer: leave n at 1, or take generate()")
+            raise ConfigError(
+                f"a stream has one answer, but n is {request['n']}; set n to 1, or use generate()"
+            )
         terms = Terms(seconds(options["timeout"]), node_heartbeat(), scope_of_call(manager))
         maker = ChunkMaker(
             with_usage=options["stream_usage"] is not False,
             first_index=100 if self.output_version == "v1" else 0,
         )
-        return _Asked(self._client(options["model"]), request, terms, maker)
+        return _PreparedCall(self._client(options["model"]), request, terms, maker)
 
     def _client(self, model: str | None) -> RuntimeClient:
         if self._borrowed is not None:
@@ -255,7 +261,7 @@ class ChatAgentRT(BaseChatModel):
     # -- tokens ------------------------------------------------------------------------
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The text's tokens, by the model's own tokenizer; it starts an engine that has not."""
+        """Return the text's tokens by the model's own tokenizer. Starts the engine if needed."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         client = self._client(self.model)
@@ -264,7 +270,9 @@ class ChatAgentRT(BaseChatModel):
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
-        """The tokens of a prompt with these messages and tools, the model's template included."""
+        """Return the number of tokens of a prompt with these messages and tools, including the
+        tokens of the model's chat template.
+        """
         if self.custom_get_token_ids is not None:
             return super().get_num_tokens_from_messages(messages)
         shaped = [convert_to_openai_tool(tool) for tool in tools or ()]
@@ -281,10 +289,10 @@ class ChatAgentRT(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Tell the model of tools; ``kwargs`` are other options of the calls.
+        """Bind tools to the model. ``kwargs`` are other options of the calls.
 
-        ``tool_choice`` is ``auto`` (the default: call one or answer), ``any`` or
-        ``required``, ``none``, a tool's name, or True for ``any``.
+        ``tool_choice`` is ``auto`` (the default: the model calls a tool or answers), ``any`` or
+        ``required`` (it must call a tool), ``none``, a tool's name, or True for ``any``.
         """
         shaped = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
         names = [tool["function"]["name"] for tool in shaped if "function" in tool]
@@ -301,18 +309,19 @@ class ChatAgentRT(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The model's output as an object of ``schema``, which decoding obeys by every method.
+        """Return a runnable whose output is an object of ``schema``.
 
-        ``function_calling`` describes it to the model, as a tool; with ``json_schema`` and
-        ``json_mode`` the prompt has to describe it. ``json_mode`` needs no schema.
-        ``kwargs`` are other options of the calls. Raises `ConfigError` for what cannot be.
+        Decoding is constrained to the schema with every method. ``function_calling`` describes the
+        schema to the model as a tool; with ``json_schema`` and ``json_mode`` the prompt must
+        describe it. ``json_mode`` works without a schema. ``kwargs`` are other options of the
+        calls. Raises `ConfigError` for an unknown method or a missing schema.
         """
         return structured(self, schema, method, include_raw=include_raw, strict=strict, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A call that is about to be made: by way of what, and what is asked on what terms."""
+class _PreparedCall:
+    """A call that is ready to be made: its client, its request, and its terms."""
 
     client: RuntimeClient
     request: dict[str, Any]

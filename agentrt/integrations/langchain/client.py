@@ -1,7 +1,7 @@
-"""Calls a runtime, which lives on one event loop, from any thread and any other event loop.
+"""Calling a runtime, which lives on one event loop, from any thread and any other event loop.
 
-anyio's `BlockingPortal` does not fit: only the loop's own code can open and close it, and a
-caller that cancels its future goes on while the call still runs.
+anyio's `BlockingPortal` is not sufficient: only code on the loop can open and close it, and a
+caller that cancels its future continues while the call still runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrt.executors.info import ExecutorInfo
 from agentrt.integrations.langchain.calls import (
     ACCOUNT,
     Heartbeat,
-    Job,
+    LoopJob,
     account_of,
     alone,
     beating,
@@ -38,11 +38,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On what terms a call is made, beside what it asks.
+    """The conditions of a call, apart from its request.
 
-    ``timeout`` is in seconds, from the moment that the engine is there. ``heartbeat`` is given
-    while the call is under way. ``scope`` is where in a program the code is that calls; None is
-    outside any.
+    ``timeout`` is in seconds, counted from when the engine has started. ``heartbeat`` is called
+    regularly while the call is in flight. ``scope`` is the position of the calling code in its
+    program; None means outside any program.
     """
 
     timeout: float | None = None
@@ -54,11 +54,11 @@ _ANY = Terms()
 
 
 class RuntimeClient:
-    """Makes calls on one runtime, from anywhere in the process.
+    """A client that makes calls on one runtime, from anywhere in the process.
 
-    ``RuntimeClient(make)`` owns its runtime. The first call runs ``make`` and starts the engine, on
-    a thread with an event loop of its own; `close` stops both. `RuntimeClient.borrow` uses a
-    runtime that is open already.
+    ``RuntimeClient(make)`` owns its runtime: the first call runs ``make`` and starts the engine, on
+    a thread with its own event loop; `close` stops both. `RuntimeClient.borrow` uses a runtime
+    that is already open.
     """
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
@@ -74,40 +74,40 @@ class RuntimeClient:
     def borrow(
         cls, runtime: Runtime, loop: asyncio.AbstractEventLoop | None = None
     ) -> RuntimeClient:
-        """A client to an open runtime, on ``loop``: by default the one that runs now."""
+        """Make a client of an open runtime on ``loop``, by default the running event loop."""
         client = cls(lambda: runtime)
         client._make, client._runtime = None, runtime
         client._loop = loop or running_loop()
         if client._loop is None:
             raise ConfigError(
-                "a runtime is borrowed on its own event loop: make the chat model inside "
-                "'async with Runtime(…) as runtime:', or give RuntimeClient.borrow(runtime, loop)"
+                "no event loop is running to borrow the runtime on; create the chat model inside "
+                "'async with Runtime(…) as runtime:', or use RuntimeClient.borrow(runtime, loop)"
             )
         return client
 
     def open(self) -> None:
-        """Start the engine now, and block until it is there. Raises what its start raises."""
-        Job(self._loop_for_threads(), self._opened).wait()
+        """Start the engine now, and block until it has started. Raises the errors of its start."""
+        LoopJob(self._loop_for_threads(), self._opened).wait()
 
     # -- calls -------------------------------------------------------------------------
 
     def call(self, request: Request, terms: Terms = _ANY) -> Answer:
-        """Make a chat request and block until its answer is there."""
+        """Make a chat request, and block until its answer arrives."""
         loop = self._loop_for_threads()
-        return Job(loop, lambda: self._call(request, terms)).wait()
+        return LoopJob(loop, lambda: self._call(request, terms)).wait()
 
     async def acall(self, request: Request, terms: Terms = _ANY) -> Answer:
-        """Make a chat request. Cancelling it aborts its calls in the engine."""
+        """Make a chat request. Cancelling this coroutine aborts the request in the engine."""
         loop = self._home()
         if loop is asyncio.get_running_loop():
             return await alone(self._call(request, terms))
-        return await Job(loop, lambda: self._call(request, terms)).wait_async()
+        return await LoopJob(loop, lambda: self._call(request, terms)).wait_async()
 
     def stream(self, request: Request, terms: Terms = _ANY) -> Generator[Answer, None, None]:
-        """The answer in pieces. Closing the iterator aborts its calls."""
+        """Yield the answer in pieces. Closing the iterator aborts the request."""
         loop = self._loop_for_threads()
         box: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
-        job = Job(loop, lambda: self._stream(request, terms, box.put))
+        job = LoopJob(loop, lambda: self._stream(request, terms, box.put))
         try:
             job.start()
             while (piece := box.get()) is not None:
@@ -117,15 +117,15 @@ class RuntimeClient:
             job.stop()
 
     async def astream(self, request: Request, terms: Terms = _ANY) -> AsyncGenerator[Answer, None]:
-        """The answer in pieces. Closing the iterator aborts its calls."""
+        """Yield the answer in pieces. Closing the iterator aborts the request."""
         box: asyncio.Queue[Answer | None] = asyncio.Queue()
         here = asyncio.get_running_loop()
 
         def put(piece: Answer | None) -> None:
-            with suppress(RuntimeError):  # the loop that asked is closed: nobody reads
+            with suppress(RuntimeError):  # the caller's loop is closed, so nobody reads
                 here.call_soon_threadsafe(box.put_nowait, piece)
 
-        job = Job(self._home(), lambda: self._stream(request, terms, put))
+        job = LoopJob(self._home(), lambda: self._stream(request, terms, put))
         try:
             job.start()
             while (piece := await box.get()) is not None:
@@ -134,11 +134,11 @@ class RuntimeClient:
         finally:
             await job.stop_async()
 
-    # -- what is behind it -------------------------------------------------------------
+    # -- the runtime -------------------------------------------------------------------
 
     @property
     def info(self) -> ExecutorInfo:
-        """What the executor says of itself; nothing before the first call."""
+        """The executor's description of itself; empty before the first call."""
         return ExecutorInfo() if self._runtime is None else self._runtime.executor.info
 
     @property
@@ -147,32 +147,38 @@ class RuntimeClient:
         return None if self._runtime is None else self._runtime.opened_frontend
 
     def ask(self, question: Callable[[Frontend], Coroutine[Any, Any, T]]) -> T:
-        """Ask the front end something that is no call, and block until it has answered.
+        """Run a request other than a call on the front end, and block until it has ended.
 
-        The runtime's own loop must not wait for itself: there, another loop asks.
+        On the runtime's own loop, another loop runs the request, because a loop cannot wait for
+        itself.
         """
         front, loop = self.front, self._home()
         if running_loop() is not loop:
-            return Job(self._loop_for_threads(), lambda: self._asked(question)).wait()
+            return LoopJob(self._loop_for_threads(), lambda: self._run_on_front(question)).wait()
         if front is None:
-            raise ConfigError("the engine has not started: await a call first, or ask in a thread")
+            raise ConfigError(
+                "the engine has not started; await a call first, or count tokens in a thread"
+            )
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, question(front)).result()
 
-    async def _asked(self, question: Callable[[Frontend], Coroutine[Any, Any, T]]) -> T:
+    async def _run_on_front(self, question: Callable[[Frontend], Coroutine[Any, Any, T]]) -> T:
         runtime = await self._opened()
         return await question(await runtime.frontend())
 
     def close(self) -> None:
-        """Cancel the calls, stop the engine that it owns, and end its thread. Idempotent."""
+        """Cancel the calls, and stop the engine and the thread that the client owns. Idempotent."""
         with self._lock:
             self.closed = True
             thread, self._thread = self._thread, None
         if thread is None or self._loop is None:
             return
         if thread is threading.current_thread():
-            raise ConfigError("a client cannot be closed from its own event loop")
-        Job(self._loop, self._close_runtime).wait()
+            raise ConfigError(
+                "close() was called on the client's own event loop, which it would wait for; call "
+                "it in another thread"
+            )
+        LoopJob(self._loop, self._close_runtime).wait()
         self._loop.call_soon_threadsafe(self._loop.stop)
         thread.join()
 
@@ -210,11 +216,11 @@ class RuntimeClient:
                     raise
                 raise CallTimeoutError(
                     f"the call took longer than its timeout of {terms.timeout:g} s and was "
-                    "aborted; give a longer timeout, or fewer max_tokens"
+                    "aborted; set a longer timeout, or a smaller max_tokens"
                 ) from error
 
     async def _opened(self) -> Runtime:
-        """The runtime, its engine started. Several callers wait for one start."""
+        """Return the runtime with a started engine. Concurrent callers wait for the same start."""
         if self._make is None:
             assert self._runtime is not None
             return self._runtime
@@ -223,10 +229,10 @@ class RuntimeClient:
                 self._opening = asyncio.create_task(self._open(self._make()))
         opening = self._opening
         try:
-            # Who gives up waiting does not stop the start for the others.
+            # A caller that stops waiting must not stop the start for the other callers.
             return await asyncio.shield(opening)
         except Exception:
-            if self._opening is opening:  # and no later call tries again already
+            if self._opening is opening:  # unless a later call has already started a new attempt
                 self._opening = None
             raise
 
@@ -238,17 +244,17 @@ class RuntimeClient:
     async def _close_runtime(self) -> None:
         opening = self._opening
         if opening is not None:
-            opening.cancel()  # nothing, if it is open
+            opening.cancel()  # has no effect if the runtime is open
             await asyncio.wait([opening])
             if not opening.cancelled() and opening.exception() is None:
                 await opening.result().close()
 
-    # -- where the runtime's loop is ---------------------------------------------------
+    # -- the runtime's loop ------------------------------------------------------------
 
     def _home(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self.closed:
-                raise ConfigError("this client to the runtime is closed; make a new one")
+                raise ConfigError("this RuntimeClient is closed; create a new one")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
@@ -262,10 +268,13 @@ class RuntimeClient:
         if running_loop() is loop:
             raise ConfigError(
                 "a blocking call (invoke, stream, batch) on the event loop that runs the "
-                "engine would wait for itself: use ainvoke, astream or abatch there"
+                "engine would wait for itself; use ainvoke, astream or abatch"
             )
         if self._make is None and not loop.is_running():
-            raise ConfigError("the event loop of the borrowed runtime does not run")
+            raise ConfigError(
+                "the event loop of the borrowed runtime is not running; keep it running while "
+                "other threads make calls"
+            )
         return loop
 
 
@@ -276,6 +285,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _tell(message: str) -> None:
-    """What a slow start does now, where a human may be waiting for it."""
+    """Print what a slow start is doing, if stderr is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"agentrt: {message}\n")

@@ -1,4 +1,4 @@
-"""What a model can take: its model profile, and LangChain's error for a prompt that is too long."""
+"""A model's limits: its LangChain profile, and the error for a prompt that is too long."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from agentrt.executors.frontend import FrontProfile
 
 
 class ContextTooLongError(PromptTooLongError, ContextOverflowError):
-    """A prompt that is too long, for those who catch LangChain's error and for those who ours."""
+    """The error of a prompt that is too long, as a subclass of agentrt's and LangChain's errors."""
 
 
 @contextmanager
-def overflows_told() -> Iterator[None]:
-    """Raise what LangChain's summarizers catch for a prompt that is too long."""
+def overflows_translated() -> Iterator[None]:
+    """Raise the error that LangChain's summarizers catch if a prompt in the body is too long."""
     try:
         yield
     except PromptTooLongError as error:
@@ -26,7 +26,9 @@ def overflows_told() -> Iterator[None]:
 
 
 def expected_profile(model: str | None, *, known: bool) -> ModelProfile:
-    """The profile before an engine has given its own; ``known``: it is one of our engines here."""
+    """Return the profile of a model before its engine has started. ``known`` means that the model
+    runs on an embedded engine, so that its context can be read from its files.
+    """
     limit = None
     if known:
         from agentrt.executors.vllm.options import expected_context
@@ -36,8 +38,8 @@ def expected_profile(model: str | None, *, known: bool) -> ModelProfile:
 
 
 def as_profile(profile: FrontProfile) -> ModelProfile:
-    """A front end's profile of a model, as LangChain's middleware reads it."""
-    found = ModelProfile(
+    """Convert a front end's profile of a model into LangChain's form."""
+    converted = ModelProfile(
         text_inputs=True,
         image_inputs=profile.images,
         image_url_inputs=profile.images,
@@ -55,5 +57,5 @@ def as_profile(profile: FrontProfile) -> ModelProfile:
         temperature=True,
     )
     if profile.max_model_len is not None:
-        found["max_input_tokens"] = profile.max_model_len
-    return found
+        converted["max_input_tokens"] = profile.max_model_len
+    return converted

@@ -1,4 +1,4 @@
-"""LangChain messages as a chat in OpenAI's form: LangChain's own conversion, and what it lacks."""
+"""Converting LangChain messages into OpenAI's form: LangChain's conversion and some additions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrt.errors import ConfigError
 
 Block = str | dict[str, Any]
 Said = dict[str, Any]
-# A message has its tool calls in a field, and what the model thought goes back in another.
+# Blocks to leave out: tool calls and the model's reasoning are sent in fields of the message.
 _IN_FIELDS = frozenset(
     {
         *("tool_call", "tool_call_chunk", "invalid_tool_call", "function_call"),
@@ -28,14 +28,18 @@ _TEXTS = frozenset({"text", "text-plain", "input_text", "output_text", "refusal"
 
 
 def as_chat(messages: Sequence[BaseMessage]) -> list[Said]:
-    """The messages of a chat request. Raises `ConfigError` for what has no form there."""
+    """Convert messages into those of a chat request. Raises `ConfigError` for a message that cannot
+    be converted.
+    """
     if not messages:
-        raise ConfigError("a chat model needs at least one message")
+        raise ConfigError("the list of messages is empty; pass at least one message")
     return [_said(part) for message in messages for part in _parts(message)]
 
 
 def _parts(message: BaseMessage) -> Iterator[BaseMessage]:
-    """A message, after the results of tools that Anthropic puts among its blocks."""
+    """Split off tool results, which Anthropic's form has among a message's blocks, as messages of
+    their own before the message.
+    """
     blocks = _blocks(message)
     results = [block for block in blocks if _type(block) == "tool_result"]
     for block in results:
@@ -58,7 +62,7 @@ def _said(message: BaseMessage) -> Said:
     try:
         said: Any = convert_to_openai_messages(message)
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"a {type(message).__name__} cannot be sent: {error}") from error
+        raise ConfigError(f"cannot convert a {type(message).__name__}: {error}") from error
     if isinstance(message, AIMessage):
         said |= _thought(message, blocks)
         if message.invalid_tool_calls:
@@ -70,7 +74,7 @@ def _said(message: BaseMessage) -> Said:
 
 
 def _thought(message: AIMessage, blocks: Sequence[Block]) -> Said:
-    """What the model thought: many go on from it, as long as they call tools."""
+    """Return the model's reasoning. Many models need it back while they call tools."""
     thought = message.additional_kwargs.get("reasoning_content") or "".join(
         block.get("reasoning") or block.get("thinking") or ""
         for block in blocks
@@ -85,14 +89,14 @@ def _invalid(call: InvalidToolCall) -> Said:
 
 
 def _failed(content: str | list[Block]) -> str | list[Block]:
-    """A tool's result that shows its failure; only a field said so before."""
+    """Mark a tool's result as an error in its text, because OpenAI's form has no field for it."""
     if isinstance(content, list):
         return [{"type": "text", "text": "Error:"}, *content]
     return content if content.lower().startswith("error") else f"Error: {content}"
 
 
 def _known(block: Block) -> Block:
-    """A block in a form that LangChain's conversion or vLLM knows."""
+    """Convert a block into a form that LangChain's conversion or vLLM knows."""
     kind = _type(block)
     if isinstance(block, str):
         return block

@@ -1,4 +1,4 @@
-"""What `ChatAgentRT` takes, under the names of LangChain and OpenAI, as a chat request; and
+"""The options of `ChatAgentRT`, by LangChain's and OpenAI's names, and their chat request; and
 `with_structured_output`.
 """
 
@@ -33,21 +33,23 @@ SENT = (
     *("presence_penalty", "logit_bias", "logprobs", "top_logprobs", "reasoning_effort"),
     "chat_template_kwargs",
 )
-"""Options of a model and of its calls that a request has under the same name."""
+"""Options of a model and of its calls that have the same name in a request."""
 _SENT_BY_CALLS = (
     *("min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "user"),
     *("parallel_tool_calls", "include_reasoning", "stream_options"),
 )
-"""The same of calls alone; given to a model they are its ``model_kwargs``."""
-# `stream` tells LangChain which method to use; a schema and a tool say themselves if `strict`.
+"""Options of calls only that have the same name in a request. A model puts them into its
+``model_kwargs``.
+"""
+# `stream` chooses LangChain's method; schemas and tools have `strict` within themselves.
 _NOT_SENT = ("timeout", "stream_usage", "model_kwargs", "extra_body", "strict", "stream", "schema")
 OF_CALLS = (
     *("model", "max_tokens", *SENT, *_SENT_BY_CALLS),
     *("tools", "tool_choice", "response_format", *_NOT_SENT),
 )
 
-_HTTP = "there is no such HTTP client here: leave it out"
-_RESPONSES = "that is of OpenAI's Responses API, which 'agentrt serve' has; leave it out"
+_HTTP = "ChatAgentRT has no such HTTP client; leave it out"
+_RESPONSES = "it belongs to OpenAI's Responses API, which only 'agentrt serve' has; leave it out"
 REFUSED = {
     "client": _HTTP,
     "async_client": _HTTP,
@@ -58,52 +60,57 @@ REFUSED = {
     "http_socket_options": _HTTP,
     "include_response_headers": _HTTP,
     "openai_proxy": "set HTTPS_PROXY in the environment",
-    "openai_organization": "give default_headers={'OpenAI-Organization': …} with base_url",
-    "reasoning": f"give reasoning_effort; {_RESPONSES}",
-    "verbosity": "open models have no such option: say it in the system message",
-    "tiktoken_model_name": "tokens are counted by the model's own tokenizer: leave it out",
-    "stream_chunk_timeout": "give timeout, in seconds for the whole call",
-    "disabled_params": "only what you give is sent: leave out the parameter itself",
+    "openai_organization": "set default_headers={'OpenAI-Organization': …} with base_url",
+    "reasoning": f"set reasoning_effort instead; {_RESPONSES}",
+    "verbosity": "open models have no such option; describe the style in the system message",
+    "tiktoken_model_name": "tokens are counted by the model's own tokenizer; leave it out",
+    "stream_chunk_timeout": "set timeout instead, in seconds for the whole call",
+    "disabled_params": "only parameters that you set are sent; do not set the parameter",
     "context_management": _RESPONSES,
     "include": _RESPONSES,
     "store": _RESPONSES,
     "truncation": _RESPONSES,
     "use_previous_response_id": _RESPONSES,
     "use_responses_api": _RESPONSES,
-    "prompt_cache_options": "prefixes are cached by themselves; extra_body takes a cache_salt",
+    "prompt_cache_options": "prefixes are cached automatically; extra_body accepts a cache_salt",
     "service_tier": "programs are scheduled by the server's policy; leave it out",
 }
-"""Options of `ChatOpenAI` that cannot be here, and what to do instead. None or False is none."""
+"""Options of `ChatOpenAI` that are not supported, and what to do instead. The values None and False
+are accepted, as if the option were not set.
+"""
 ALIASES_REFUSED = {"organization": "openai_organization"}
 
 
-def by_own_names(given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Options by the names that they have here, and without those that are refused but empty.
+def by_own_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return options by their names in agentrt. Drops unsupported options whose value is empty.
 
-    Raises `ConfigError` for one that is unknown, or cannot be.
+    Raises `ConfigError` for an unknown or unsupported option, and for an option that is set twice
+    under different names.
     """
     known = (*known,)
     named: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in options.items():
         refused = REFUSED.get(ALIASES_REFUSED.get(name, name))
         if refused is None:
             own = ALIASES.get(name, name)
             if own not in known:
                 raise ConfigError(
-                    f"ChatAgentRT has no option {name!r}; it has {', '.join(known)}. Any other "
-                    "field of a chat request goes in extra_body"
+                    f"unknown option {name!r}; available: {', '.join(known)}. Put other fields of "
+                    "a chat request into extra_body"
                 )
             if own in named and named[own] != value:
-                raise ConfigError(f"{name} and {own} are one option, and were given two values")
+                raise ConfigError(
+                    f"{name} and {own} are the same option, but have different values; set one"
+                )
             named[own] = value
         elif value not in (None, False):
-            raise ConfigError(f"ChatAgentRT cannot take {name}: {refused}")
+            raise ConfigError(f"ChatAgentRT does not support {name}: {refused}")
     return named
 
 
-def model_options(given: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
-    """A model's own fields; what only its calls have as such is among its ``model_kwargs``."""
-    named = by_own_names(given, (*fields, *_SENT_BY_CALLS))
+def model_options(options: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a model. Options of calls only go into its ``model_kwargs``."""
+    named = by_own_names(options, (*fields, *_SENT_BY_CALLS))
     of_calls = {name: named.pop(name) for name in _SENT_BY_CALLS if name in named}
     if of_calls:
         named["model_kwargs"] = {**(named.get("model_kwargs") or {}), **of_calls}
@@ -111,59 +118,64 @@ def model_options(given: Mapping[str, Any], fields: Iterable[str]) -> dict[str, 
 
 
 def seconds(timeout: Any) -> float | None:
-    """A call's timeout. Raises `ConfigError` for what is no number, such as httpx's."""
+    """Check a call's timeout. Raises `ConfigError` if it is not a positive number, such as a
+    timeout object of httpx.
+    """
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
-        raise ConfigError(f"timeout is seconds for the whole call, above 0; got {timeout!r}")
+        raise ConfigError(
+            f"timeout {timeout!r} is not valid; set seconds for the whole call, greater than 0"
+        )
     return float(timeout)
 
 
 def request_of(chat: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat request with these options, which have their own names; None is as if not given.
+    """Make a chat request of messages and options, by the options' names in agentrt. An option
+    that is None counts as not set.
 
-    Raises `ConfigError` for what cannot be.
+    Raises `ConfigError` for invalid tools, an invalid tool choice or an invalid schema.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    fields = {**(given.get("model_kwargs") or {}), "messages": list(chat)}
-    if "model" in given:
-        fields["model"] = given["model"]
-    if "max_tokens" in given:
-        fields["max_completion_tokens"] = given["max_tokens"]
-    fields |= {name: given[name] for name in (*SENT, *_SENT_BY_CALLS) if name in given}
+    present = {name: value for name, value in options.items() if value is not None}
+    fields = {**(present.get("model_kwargs") or {}), "messages": list(chat)}
+    if "model" in present:
+        fields["model"] = present["model"]
+    if "max_tokens" in present:
+        fields["max_completion_tokens"] = present["max_tokens"]
+    fields |= {name: present[name] for name in (*SENT, *_SENT_BY_CALLS) if name in present}
     if "top_logprobs" in fields:
         fields["logprobs"] = fields.get("logprobs", True)
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
-    if "logit_bias" in fields:  # the names in JSON are texts
+    if "logit_bias" in fields:  # JSON requires text as keys
         fields["logit_bias"] = {str(key): bias for key, bias in fields["logit_bias"].items()}
-    return fields | _form(given) | dict(given.get("extra_body") or {})
+    return fields | _form(present) | dict(present.get("extra_body") or {})
 
 
-def _form(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's fields for tools and a schema."""
+def _form(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request's fields for tools and a schema."""
     form: dict[str, Any] = {}
-    names = [_checked(tool) for tool in given.get("tools") or ()]
+    names = [_checked(tool) for tool in options.get("tools") or ()]
     if names:
-        form["tools"] = list(given["tools"])
-    choice = as_choice(given.get("tool_choice"), names)
+        form["tools"] = list(options["tools"])
+    choice = as_choice(options.get("tool_choice"), names)
     if choice is not None and names:
         form["tool_choice"] = choice
-    if "schema" in given and "response_format" in given:
-        raise ConfigError("give schema or response_format, not both")
-    wanted = given.get("schema", given.get("response_format"))
+    if "schema" in options and "response_format" in options:
+        raise ConfigError("both schema and response_format are set; set only one of them")
+    wanted = options.get("schema", options.get("response_format"))
     if wanted is not None:
         form["response_format"] = as_format(wanted)
     return form
 
 
 def _checked(tool: Mapping[str, Any]) -> str:
-    """A tool's name. Raises `ConfigError` for one that is no function."""
+    """Return a tool's name. Raises `ConfigError` if the tool is not a function."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
         raise ConfigError(
             f"tool {tool.get('name') or tool.get('type')!r} is a service of another provider; "
-            "give functions, LangChain tools or schemas"
+            "pass functions, LangChain tools or schemas"
         )
     return str(function["name"])
 
@@ -171,10 +183,10 @@ def _checked(tool: Mapping[str, Any]) -> str:
 def as_choice(
     choice: str | bool | Mapping[str, Any] | None, names: Sequence[str]
 ) -> str | dict[str, Any] | None:
-    """A choice in OpenAI's form, of what LangChain's users write.
+    """Convert a tool choice of LangChain into OpenAI's form.
 
-    That is ``any``, a bool (True: call a tool), a tool's name, or OpenAI's or Anthropic's
-    mapping. Raises `ConfigError` for a name that is not among ``names``.
+    LangChain's users write ``any``, a bool (True: call a tool), a tool's name, or OpenAI's or
+    Anthropic's mapping. Raises `ConfigError` for a name that is not among ``names``.
     """
     if isinstance(choice, Mapping):
         function = choice.get("function")
@@ -188,23 +200,26 @@ def as_choice(
     if choice in ("auto", "none"):
         return str(choice)
     raise ConfigError(
-        f"tool_choice {choice!r} is no tool of this call; it can be "
-        f"{', '.join(['auto', 'none', 'any', 'required', *names])}, true or false"
+        f"tool_choice {choice!r} is not a tool of this call; available: "
+        f"{', '.join(['auto', 'none', 'any', 'required', *names])}, true, false"
     )
 
 
 def as_format(wanted: Any) -> Mapping[str, Any]:
-    """A response format, of one or of what can be a schema: a pydantic model, a TypedDict, ….
+    """Return a response format of a response format or a schema. A schema may be a JSON schema, a
+    pydantic model, a TypedDict or anything else that LangChain accepts.
 
-    A JSON schema needs no title here, as it does in LangChain.
+    Unlike in LangChain, a JSON schema needs no title.
     """
     if isinstance(wanted, Mapping) and wanted.get("type") in ("text", "json_object"):
         return wanted
     if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
-        given = wanted.get("json_schema") or {}
-        if given.get("schema") is None:
-            raise ConfigError("response_format of type json_schema needs json_schema.schema")
-        return {**wanted, "json_schema": {**given, "schema": _as_schema(given["schema"])}}
+        spec = wanted.get("json_schema") or {}
+        if spec.get("schema") is None:
+            raise ConfigError(
+                "response_format of type json_schema has no json_schema.schema; add the schema"
+            )
+        return {**wanted, "json_schema": {**spec, "schema": _as_schema(spec["schema"])}}
     schema = _as_schema(wanted)
     name = schema.get("title", "output")
     named = {"name": name, "schema": schema, "strict": True}
@@ -233,21 +248,23 @@ def structured(
     strict: bool | None,
     **options: Any,
 ) -> Runnable[LanguageModelInput, Any]:
-    """``model`` with its output constrained to ``schema``, and parsed; ``options`` are of calls."""
+    """Return ``model`` with its output constrained to ``schema`` and parsed. ``options`` are
+    options of the calls.
+    """
     if method not in _METHODS:
-        raise ConfigError(f"method {method!r} is none of {', '.join(_METHODS)}")
+        raise ConfigError(f"unknown method {method!r}; available: {', '.join(_METHODS)}")
     if schema is None and method != "json_mode":
-        raise ConfigError(f"method {method!r} needs a schema")
+        raise ConfigError(f"method {method!r} needs a schema; pass one, or use method 'json_mode'")
     shown = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
     bound: Runnable[LanguageModelInput, Any]
     parser: BaseOutputParser[Any]
     if method == "function_calling":
         tools = [schema, *options.pop("tools", ())]
-        one = {"parallel_tool_calls": False, "ls_structured_output_format": shown}
-        bound = model.bind_tools(tools, tool_choice="any", strict=strict, **one, **options)
+        single = {"parallel_tool_calls": False, "ls_structured_output_format": shown}
+        bound = model.bind_tools(tools, tool_choice="any", strict=strict, **single, **options)
         parser = _tool_parser(schema)
     else:
-        # JSON mode, too, is constrained to the schema where there is one: it costs nothing here.
+        # Constrain JSON mode to the schema, too, if there is one, because that costs nothing.
         form = {"type": "json_object"} if schema is None else as_format(schema)
         bound = model.bind(response_format=form, ls_structured_output_format=shown, **options)
         parser = _text_parser(schema)

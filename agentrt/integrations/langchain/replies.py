@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form as LangChain messages: whole, and as the chunks of a stream."""
+"""Converting answers in OpenAI's form into LangChain messages, whole or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from agentrt.request import Reply
 
 PROVIDER = "agentrt"
 _THOUGHT = "reasoning_content"
-"""Where LangChain looks for the reasoning of ``AIMessage.content_blocks``."""
+"""The field from which LangChain takes the reasoning of ``AIMessage.content_blocks``."""
 
 
 def as_result(answer: Answer) -> ChatResult:
-    """The result of a call that was not streamed: a generation for each choice."""
+    """Return the result of a call without streaming: a generation for each choice."""
     whole = reply_of(answer)
     pairs = zip(whole.choices or (whole,), answer["choices"], strict=True)
     generations = [_generation(reply, choice, answer) for reply, choice in pairs]
@@ -45,7 +45,7 @@ def _generation(reply: Reply, choice: Mapping[str, Any], answer: Answer) -> Chat
                 name=call.name,
                 args=call.arguments,
                 id=call.id,
-                error="its arguments are no JSON object: they were cut off, or are malformed",
+                error="the arguments are not a JSON object: they were cut off or are malformed",
                 type="invalid_tool_call",
             )
             for call in reply.invalid_tool_calls
@@ -58,10 +58,11 @@ def _generation(reply: Reply, choice: Mapping[str, Any], answer: Answer) -> Chat
 
 @dataclass(slots=True)
 class ChunkMaker:
-    """Makes a stream's message chunks of an answer's. ``with_usage`` has the last one tell it.
+    """A converter of an answer's chunks into message chunks. ``with_usage`` adds the token counts
+    to the last chunk.
 
-    ``first_index`` is that of the first tool call. Where LangChain makes content of all that
-    comes (``output_version`` "v1"), its other blocks count from 0 in the same list.
+    ``first_index`` is the index of the first tool call. With ``output_version`` "v1", LangChain
+    puts tool calls and other blocks, whose indices start at 0, into the same list.
     """
 
     with_usage: bool = True
@@ -72,7 +73,9 @@ class ChunkMaker:
     _arguments: dict[int, str] = field(default_factory=dict)
 
     def chunks(self, piece: Answer) -> Iterator[ChatGenerationChunk]:
-        """What a piece says. The last one has what is known at the end, and says that it is it."""
+        """Yield the message chunks of a piece. The last chunk is marked as the last, and has the
+        values that are known only at the end.
+        """
         self._model = piece if piece.get("model") else self._model
         self._usage = piece.get("usage") or self._usage
         for choice in piece.get("choices") or ():
@@ -93,7 +96,7 @@ class ChunkMaker:
             additional_kwargs={_THOUGHT: thought} if thought else {},
             tool_call_chunks=calls[:1],
         )
-        for call in calls[1:]:  # LangChain joins parts of one call only from different messages
+        for call in calls[1:]:  # LangChain merges parts of a call only from different messages
             message += AIMessageChunk(content="", tool_call_chunks=[call])
         yield ChatGenerationChunk(message=message, generation_info=logprobs or None)
 
@@ -125,10 +128,10 @@ def _is_whole(arguments: str) -> bool:
 
 
 def _impossible_end(arguments: str) -> str:
-    """What makes the pieces of a call that was cut off an invalid call.
+    """Return text that makes the arguments of a truncated call invalid.
 
-    LangChain would complete such a call's arguments by a guess, and an agent would run it: only
-    a bracket that closes nothing keeps it from that.
+    LangChain would complete truncated arguments by a guess, and an agent would run the call. Only
+    a bracket that closes nothing prevents this.
     """
     ends = (quote + bracket for quote in ("", '"', '""') for bracket in "]}")
     return next(end for end in ends if not isinstance(_value(arguments + end), dict))
@@ -146,17 +149,17 @@ def _usage(usage: Mapping[str, Any] | None) -> UsageMetadata | None:
         return None
     prompt, output = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    found = UsageMetadata(
+    converted = UsageMetadata(
         input_tokens=prompt,
         output_tokens=output,
         total_tokens=prompt + output,
-        # A call that is computed again after a preemption finds its own prompt cached.
+        # A call that is recomputed after a preemption has cache hits on its own prompt.
         input_token_details=InputTokenDetails(cache_read=min(cached, prompt)),
     )
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
     if thought is not None:
-        found["output_token_details"] = OutputTokenDetails(reasoning=thought)
-    return found
+        converted["output_token_details"] = OutputTokenDetails(reasoning=thought)
+    return converted
 
 
 def _metadata(answer: Answer) -> dict[str, Any]:

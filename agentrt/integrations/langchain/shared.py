@@ -1,4 +1,4 @@
-"""The clients that all chat models of a process share: one per engine, or per endpoint."""
+"""The clients that all chat models of a process share: one for each engine or endpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK = threading.Lock()
 
 @contextmanager
 def lend(client: RuntimeClient) -> Iterator[None]:
-    """While the body runs, all chat models of this process use ``client`` for their engine."""
+    """Let all chat models of this process use ``client`` as their engine while the body runs."""
     with _LOCK:
         _LENT.append(client)
     try:
@@ -29,9 +29,10 @@ def lend(client: RuntimeClient) -> Iterator[None]:
 
 
 def engine_client(model: str | None) -> RuntimeClient:
-    """The client to this process's embedded engine for ``model``; None is the default model.
+    """Return the client of this process's embedded engine for ``model``; None is the default model.
 
-    A lent one may serve another model: it refuses a call that names one.
+    While a client is lent, it is returned instead. It may serve another model; then it rejects
+    calls that name a model.
     """
     with _LOCK:
         if _LENT:
@@ -47,7 +48,9 @@ def engine_client(model: str | None) -> RuntimeClient:
 
 
 def endpoint_client(base_url: str, **options: Any) -> RuntimeClient:
-    """The client to a model at an OpenAI-compatible endpoint, with `OpenAIEndpoint`'s options."""
+    """Return the client of an OpenAI-compatible endpoint. ``options`` are those of
+    `OpenAIEndpoint`.
+    """
 
     def make() -> Runtime:
         from agentrt.executors.openai import OpenAIEndpoint
@@ -58,7 +61,7 @@ def endpoint_client(base_url: str, **options: Any) -> RuntimeClient:
 
 
 def shared_client(key: Hashable, make: Callable[[], Runtime]) -> RuntimeClient:
-    """The client of that key: a new one if there is none, or if it was closed."""
+    """Return the client of a key. Makes a new client if there is none or if it was closed."""
     with _LOCK:
         client = _CLIENTS.get(key)
         if client is None or client.closed:

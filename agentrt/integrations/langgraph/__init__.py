@@ -1,7 +1,7 @@
-"""LangGraph programs on agentrt: whose call it is, and what had to finish before it.
+"""LangGraph programs on agentrt: find the program of each call, and the nodes that it waited for.
 
-`ChatAgentRT` needs nothing from here: it calls `follow` itself. `instrument` is for other chat
-models, whose calls go over HTTP.
+`ChatAgentRT` calls `follow` itself. `instrument` is for other chat models, which call a model over
+HTTP.
 """
 
 from agentrt.integrations.langgraph.follower import Follower, follow, scope_of_call

@@ -1,8 +1,8 @@
-"""Follows LangChain's run tree: one root run is one program, and each call gets its parents.
+"""Following LangChain's run tree: each root run is a program, and each call gets its parents.
 
-A single callback handler, attached to every run of the process, keeps a frame for each open
-run (`agentrt.integrations.langgraph.frames`). It never sees a call: whoever makes one asks
-`Follower.scope` where it is.
+A single callback handler, attached to every run of the process, keeps a frame for each open run
+(`agentrt.integrations.langgraph.frames`). The handler does not see calls: the code that makes a
+call asks `Follower.scope` for the call's position in its program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentrt import tracking
 from agentrt.errors import EngineDiedError
 from agentrt.graph import Frontier, NodeKind
 from agentrt.integrations._compat import langgraph
-from agentrt.integrations.langgraph.frames import Followed, Frame, Question, terms_of
+from agentrt.integrations.langgraph.frames import Followed, Frame, PendingQuestion, terms_of
 from agentrt.runtime.registry import RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking import frameworks
@@ -28,21 +28,21 @@ from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
 
 RunFields = Mapping[str, Any]
-"""What LangChain says of a run that starts: its parent, its tags, its metadata."""
+"""LangChain's fields of a run that starts: its parent, its tags, its metadata."""
 _UNNAMED = "program"
 _SWEEP_AT = 64
-"""With so many programs more than lived last time, those that have ended are looked for."""
+"""Number of programs, beyond twice those of the last sweep, that starts a sweep for ended ones."""
 
 
 class Follower(BaseCallbackHandler):
-    """Finds programs in LangChain's callbacks and adds them to ``registry``.
+    """A callback handler that finds programs in LangChain's runs and adds them to ``registry``.
 
-    A root run inside one of agentrt's own programs is a part of that one. Names, sessions
-    (``thread_id``), tenants (``agentrt_tenant``) and size hints (``agentrt_size_hint``) are
-    read from a run's name and its config's metadata or configurable.
+    A root run inside an agentrt program belongs to that program. The program's name is the run's
+    name. Its session (``thread_id``), tenant (``agentrt_tenant``) and size hint
+    (``agentrt_size_hint``) come from the metadata or the configurable of the run's config.
     """
 
-    run_inline = True  # in the context of the code that it is about
+    run_inline = True  # run the callbacks in the context of the code that they are about
     ignore_llm = ignore_chat_model = ignore_retry = ignore_retriever = True
     ignore_custom_event = True
 
@@ -54,13 +54,14 @@ class Follower(BaseCallbackHandler):
         self._lock = RLock()
 
     def open_runs(self) -> int:
-        """How many runs are open."""
+        """Return the number of open runs."""
         return len(self._frames)
 
     def scope(self, parent_run_id: UUID | None = None) -> Scope | None:
-        """Where the code is that asks, or None outside any open program.
+        """Return the position of the calling code in its program; None outside any open program.
 
-        ``parent_run_id`` is the run that it is in, for a thread that does not know.
+        ``parent_run_id`` is the run that the code belongs to, for threads whose context does not
+        know it.
         """
         frame = self._frames.get(parent_run_id) if parent_run_id is not None else None
         return _around(tracking.current_scope(), frame)
@@ -72,7 +73,7 @@ class Follower(BaseCallbackHandler):
     ) -> None:
         with self._lock:
             frame = self._begin(run_id, fields.get("name"), fields)
-            if frame.program.asked and getattr(inputs, "resume", None) is not None:
+            if frame.program.questions and getattr(inputs, "resume", None) is not None:
                 self._answer(frame)
         if frame.apart:
             tracking.enter(frame.scope)
@@ -105,7 +106,7 @@ class Follower(BaseCallbackHandler):
     # -- inside ------------------------------------------------------------------------
 
     def _begin(self, run_id: UUID, name: str | None, fields: RunFields) -> Frame:
-        """The frame of a run that starts."""
+        """Make the frame of a run that starts."""
         metadata: Mapping[str, Any] = fields.get("metadata") or {}
         parent = self._frames.get(fields["parent_run_id"]) if fields.get("parent_run_id") else None
         here = tracking.current_scope()
@@ -124,7 +125,7 @@ class Follower(BaseCallbackHandler):
     def _join(
         self, frame: Frame, run_id: UUID, name: str | None, fields: RunFields, parent: Frame | None
     ) -> None:
-        """Give a frame its scope: a node's, a branch's, its own, or that of the code around it."""
+        """Give a frame its scope: that of a node, of a branch, its own, or its parent's."""
         metadata = fields.get("metadata") or {}
         if parent is not None and langgraph.is_node(name, metadata, parent.namespace):
             if parent.root:
@@ -137,7 +138,9 @@ class Follower(BaseCallbackHandler):
             frame.fork(frame.scope)
 
     def _name_after(self, root: Frame, name: str, metadata: Mapping[str, Any]) -> None:
-        """An entrypoint's function names its program: LangGraph has no name for its graph."""
+        """Name an entrypoint's program after its function, because LangGraph does not name the
+        graph.
+        """
         run = root.program.run
         if run.type == langgraph.UNNAMED_GRAPH and langgraph.is_entrypoint(metadata):
             self.registry.rename(run, name)
@@ -157,15 +160,16 @@ class Follower(BaseCallbackHandler):
         assert isinstance(owner, Run)
         program = self._programs.get(id(owner))
         if program is None:
-            # A program of agentrt's own has no root here: it is known while it has open frames.
+            # An agentrt program has no root run here, so keep it only while it has open frames.
             program = self._programs[id(owner)] = Followed(owner)
             if len(self._programs) > self._sweep_at:
                 self._sweep()
         return program
 
     def _sweep(self) -> None:
-        """Drop the frames of own programs that have ended: a tool that is cancelled in one
-        says nothing of its end.
+        """Drop the frames of agentrt programs that have ended.
+
+        LangChain does not report the end of a tool that was cancelled, so its frame would stay.
         """
         for program in list(self._programs.values()):
             if program.run.ended_at is not None:
@@ -186,7 +190,7 @@ class Follower(BaseCallbackHandler):
             frame.program.frames.discard(run_id)
             with registry_of(frame.program.run).lock:
                 self._end(frame, error)
-            if not (frame.program.frames or frame.program.asked):
+            if not (frame.program.frames or frame.program.questions):
                 self._programs.pop(id(frame.program.run), None)
             if frame.apart:
                 frame.scope.leave(frame.before)
@@ -209,21 +213,26 @@ class Follower(BaseCallbackHandler):
             self._close(frame.program, error)
 
     def _ask(self, frame: Frame, key: str, question: str) -> None:
-        """A question to a human; the innermost of the runs that it passes through asks it."""
+        """Add a question to a human, once: the error of an interrupt passes through several runs,
+        and the innermost run asks the question.
+        """
         program = frame.program
-        if key not in program.asked and program.run.ended_at is None:
+        if key not in program.questions and program.run.ended_at is None:
             registry = registry_of(program.run)
             node = registry.begin_interrupt(program.run, frame.scope, NodeKind.HUMAN, question)
-            program.asked[key] = Question(node, frame.scope, frame.thread)
+            program.questions[key] = PendingQuestion(node, frame.scope, frame.thread)
 
     def _answer(self, frame: Frame) -> None:
-        """A program's own code answers a graph of its own: what comes now, comes after that."""
+        """End the questions of a graph's thread, because the program's own code resumes it.
+
+        The nodes that follow depend on the questions.
+        """
         program = frame.program
         registry = registry_of(program.run)
         with registry.lock:
-            for key, question in list(program.asked.items()):
+            for key, question in list(program.questions.items()):
                 if question.thread == frame.thread:
-                    del program.asked[key]
+                    del program.questions[key]
                     registry.end_interrupt(program.run, question.scope, question.node)
                     frame.scope.frontier.include((question.node.id,))
 
@@ -235,7 +244,7 @@ class Follower(BaseCallbackHandler):
 
 
 def _around(here: Scope | None, frame: Frame | None) -> Scope | None:
-    """Where code is that is ``here``, as far as it knows, and in the run of ``frame``."""
+    """Return the scope of code whose own context says ``here`` and whose run has ``frame``."""
     if frame is not None and (here is None or here.owner is not frame.scope.owner):
         return frame.scope
     if here is None or not isinstance(here.owner, Run) or here.owner.ended_at is not None:
@@ -244,7 +253,7 @@ def _around(here: Scope | None, frame: Frame | None) -> Scope | None:
 
 
 def _ending(error: BaseException | None) -> tuple[RunState, BaseException | None]:
-    """How a program ended whose root run ended with ``error``, and whether that is a fault."""
+    """Return the end state of a program whose root run ended with ``error``, and its error."""
     if error is None or langgraph.asks(error):
         return RunState.DONE, None
     if isinstance(error, Exception) and not langgraph.was_drained(error):
@@ -256,9 +265,9 @@ _STARTING = Lock()
 
 
 def follow() -> Follower:
-    """Follow all LangChain and LangGraph runs of this process from now on; idempotent.
+    """Follow all LangChain and LangGraph runs of this process from now on. Idempotent.
 
-    Returns the process's follower, whose ``registry`` has the programs' DAGs and states.
+    Returns the process's follower. Its ``registry`` holds the programs' DAGs and states.
     """
     with _STARTING:
         return _follower()
@@ -275,14 +284,14 @@ def _follower() -> Follower:
 
 
 def scope_of_call(run_manager: BaseRunManager | None) -> Scope | None:
-    """Where in its program the code is that calls a chat model, or None outside any.
+    """Return the position of the code that calls a chat model; None outside any program.
 
-    ``run_manager`` is the model's, where LangChain gives it one; on some paths it does not.
-    Raises `EngineDiedError` in a program that was cancelled: a thread of it may go on.
+    ``run_manager`` is the model's; LangChain does not pass it on all paths. Raises
+    `EngineDiedError` if the program was cancelled, because a thread of it may still be running.
     """
     here = tracking.current_scope()
     if here is not None and isinstance(here.owner, Run) and here.owner.state is RunState.CANCELLED:
-        raise EngineDiedError(f"program {here.owner.id} was cancelled, and calls no more")
+        raise EngineDiedError(f"program {here.owner.id} was cancelled and can make no calls")
     if run_manager is not None:
         return follow().scope(run_manager.parent_run_id)
     return follow().scope(langgraph.enclosing_run())

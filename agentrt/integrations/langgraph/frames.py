@@ -1,8 +1,8 @@
-"""One frame for each open run of LangChain's run tree: where its code is in its program.
+"""Frames: the position of each open run of LangChain's run tree in its program.
 
-Between frames, order comes from the tree and from LangGraph's supersteps: a superstep begins
-when all nodes of the one before have ended. Inside a frame it comes from asyncio, as in every
-agentrt program (`agentrt.tracking`).
+The order between frames comes from the tree and from LangGraph's supersteps: a superstep begins
+when all nodes of the previous superstep have ended. The order within a frame comes from asyncio, as
+in every agentrt program (`agentrt.tracking`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from agentrt.tracking.scope import Scope
 
 @dataclass(slots=True, eq=False)
 class Followed:
-    """A program that the follower found: its run, its open frames, what it asked humans.
+    """A program that the follower has found: its run, its open frames, and its open questions.
 
-    ``loop`` is the event loop that its root runs on, None for a synchronous one.
+    ``loop`` is the event loop of its root run, or None if the root run is synchronous.
     """
 
     run: Run
     frames: set[UUID] = field(default_factory=set)
-    asked: dict[str, Question] = field(default_factory=dict)
+    questions: dict[str, PendingQuestion] = field(default_factory=dict)
     loop: AbstractEventLoop | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A question to a human: its node, where it was asked, and in which thread of LangGraph."""
+class PendingQuestion:
+    """An open question to a human: its node, its scope, and its LangGraph thread."""
 
     node: Node
     scope: Scope
@@ -42,12 +42,13 @@ class Question:
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """One open run: ``scope`` is where its code is, ``before`` where the code around it was.
+    """An open run. ``scope`` is the position of its code, and ``before`` the scope of the code
+    around it.
 
-    A run that is ``apart`` has a scope of its own. At its end, ``waits`` (a scope, for a run
-    inside another's code) or ``superstep`` (for a node of a graph) gets what it saw end.
-    Others are a ``root``, or a part of the code around them. ``namespace`` is LangGraph's
-    checkpoint namespace, which for a node names its task.
+    A run that is ``apart`` has a scope of its own, which is joined at its end: to the scope
+    ``waits``, for a run inside another run's code, or to ``superstep``, for a node of a graph.
+    Other runs are a ``root``, or share the scope of the code around them. ``namespace`` is
+    LangGraph's checkpoint namespace; for a node it identifies the task.
     """
 
     scope: Scope
@@ -64,33 +65,33 @@ class Frame:
 
     @property
     def apart(self) -> bool:
-        """Whether this run's scope is its own inside that of the code around it."""
+        """Whether this run has a scope of its own."""
         return self.waits is not None or self.superstep is not None
 
     def fork(self, around: Scope) -> None:
-        """This run starts from where the code around it is, which waits for it."""
+        """Give this run a scope forked from ``around``, whose code waits for the run."""
         self.scope, self.waits = around.fork(), around
 
     def enter(self, graph: Superstep, step: Any, task: str, name: str) -> None:
-        """This run is the node ``name`` of a graph, as ``task`` of the superstep ``step``."""
+        """Make this run the node ``name`` of a graph, as ``task`` of the superstep ``step``."""
         self.scope, self.superstep, self.task = graph.enter(step, task, name), graph, task
 
     def supersteps(self) -> Superstep:
-        """What this run's nodes go through; made for the first of them."""
+        """Return the supersteps of this run's nodes. They are created for the first node."""
         if self.graph is None:
             self.graph = Superstep(self.scope)
         return self.graph
 
     def settle(self) -> None:
-        """The run is over: it has waited for all nodes of its last superstep."""
+        """End the run's last superstep. Called when the run ends, after all its nodes."""
         if self.graph is not None:
             self.graph.settle()
 
 
 class Superstep:
-    """The superstep that a graph is in. All its nodes start from the same frontier.
+    """The current superstep of a graph. All its nodes start from the same frontier.
 
-    ``scope`` is the graph's own, to which a superstep's nodes are joined at its end.
+    At the end of a superstep, its nodes are joined to ``scope``, which is the graph's own.
     """
 
     __slots__ = ("_ended", "_scope", "_step")
@@ -101,9 +102,9 @@ class Superstep:
         self._ended: dict[str, Scope] = {}
 
     def enter(self, step: Any, task: str, name: str) -> Scope:
-        """The scope of the node ``name``, which starts now as ``task`` in superstep ``step``.
+        """Return the scope of the node ``name``, which starts as ``task`` of superstep ``step``.
 
-        A task that is tried again goes on where its last attempt ended.
+        The scope of a retried task continues from the end of its last attempt.
         """
         if step != self._step:
             self.settle()
@@ -113,18 +114,20 @@ class Superstep:
         return scope
 
     def leave(self, task: str, scope: Scope) -> None:
-        """The node that runs as ``task`` has ended."""
+        """Record the end of the node that ran as ``task``."""
         self._ended[task] = scope
 
     def settle(self) -> None:
-        """The superstep is over."""
+        """End the superstep: join its nodes to the graph's scope."""
         for scope in self._ended.values():
             self._scope.join(scope)
         self._ended.clear()
 
 
 def terms_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The tenant and the size hint that a run's metadata name, for who opens its program."""
+    """Return the tenant and the size hint in a run's metadata, as arguments for opening a
+    program.
+    """
     hint = metadata.get("agentrt_size_hint")
     return {
         "tenant": str(metadata.get("agentrt_tenant", "default")),

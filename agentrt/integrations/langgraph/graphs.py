@@ -1,10 +1,10 @@
-"""LangGraph graphs as agentrt programs: finds them among a file's names, and wraps them.
+"""LangGraph graphs as agentrt programs: find the graphs of a module, and wrap them.
 
-A wrapped graph runs on the runtime's loop inside its program's task, so that the follower puts
-its nodes, tools and questions into that program's DAG.
+A wrapped graph runs on the runtime's event loop in its program's task, so that the follower adds
+its nodes, tools and questions to that program's DAG.
 
-A factory is a function that makes a graph. It takes nothing, the config, LangGraph's
-``ServerRuntime``, or both. What it gives may be awaitable, or a context manager of either kind.
+A factory is a function that makes a graph. Its parameters may be the config and LangGraph's
+``ServerRuntime``. Its result may be awaitable, or a synchronous or asynchronous context manager.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ from agentrt.runtime.registry import registry_of
 from agentrt.runtime.run import Run
 
 Purpose = Literal["threads.create_run", "threads.update", "threads.read", "assistants.read"]
-_FORMS = "one that makes a graph takes nothing, a config, a ServerRuntime, or both"
+_FORMS = "a function that makes a graph may have a config and a ServerRuntime as its parameters"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a graph is made for. A factory may ask for all of this; ``context`` is a run's."""
+    """The purpose for which a graph is made, with the values that a factory may ask for.
+
+    ``context`` is the context of a run.
+    """
 
     config: RunnableConfig = field(default_factory=lambda: RunnableConfig())
     purpose: Purpose = "threads.create_run"
@@ -51,9 +54,10 @@ class Access:
 
 
 class Factory:
-    """A function that makes a graph. It ``varies`` if it asks what the graph is for.
+    """A function that makes a graph.
 
-    Raises `ProgramLoadError` for a function that needs anything else.
+    Raises `ProgramLoadError` for a function that requires other parameters than the config and the
+    ``ServerRuntime``.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
@@ -63,11 +67,13 @@ class Factory:
 
     @property
     def varies(self) -> bool:
-        """Whether two calls may give different graphs."""
+        """Whether two calls may return different graphs, because the function has parameters."""
         return bool(self._takes)
 
     async def open(self, access: Access, stack: AsyncExitStack) -> Any:
-        """What it gives; ``stack`` leaves what is a context manager. Raises what it raises."""
+        """Call the function and return its graph. ``stack`` closes a context manager that it
+        returns. Raises the function's own errors.
+        """
         bound = self._signature.bind_partial()
         for name, kind in self._takes.items():
             bound.arguments[name] = access.config if kind == "config" else _runtime(access)
@@ -90,15 +96,15 @@ def _runtime(access: Access) -> Any:
 def _signature(make: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(make)
-    except ValueError as error:  # of a function in C
+    except ValueError as error:  # a function written in C
         raise ProgramLoadError(f"it is a function without a signature; {_FORMS}") from error
 
 
 def _takes(make: Callable[..., Any], signature: inspect.Signature) -> Mapping[str, str]:
-    """Its parameters that are given something, each with what that is."""
+    """Return the function's parameters that get a value, each with ``config`` or ``runtime``."""
     try:
         hints = get_type_hints(make)
-    except Exception:  # names that cannot be resolved, or no function at all
+    except Exception:  # names that cannot be resolved, or not a function
         hints = {}
     takes: dict[str, str] = {}
     unknown: list[str] = []
@@ -114,13 +120,15 @@ def _takes(make: Callable[..., Any], signature: inspect.Signature) -> Mapping[st
         elif needed:
             unknown.append(name)
     if unknown:
-        raise ProgramLoadError(f"it is a function that needs {', '.join(unknown)}; {_FORMS}")
+        raise ProgramLoadError(
+            f"it is a function with the required parameters {', '.join(unknown)}; {_FORMS}"
+        )
     return takes
 
 
 def _kind(name: str, hint: Any) -> str | None:
-    """What a parameter asks for, by its type or else its name."""
-    if isinstance(hint, str):  # a name that only the type checker knows
+    """Return whether a parameter is the config or the runtime, by its type, else by its name."""
+    if isinstance(hint, str):  # a type that is imported for type checking only
         hint = hint.partition("[")[0].rpartition(".")[2]
         return {"RunnableConfig": "config", "ServerRuntime": "runtime"}.get(hint)
     if is_server_runtime(get_origin(hint) or hint):
@@ -131,7 +139,9 @@ def _kind(name: str, hint: Any) -> str | None:
 
 
 def _may_be_config(hint: Any) -> bool:
-    """Whether a parameter of any name takes the config: it has no type, or that of an object."""
+    """Return whether a parameter of any name may take the config: it has no type, or a mapping's
+    type.
+    """
     return (get_origin(hint) or hint) in (inspect.Parameter.empty, Any, dict, Mapping)
 
 
@@ -144,19 +154,19 @@ Drive = Callable[[Context, Any], Awaitable[Any]]
 
 
 def is_graph(value: object) -> bool:
-    """Whether it is a graph, compiled or not."""
+    """Return whether a value is a graph, compiled or not."""
     return isinstance(value, Pregel | StateGraph)
 
 
 def graphs_among(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The graphs among a module's names, compiled or not.
+    """Return the graphs among a module's names, compiled or not.
 
-    A builder whose graph is there, too, is left out, and so is a graph that is a node of
-    another one: it is that one which is to be run.
+    Leaves out builders whose compiled graph is among them, and graphs that are nodes of another
+    graph, because users want to run the outer graph.
     """
-    found = {name: value for name, value in names.items() if is_graph(value)}
-    parts = {id(part) for value in found.values() for part in _parts(value)}
-    return {name: value for name, value in found.items() if id(value) not in parts}
+    graphs = {name: value for name, value in names.items() if is_graph(value)}
+    parts = {id(part) for value in graphs.values() for part in _parts(value)}
+    return {name: value for name, value in graphs.items() if id(value) not in parts}
 
 
 def _parts(value: Any) -> list[object]:
@@ -167,20 +177,22 @@ def _parts(value: Any) -> list[object]:
 
 
 def graph_name(value: Any, variable: str) -> str:
-    """The type of a graph's programs: its own name, or that of its function or variable."""
+    """Return the type of a graph's programs: the name of the graph, its function or its
+    variable.
+    """
     if not isinstance(value, Pregel):
         return variable
     if value.name != UNNAMED_GRAPH:
         return value.name
-    # LangGraph has no name for an entrypoint but that of its one node.
+    # For an entrypoint, LangGraph names only its single node.
     return variable if isinstance(value, CompiledStateGraph) else next(iter(value.nodes), variable)
 
 
 async def open_graph(value: Any, stack: AsyncExitStack, access: Access) -> Graph:
-    """``value`` as a graph that can be run: compiled, and made if it is a factory.
+    """Return ``value`` as a compiled graph. A factory is called, and a builder is compiled.
 
-    ``stack`` leaves the context managers of a factory. Raises `ProgramLoadError` if no graph
-    comes of it.
+    ``stack`` closes the context managers of a factory. Raises `ProgramLoadError` if the result is
+    not a graph.
     """
     if is_factory(value):
         value = await Factory(value).open(access, stack)
@@ -188,14 +200,14 @@ async def open_graph(value: Any, stack: AsyncExitStack, access: Access) -> Graph
         value = value.compile()
     if not isinstance(value, Pregel):
         raise ProgramLoadError(
-            f"it is {_described(value)}; a graph is a StateGraph, compiled or not, an "
-            "@entrypoint, or a function that returns one"
+            f"it is {_described(value)}; use a StateGraph, compiled or not, an @entrypoint, or a "
+            "function that returns a graph"
         )
     return value
 
 
 def is_factory(value: object) -> bool:
-    """Whether it makes graphs, and is none itself."""
+    """Return whether a value is callable, and not a graph itself."""
     return callable(value) and not is_graph(value)
 
 
@@ -211,28 +223,30 @@ def graph_program(
     *,
     drive: Drive | None = None,
 ) -> Program:
-    """A program that runs ``graph`` on its input, under ``config``.
+    """Make a program that runs ``graph`` on its input, with ``config``.
 
-    Its result is what the graph returns, or None where the graph waits for a human. With
-    ``drive``, that is what runs the graph; it returns the last of the graph's values.
+    The program's result is the graph's result, or None if the graph waits for a human. If
+    ``drive`` is set, it runs the graph instead, and returns the last of the graph's values.
     """
     follow()
 
-    async def run(ctx: Context, given: Any) -> Any:
+    async def run(ctx: Context, input: Any) -> Any:
         if drive is None:
-            result = await graph.ainvoke(given, config, durability=durability)
+            result = await graph.ainvoke(input, config, durability=durability)
         else:
-            result = await drive(ctx, given)
+            result = await drive(ctx, input)
         if isinstance(result, dict) and result.pop(QUESTIONS, None):
             return None
         return None if graph.checkpointer and await _paused(graph, config) else result
 
-    # LangGraph ends its own tasks; what else a node starts may serve other programs, too.
+    # LangGraph ends its own tasks. Other tasks that a node starts may serve other programs, too.
     return Program(run, name, owns_tasks=False)
 
 
 async def _paused(graph: Graph, config: RunnableConfig) -> bool:
-    """Whether the graph stopped at a breakpoint, where it waits for a human without a question."""
+    """Return whether the graph stopped at a breakpoint. If so, add a question to the program's
+    DAG, because a breakpoint waits for a human without asking.
+    """
     state = await graph.aget_state(config)
     if not state.next:
         return False
@@ -246,5 +260,5 @@ async def _paused(graph: Graph, config: RunnableConfig) -> bool:
 
 
 def program_terms(graph: Graph) -> dict[str, Any]:
-    """The tenant and the size hint that a graph's own config names, for `Runtime.start`."""
+    """Return the tenant and the size hint in a graph's own config, for `Runtime.start`."""
     return terms_of((graph.config or {}).get("metadata") or {})

@@ -1,4 +1,4 @@
-"""Makes what a user typed into the input of a graph, and refuses what cannot be one."""
+"""Converting what a user typed into the input of a graph, and checking it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ _WORDS |= {list: "a list", dict: "an object"}
 Fields = dict[str, BaseChannel[Any, Any, Any]]
 
 
-def graph_input(graph: Graph, name: str, given: Any) -> Any:
-    """``given``, text or a value read from JSON, as the input of ``graph``.
+def graph_input(graph: Graph, name: str, raw_input: Any) -> Any:
+    """Convert ``raw_input``, which is text or a value read from JSON, into the input of ``graph``.
 
-    Text is a user's message where there are messages, or else the graph's only field. An
-    entrypoint takes any value. Raises `UsageError` for what does not fit the input's schema;
-    types are checked as far as JSON has them.
+    Text becomes a user's message if the graph has messages, else the value of its only field. An
+    entrypoint takes any value. Raises `UsageError` if the input does not fit the input's schema.
+    Only types that JSON has are checked.
     """
     fields = input_fields(graph)
     if fields is None:
-        return given
-    if isinstance(given, str):
-        given = _from_text(name, given, fields)
-    if not isinstance(given, dict):
-        raise UsageError(f"graph {name!r} takes an object with {_listed(fields)}, not {given!r}")
-    _check_names(name, given, fields, _required(graph))
-    for field, value in given.items():
+        return raw_input
+    if isinstance(raw_input, str):
+        raw_input = _from_text(name, raw_input, fields)
+    if not isinstance(raw_input, dict):
+        raise UsageError(
+            f"graph {name!r} takes an object with {_listed(fields)}, not {raw_input!r}; write a "
+            "JSON object"
+        )
+    _check_names(name, raw_input, fields, _required(graph))
+    for field, value in raw_input.items():
         _check_type(name, field, value, fields[field])
-    return given
+    return raw_input
 
 
 def input_hint(graph: Graph) -> str:
-    """How to give a graph its input, for a message."""
+    """Return the option that gives a graph its input, as an example for a message."""
     fields = input_fields(graph)
     if fields is None or _MESSAGES in fields or len(fields) == 1:
         return "--input TEXT"
@@ -51,10 +54,12 @@ def input_hint(graph: Graph) -> str:
 
 
 def input_fields(graph: Graph) -> Fields | None:
-    """The channels that an input is written to, by name; None if it is one value."""
+    """Return the channels of a graph's input by name; None if the input is a single value."""
     if isinstance(graph, CompiledStateGraph):
         known = graph.builder.schemas[graph.builder.input_schema]
-        fields = {key: one for key, one in known.items() if isinstance(one, BaseChannel)}
+        fields = {
+            key: channel for key, channel in known.items() if isinstance(channel, BaseChannel)
+        }
         return None if WHOLE_STATE in fields else fields
     if isinstance(graph.input_channels, str):
         return None
@@ -63,7 +68,7 @@ def input_fields(graph: Graph) -> Fields | None:
 
 
 def _required(graph: Graph) -> list[str]:
-    """The fields that must be there: LangGraph asks for those of pydantic states only."""
+    """Return the required fields. LangGraph has required fields only in pydantic states."""
     schema = graph.builder.input_schema if isinstance(graph, CompiledStateGraph) else None
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
         return []
@@ -75,20 +80,22 @@ def _from_text(name: str, text: str, fields: Fields) -> dict[str, Any]:
         return {_MESSAGES: [{"role": "user", "content": text}]}
     if len(fields) != 1:
         raise UsageError(
-            f"graph {name!r} takes {_listed(fields)}; give them as a JSON object, such as "
+            f"graph {name!r} takes {_listed(fields)}; write them as a JSON object, such as "
             f"--input {json.dumps({next(iter(fields), 'field'): text}, ensure_ascii=False)!r}"
         )
     return {next(iter(fields)): text}
 
 
-def _check_names(name: str, given: dict[str, Any], fields: Fields, required: list[str]) -> None:
-    unknown = [key for key in given if key not in fields]
-    if unknown or not given:
-        what = f"has no field {', '.join(map(repr, unknown))}" if unknown else "got no field"
-        raise UsageError(f"graph {name!r} {what}; its input has {_listed(fields)}")
-    missing = [key for key in required if key not in given]
+def _check_names(name: str, values: dict[str, Any], fields: Fields, required: list[str]) -> None:
+    unknown = [key for key in values if key not in fields]
+    if unknown or not values:
+        wrong = f"has no field {', '.join(map(repr, unknown))}" if unknown else "got an empty input"
+        raise UsageError(f"graph {name!r} {wrong}; its input has {_listed(fields)}")
+    missing = [key for key in required if key not in values]
     if missing:
-        raise UsageError(f"graph {name!r} needs {', '.join(map(repr, missing))} in its --input")
+        raise UsageError(
+            f"graph {name!r} needs the fields {', '.join(map(repr, missing))}; add them to --input"
+        )
 
 
 def _check_type(name: str, field: str, value: Any, channel: BaseChannel[Any, Any, Any]) -> None:
@@ -101,7 +108,7 @@ def _check_type(name: str, field: str, value: Any, channel: BaseChannel[Any, Any
 
 
 def _wanted(channel: BaseChannel[Any, Any, Any]) -> type | None:
-    """The plain type that a field must have; None for those whose reducer may take others."""
+    """Return the plain type that a field must have; None if its reducer may take other types."""
     adds = isinstance(channel, BinaryOperatorAggregate) and channel.operator is operator.add
     if not adds and not isinstance(channel, LastValue):
         return None

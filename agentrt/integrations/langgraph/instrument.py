@@ -1,13 +1,13 @@
-"""Identity for chat models that know nothing of agentrt: it travels in HTTP headers.
+"""Program identity for chat models that know nothing of agentrt, sent in HTTP headers.
 
     from agentrt.integrations.langgraph import instrument
 
     instrument()  # once, before the first graph runs
 
-From then on each request to a chat endpoint that a LangGraph node makes, with `ChatOpenAI` or
-any client on httpx or httpx2, names its program, its node and its parents
-(`agentrt.executors.identity`). The programs are in ``follow().registry`` here, too, while they run;
-``follow().registry.listen`` tells of their ends.
+From then on, each request of a LangGraph node to a chat endpoint, by `ChatOpenAI` or any other
+client based on httpx or httpx2, names its program, its node and its parents in its headers
+(`agentrt.executors.identity`). While a program runs, it is also in this process's
+``follow().registry``; ``follow().registry.listen`` reports the ends of programs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _undo: list[Callable[[], None]] = []
 
 
 def instrument(*, only: str = "") -> None:
-    """Send identity with every LLM call over httpx or httpx2 from now on; idempotent.
+    """Send program identity with every LLM call over httpx or httpx2 from now on. Idempotent.
 
-    ``only`` names the start of the URLs that get it, such as ``http://127.0.0.1:8000/``; by
-    default all that end as OpenAI's chat, completion and response endpoints do.
+    ``only`` is the start of the URLs that get the headers, such as ``http://127.0.0.1:8000/``. In
+    any case a URL must end like OpenAI's chat, completion or response endpoints.
     """
     follow()
     uninstrument()
@@ -54,7 +54,7 @@ def uninstrument() -> None:
 
 @dataclass(slots=True)
 class _Sent:
-    """A request under way: a call of a program, until its response is read or closed."""
+    """A request in flight: a call of a program, until its response is read or closed."""
 
     run: Run
     scope: Scope
@@ -93,7 +93,7 @@ def _async_send(send: Callable[..., Awaitable[Any]], only: str) -> Callable[...,
 
 @contextmanager
 def _sending(request: Any, only: str) -> Iterator[Callable[[Any], Any]]:
-    """Send a request in the body, and pass its response through what is yielded."""
+    """Yield a function through which the body, which sends the request, passes the response."""
     sent = _begin(request, only)
     if sent is None:
         yield lambda response: response
@@ -106,7 +106,7 @@ def _sending(request: Any, only: str) -> Iterator[Callable[[Any], Any]]:
 
 
 def _begin(request: Any, only: str) -> _Sent | None:
-    """Add a request to its program as a call, and say in its headers whose it is."""
+    """Add a request to its program as a call, and write the identity into its headers."""
     url = str(request.url)
     if not url.startswith(only) or not request.url.path.endswith(_ENDPOINTS):
         return None
@@ -120,7 +120,7 @@ def _begin(request: Any, only: str) -> _Sent | None:
 
 
 def _follow_response(sent: _Sent, response: Any) -> Any:
-    """The call is over when its response is: now, or when a stream is read or closed."""
+    """End the call when its response ends: now, or when a stream is read or closed."""
     if response.status_code >= 400:
         sent.end(error=ConnectionError(f"status {response.status_code}"))
     elif response.is_closed:
@@ -131,7 +131,7 @@ def _follow_response(sent: _Sent, response: Any) -> Any:
 
 
 def _usage(response: Any) -> CallReport:
-    """The tokens that the server counted, if it says so."""
+    """Return a report with the server's token counts, if the response has them."""
     try:
         usage = json.loads(response.content).get("usage") or {}
         return CallReport(

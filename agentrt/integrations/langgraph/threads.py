@@ -1,6 +1,6 @@
-"""Threads: where they are kept, and how one stands by LangGraph's checkpoints.
+"""LangGraph threads: the checkpointers that keep them, and the state of a thread.
 
-A checkpointer can be asked for by a word: ``memory``, or ``sqlite:FILE``.
+A checkpointer is named ``memory`` or ``sqlite:FILE``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from agentrt.integrations.langgraph.graphs import Durability, Graph
 
 @dataclass(frozen=True, slots=True)
 class Checkpointer:
-    """Where threads are kept. ``lasting`` ones outlive the process.
+    """A LangGraph checkpointer. The threads of a ``lasting`` checkpointer outlive the process.
 
-    A lasting one writes each superstep's checkpoint before the next one starts ("sync"):
-    LangGraph's own default, "async", may lose the last one when the process is killed, and
-    its nodes' calls would be made again. One in memory need only write at the end ("exit").
+    A lasting checkpointer writes each superstep's checkpoint before the next superstep starts
+    ("sync"). LangGraph's default, "async", may lose the last checkpoint when the process is killed;
+    then the calls of its nodes would be repeated. A checkpointer in memory writes only at the end
+    ("exit").
     """
 
     saver: BaseCheckpointSaver[str]
@@ -43,18 +44,20 @@ class Checkpointer:
 
 
 def sqlite_file(text: str) -> Path | None:
-    """The file of ``sqlite:FILE``, None for ``memory``. Raises `ConfigError` for all else."""
+    """Return the file of ``sqlite:FILE``, or None for ``memory``. Raises `ConfigError` for any
+    other text.
+    """
     if text == "memory":
         return None
     kind, _, name = text.partition(":")
     if kind != "sqlite" or name in ("", ":memory:"):
-        raise ConfigError(f"--checkpointer {text!r}: there is memory, and sqlite:FILE")
+        raise ConfigError(f"--checkpointer {text!r} is unknown; write memory or sqlite:FILE")
     return file_named(name, f"--checkpointer {text}")
 
 
 @asynccontextmanager
 async def open_checkpointer(text: str) -> AsyncIterator[Checkpointer]:
-    """The checkpointer that ``text`` names, open. Raises `ConfigError` if that cannot be."""
+    """Open the checkpointer that ``text`` names. Raises `ConfigError` if it cannot be opened."""
     path = sqlite_file(text)
     if path is None:
         yield in_memory()
@@ -78,12 +81,14 @@ async def open_checkpointer(text: str) -> AsyncIterator[Checkpointer]:
 
 
 def in_memory() -> Checkpointer:
-    """A checkpointer for the time of this process."""
+    """Make a checkpointer whose threads live as long as this process."""
     return Checkpointer(InMemorySaver(), "memory", lasting=False, durability="exit")
 
 
 def own_checkpointer(graph: Graph) -> Checkpointer | None:
-    """The one that a graph was compiled with, if any; how it writes is left as it is."""
+    """Return the checkpointer that a graph was compiled with, or None. Its durability is not
+    changed.
+    """
     saver = graph.checkpointer
     if not isinstance(saver, BaseCheckpointSaver):
         return None
@@ -92,7 +97,7 @@ def own_checkpointer(graph: Graph) -> Checkpointer | None:
 
 
 def _check_file(path: Path) -> None:
-    """Raise if a file is there that is not LangGraph's: its tables would be put into it."""
+    """Raise if an existing file is not LangGraph's, because its tables would be added to it."""
     check_plain(path)
     if not path.exists() or path.stat().st_size == 0:
         return
@@ -101,17 +106,18 @@ def _check_file(path: Path) -> None:
         rows = connection.execute(f"PRAGMA table_info({CHECKPOINT_TABLE})").fetchall()
     columns = {row[1] for row in rows}
     if tables and not columns >= CHECKPOINT_COLUMNS:
-        raise sqlite3.DatabaseError("this database is of something else")
+        raise sqlite3.DatabaseError("this database has no checkpoints of LangGraph")
 
 
-# -- how one stands --------------------------------------------------------------------------
+# -- the state of a thread -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A thread's last checkpoint, if there is one.
+    """The state of a thread at its last checkpoint, if it has one.
 
-    ``next`` are the nodes that are to run, and ``questions`` what they wait for.
+    ``next`` are the names of the nodes that run next, and ``questions`` the interrupts that they
+    wait for.
     """
 
     exists: bool
@@ -120,29 +126,27 @@ class Standing:
 
 
 def thread_config(thread: str) -> RunnableConfig:
-    """The config that makes a graph run in ``thread``."""
+    """Return the config that makes a graph run in ``thread``."""
     return {"configurable": {"thread_id": thread}}
 
 
 async def standing_of(graph: Graph, thread: str) -> Standing:
-    """How ``thread`` stands with the graph's checkpointer, which it must have.
+    """Read the state of ``thread`` from the graph's checkpointer. The graph must have one.
 
-    Raises `ConfigError` if the checkpointer cannot be read.
+    Raises `ConfigError` if the checkpoints cannot be read.
     """
     try:
         state = await graph.aget_state(thread_config(thread))
     except NotImplementedError as error:
         raise ConfigError(
             f"the graph's checkpointer, {type(graph.checkpointer).__name__}, has no async methods; "
-            "compile it with one that has, or give --checkpointer sqlite:FILE"
+            "compile the graph with an async checkpointer, or add --checkpointer sqlite:FILE"
         ) from error
-    except Exception as error:  # a database, a network, or bytes that are no checkpoint
-        raise ConfigError(
-            f"the checkpoints of thread {thread!r} cannot be read: {error}"
-        ) from error
+    except Exception as error:  # an error of the database or network, or an invalid checkpoint
+        raise ConfigError(f"cannot read the checkpoints of thread {thread!r}: {error}") from error
     return Standing(state.created_at is not None, state.next, state.interrupts)
 
 
 def answer(replies: Mapping[str, Any]) -> Command[Any]:
-    """The input that answers questions, by their ids."""
+    """Return the input that resumes a graph with these answers, by the ids of the questions."""
     return Command(resume=dict(replies))

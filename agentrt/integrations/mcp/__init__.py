@@ -1,5 +1,5 @@
-"""Tools of MCP servers: `config` reads the file that names the servers, `transport` runs their
-tools, over a `connection` that is kept open by a task of its own.
+"""Tools of MCP servers. `config` reads the file of servers, `transport` runs their tools, and
+`connection` keeps a connection to a server open in a task of its own.
 """
 
 from __future__ import annotations

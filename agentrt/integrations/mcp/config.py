@@ -1,4 +1,4 @@
-"""The file of MCP servers behind ``--mcp``, in the form that desktop clients use:
+"""Reading the file of MCP servers of ``--mcp``, in the format of desktop clients:
 ``{"mcpServers": {"NAME": {"command": …} or {"url": …}}}``.
 """
 
@@ -23,7 +23,9 @@ _FORM = '{"mcpServers": {"NAME": {"command": "…"} or {"url": "…"}}}'
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
-    """A server that is a command, with ``env`` beside the few variables that it gets anyway."""
+    """An MCP server that is a command. ``env`` is added to the few variables that it always
+    gets.
+    """
 
     name: str
     command: Annotated[str, Field(min_length=1)]
@@ -34,7 +36,7 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server that is reached by streamable HTTP."""
+    """An MCP server that is reached by streamable HTTP."""
 
     name: str
     url: Annotated[str, Field(pattern="^https?://[^/?#]")]
@@ -46,66 +48,69 @@ _KINDS: Mapping[str, tuple[type[Server], Sequence[str]]] = {
     "command": (StdioServer, ("stdio",)),
     "url": (HttpServer, ("http", "streamable-http", "streamable_http", "streamableHttp")),
 }
-"""What each of the two fields makes, and the words for ``type`` that go with it."""
+"""The server class for each of the two fields, and the values of ``type`` that go with it."""
 
 
 def read_servers(paths: Sequence[Path], env: Mapping[str, str] | None = None) -> list[Server]:
-    """The servers of these files, without those that say that they are ``disabled``.
+    """Read the servers of these files, without those that are ``disabled``.
 
-    ``${NAME}`` and ``${NAME:-default}`` in their values are variables of ``env`` (by default the
-    process'). Raises `ConfigError` for what cannot be, with the server and the field.
+    ``${NAME}`` and ``${NAME:-default}`` in values stand for variables of ``env``, by default the
+    process's environment. Raises `ConfigError` for an invalid file; the message names the server
+    and the field.
     """
     if not paths:
         return []
     if find_spec("mcp") is None:
-        raise ConfigError("--mcp needs the package mcp; install agentrt[mcp]")
-    found: dict[str, Server] = {}
+        raise ConfigError("--mcp needs the package mcp; run: pip install 'agentrt[mcp]'")
+    servers: dict[str, Server] = {}
     for path in paths:
-        for name, given in _entries(path).items():
-            if name in found:
-                raise ConfigError(f"{path}: server {name!r} is in another --mcp file, too")
+        for name, entry in _entries(path).items():
+            if name in servers:
+                raise ConfigError(
+                    f"{path}: server {name!r} is also in another --mcp file; rename one of them"
+                )
             where = f"{path}: server {name!r}"
-            server = _server(where, name, given, os.environ if env is None else env)
+            server = _server(where, name, entry, os.environ if env is None else env)
             if server is not None:
-                found[name] = server
-    return list(found.values())
+                servers[name] = server
+    return list(servers.values())
 
 
 def _entries(path: Path) -> dict[str, Any]:
     try:
         document = read_json(path)
     except OSError as error:
-        raise ConfigError(f"--mcp {path}: cannot read it: {error.strerror}") from error
+        raise ConfigError(f"--mcp {path}: cannot read the file: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"--mcp {path}: it is no JSON: {error}") from error
+        raise ConfigError(f"--mcp {path}: the file is not JSON: {error}") from error
     entries = document.get("mcpServers") if isinstance(document, dict) else None
     if not isinstance(entries, dict):
-        raise ConfigError(f'--mcp {path}: it has no object "mcpServers"; write {_FORM}')
+        raise ConfigError(f'--mcp {path}: the file has no object "mcpServers"; write {_FORM}')
     return entries
 
 
-def _server(where: str, name: str, given: Any, env: Mapping[str, str]) -> Server | None:
-    """One server; None if it is disabled. Fields of other clients are ignored."""
-    if not name or not isinstance(given, dict):
-        raise ConfigError(f"{where}: write {_FORM}")
-    if given.get("disabled") is True:
+def _server(where: str, name: str, entry: Any, env: Mapping[str, str]) -> Server | None:
+    """Read a server; None if it is disabled. Fields for other clients are ignored."""
+    if not name or not isinstance(entry, dict):
+        raise ConfigError(f"{where}: the server must be an object with a name; write {_FORM}")
+    if entry.get("disabled") is True:
         return None
-    if ("command" in given) == ("url" in given):
-        raise ConfigError(f"{where}: give either 'command' or 'url'")
-    has = "url" if "url" in given else "command"
+    if ("command" in entry) == ("url" in entry):
+        raise ConfigError(f"{where}: set either 'command' or 'url', and not both")
+    has = "url" if "url" in entry else "command"
     kind, types = _KINDS[has]
-    if given.get("type") == "sse":
+    if entry.get("type") == "sse":
         raise ConfigError(
-            f"{where}: type 'sse' is a transport that MCP has given up; if the server "
-            "speaks streamable HTTP, give its URL (often …/mcp) and type 'http'"
+            f"{where}: type 'sse' is not supported, because MCP has dropped this transport; if the "
+            "server supports streamable HTTP, set its URL (often …/mcp) and type 'http'"
         )
-    if given.get("type", types[0]) not in types:
+    if entry.get("type", types[0]) not in types:
         raise ConfigError(
-            f"{where}: type {given['type']!r} does not go with {has!r}; give {types[0]!r}"
+            f"{where}: type {entry['type']!r} does not match {has!r}; set {types[0]!r}"
         )
-    names = [one.name for one in fields(kind) if one.name in given]
+    names = [each.name for each in fields(kind) if each.name in entry]
     try:
-        known = {key: _expanded(key, given[key], env) for key in names}
+        known = {key: _expanded(key, entry[key], env) for key in names}
         return TypeAdapter[Server](kind).validate_python({**known, "name": name})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -115,21 +120,23 @@ def _server(where: str, name: str, given: Any, env: Mapping[str, str]) -> Server
         raise ConfigError(f"{where}: {error.args[0]}") from None
 
 
-def _expanded(field: str, given: Any, env: Mapping[str, str]) -> Any:
-    """A value with the variables in its texts. Raises `LookupError` for one that is not set."""
-    if isinstance(given, dict):
-        return {key: _expanded(f"{field}.{key}", one, env) for key, one in given.items()}
-    if isinstance(given, list):
-        return [_expanded(f"{field}[{at}]", one, env) for at, one in enumerate(given)]
+def _expanded(field: str, raw_value: Any, env: Mapping[str, str]) -> Any:
+    """Replace the variables in the texts of a value. Raises `LookupError` for a variable that is
+    not set.
+    """
+    if isinstance(raw_value, dict):
+        return {key: _expanded(f"{field}.{key}", item, env) for key, item in raw_value.items()}
+    if isinstance(raw_value, list):
+        return [_expanded(f"{field}[{at}]", item, env) for at, item in enumerate(raw_value)]
 
     def value(match: re.Match[str]) -> str:
         name, default = match[1], match[2]
-        found = env.get(name, default)
-        if found is None:
+        text = env.get(name, default)
+        if text is None:
             raise LookupError(
                 f"{field} needs the environment variable {name}, which is not set; set it, or "
                 f"write ${{{name}:-default}}"
             )
-        return found
+        return text
 
-    return _VARIABLE.sub(value, given) if isinstance(given, str) else given
+    return _VARIABLE.sub(value, raw_value) if isinstance(raw_value, str) else raw_value

@@ -1,7 +1,7 @@
-"""The connection to one MCP server: a task opens it, keeps it, and opens it again when it ends.
+"""The connection to an MCP server: a task opens it, keeps it open, and reopens it when it ends.
 
-The SDK's scopes must be left by the task that entered them: calls, which come from tasks of
-programs, only use what this one task owns.
+The SDK's scopes must be left by the task that entered them. So a single task owns the connection,
+and calls, which run in tasks of programs, only use it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
 
 Mode = Literal["auto", "legacy", "2026-07-28"]
 _OPENED_WITHIN_S = 60.0
-"""A first start may install the server."""
+"""Time limit of opening a connection, in seconds. A first start may install the server."""
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 30.0
 _SHORT_PAUSE_S = 1.0
-"""For as long as that, calls wait for a server that is started again; for longer they do not."""
+"""Longest pause before a reconnection, in seconds, during which calls wait for it."""
 _STEADY_S = 30.0
-"""A connection that lasted so long was a good one."""
+"""A connection that lasts longer, in seconds, resets the pauses."""
 _INFO = Implementation(name="agentrt", version=__version__)
 
 
 class Connection:
-    """The connection to ``server``. ``tell`` gets a line for people when it goes, and comes back.
+    """The connection to ``server``. ``tell`` gets a line when the connection is lost or restored.
 
-    ``elicited`` answers what the server asks; ``largest`` bounds one message of an HTTP server.
+    ``elicited`` answers the server's questions. ``largest`` limits the size of a message of an
+    HTTP server.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class Connection:
         mode: Mode = "auto",
     ) -> None:
         self.server = server
-        self._who = f"MCP server {server.name!r}"
+        self._label = f"MCP server {server.name!r}"
         self._elicited = elicited
         self._tell = tell
         self._largest = largest
         self._mode: Mode = mode
-        self._client: asyncio.Future[Client | str] | None = None  # or why there is none
+        self._client: asyncio.Future[Client | str] | None = (
+            None  # or the reason why there is no client
+        )
         self._task: asyncio.Task[None] | None = None
         self._scope: anyio.CancelScope | None = None
         self._ended = asyncio.Event()
@@ -69,35 +72,35 @@ class Connection:
         self._is_away = False
         self._has_strayed = False
         self._is_draining = False
-        self._not_open = f"{self._who} does not answer, and the programs are to end"
+        self._not_open = f"{self._label} is not connected, and the command is shutting down"
         self._pauses = 0
         self._reason = ""
 
     def open(self) -> None:
-        """Start to connect."""
+        """Start connecting, without waiting for the connection."""
         self._scope = anyio.CancelScope()
         self._client = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep(self._scope), name=f"mcp/{self.server.name}")
 
     def drain(self) -> None:
-        """From now on, no call waits for a connection that is not open."""
+        """Let calls fail at once, instead of waiting, while there is no connection."""
         self._is_draining = True
         if self._client is not None and not self._client.done():
             self._settle(self._not_open)
 
     async def close(self) -> None:
-        """Disconnect; a server that is a command is stopped. Idempotent."""
+        """Disconnect, and stop a server that is a command. Idempotent."""
         if self._scope is not None and self._task is not None:
             self._scope.cancel()
             await asyncio.wait([self._task])
 
     async def client(self) -> Client:
-        """The open connection; one that is being opened is waited for.
+        """Return the client of the open connection. Waits for a connection that is being opened.
 
-        Raises `ToolUnavailableError` if there is none now.
+        Raises `ToolUnavailableError` if there is no connection.
         """
         if self._client is None:
-            raise ToolUnavailableError(f"{self._who} was not opened")
+            raise ToolUnavailableError(f"{self._label} was not opened")
         if self._is_draining and not self._client.done():
             raise ToolUnavailableError(self._not_open)
         client = await asyncio.shield(self._client)
@@ -106,13 +109,13 @@ class Connection:
         return client
 
     def is_over(self, client: Client) -> bool:
-        """Whether ``client`` is not the open connection any more."""
+        """Return whether the connection of ``client`` has ended."""
         future = self._client
         return future is None or not future.done() or future.result() is not client
 
     def reset(self, client: Client | None = None, reason: str = "") -> None:
-        """The connection that ``client`` was (by default the open one) is over, for ``reason``:
-        open another.
+        """End the connection of ``client``, by default the open connection, for ``reason``, and
+        open a new one.
         """
         future = self._client
         assert future is not None
@@ -131,10 +134,12 @@ class Connection:
                     await anyio.sleep(self._went(reason))
                     self._renew()
         finally:
-            self._settle(f"{self._who} was closed")
+            self._settle(f"{self._label} was closed")
 
     async def _stay_connected(self) -> str:
-        """Connect, stay until it is over, and return why. Raises nothing but cancellation."""
+        """Connect, wait until the connection ends, and return the reason. Raises only when
+        cancelled.
+        """
         stderr, self._ended, self._open_since = Stderr(), asyncio.Event(), None
         self._reason = ""
         error: BaseException | None = None
@@ -144,10 +149,10 @@ class Connection:
                     attempt.deadline = math.inf
                     self._came(client)
                     await self._ended.wait()
-            except Exception as raised:  # the SDK's groups, a command that is not there, …
+            except Exception as raised:  # exception groups of the SDK, a missing command, …
                 error = raised
         if attempt.cancelled_caught:
-            return f"it did not answer within {_OPENED_WITHIN_S:g} s"
+            return f"no answer within {_OPENED_WITHIN_S:g} s"
         return self._reason or _why(error, stderr.last_line)
 
     def _connected(self, stderr: Stderr) -> Client:
@@ -179,12 +184,13 @@ class Connection:
             yield streams
 
     def _strayed(self, line: str) -> None:
-        """The server wrote a line to stdout that is not a message."""
+        """Report the first line on the server's stdout that is not a message."""
         if not self._has_strayed:
             self._has_strayed = True
             self._tell(
-                f"{self._who} writes to stdout what is not a message of MCP, and is skipped: "
-                f"{shown(line)}; have it log to stderr (further such lines are not shown)"
+                f"{self._label} wrote a line to stdout that is not an MCP message, which is "
+                f"skipped: {shown(line)}; make the server log to stderr (further such lines are "
+                "not shown)"
             )
 
     def _came(self, client: Client) -> None:
@@ -193,17 +199,19 @@ class Connection:
         self._open_since = anyio.current_time()
         self._client.set_result(client)
         if self._is_away:
-            self._tell(f"{self._who} is there again")
+            self._tell(f"{self._label} is connected again")
         self._is_away = False
 
     def _went(self, reason: str) -> float:
-        """It is over, or could not be opened. Returns the pause before the next try (seconds)."""
+        """Handle a connection that has ended or could not be opened. Return the pause before the
+        next attempt, in seconds.
+        """
         since = self._open_since
         if since is not None and anyio.current_time() - since > _STEADY_S:
             self._pauses = 0
         pause = min(_FIRST_PAUSE_S * 2.0**self._pauses, _LONGEST_PAUSE_S)
         self._pauses += 1
-        away = f"{self._who} cannot be reached: {reason}; it is tried again"
+        away = f"{self._label} cannot be reached: {reason}; trying again"
         if since is None or pause > _SHORT_PAUSE_S:
             self._settle(away)
         else:
@@ -214,19 +222,19 @@ class Connection:
         return pause
 
     def _renew(self) -> None:
-        """From now on, calls wait."""
+        """Let calls wait for a connection from now on."""
         if self._client is None or self._client.done():
             self._client = asyncio.get_running_loop().create_future()
 
     def _settle(self, reason: str) -> None:
-        """From now on, calls fail for this reason."""
+        """Let calls fail for this reason from now on."""
         self._renew()
         assert self._client is not None
         self._client.set_result(reason)
 
 
 class _Watched:
-    """A read stream that says when its reader is through with it."""
+    """A read stream that calls ``ended`` when its reader closes it."""
 
     def __init__(self, stream: ReadStream[Any], ended: Callable[[], None]) -> None:
         self._stream = stream
@@ -254,9 +262,9 @@ class _Watched:
         await self._stream.aclose()
 
 
-def _why(error: BaseException | None, last_words: str) -> str:
-    """Why a connection is over, in a line."""
+def _why(error: BaseException | None, last_line: str) -> str:
+    """Return the reason why a connection ended, as one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    reason = "it ended" if error is None else str(error) or type(error).__name__
-    return f"{reason} (its last words: {last_words})" if last_words else reason
+    reason = "the server ended" if error is None else str(error) or type(error).__name__
+    return f"{reason} (last line on its stderr: {last_line})" if last_line else reason

@@ -1,5 +1,5 @@
-"""What a server asks in the middle of a call (an elicitation) becomes a question to a human, in
-the name of the program that made the call.
+"""Elicitations: a question that a server asks during a call becomes a question to a human, asked by
+the program that made the call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ACTIONS = ("accept", "decline", "cancel")
 
 @dataclass(eq=False, slots=True)
 class McpCall:
-    """A call under way. ``error`` is why a question of it could not be asked."""
+    """A call in flight. ``error`` is the reason why one of its questions could not be asked."""
 
     context: ToolContext
     tenant: str
@@ -35,14 +35,16 @@ _CALL: contextvars.ContextVar[McpCall | None] = contextvars.ContextVar("agentrt_
 
 
 class Elicitations:
-    """Finds out which call a server's question belongs to, and asks it."""
+    """The calls in flight of a server, which ask the server's questions."""
 
     def __init__(self) -> None:
         self._calls: dict[McpCall, None] = {}
 
     @contextlib.contextmanager
     def under_way(self, call: McpCall) -> Iterator[None]:
-        """Meanwhile the server may ask in the name of ``call``; its open questions end with it."""
+        """Let the server ask questions for ``call`` while the body runs. Its open questions end
+        with the body.
+        """
         self._calls[call] = None
         token = _CALL.set(call)
         try:
@@ -56,7 +58,9 @@ class Elicitations:
     async def __call__(
         self, context: ClientRequestContext, params: ElicitRequestParams
     ) -> ElicitResult:
-        """The human's answer. A question that is withdrawn is declined, a late one cancelled."""
+        """Ask a human, and return the answer. A withdrawn question is declined, and a question that
+        timed out is cancelled.
+        """
         call = self._caller()
         if call is None:
             return ElicitResult(action="cancel")
@@ -68,7 +72,7 @@ class Elicitations:
             return ElicitResult(action="decline")
         except InterruptExpiredError:
             return ElicitResult(action="cancel")
-        except Exception as error:  # there is nobody to ask: the call says so at its end
+        except Exception as error:  # nobody can be asked: the call reports it at its end
             call.error = error
             return ElicitResult(action="cancel")
         finally:
@@ -76,10 +80,10 @@ class Elicitations:
             task.cancel()
 
     def _caller(self) -> McpCall | None:
-        """The call that the question belongs to.
+        """Return the call to which the current question belongs; None if it is unknown.
 
-        An old server on stdio does not say: of several calls it is the first one's, but no
-        tenant may see the question of another.
+        Old servers on stdio do not name the call. Then the first call in flight is taken, but only
+        if all calls are of the same tenant, because no tenant may see another tenant's question.
         """
         if (call := _CALL.get()) is not None:
             return call
@@ -100,17 +104,17 @@ async def _ask(context: ToolContext, params: ElicitRequestParams) -> ElicitResul
 
 
 def _declinable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The form with one field more, by which a human can say no and leave the others out."""
+    """Add a field to a form by which a human can decline, and then leave out the other fields."""
     if _ACTION in schema["properties"]:
         return schema
     no = {"properties": {_ACTION: {"enum": list(_ACTIONS[1:])}}, "required": [_ACTION]}
     fields = {**schema["properties"], _ACTION: {"type": "string", "enum": list(_ACTIONS)}}
     whole = {key: value for key, value in schema.items() if key != "required"}
-    given = {"required": list(schema.get("required", ()))}
-    return {**whole, "properties": fields, "anyOf": [given, no]}
+    yes = {"required": list(schema.get("required", ()))}
+    return {**whole, "properties": fields, "anyOf": [yes, no]}
 
 
 async def _confirm(context: ToolContext, text: str) -> ElicitResult:
-    """Ask what has no form: it is agreed to, or not."""
+    """Ask a question without a form, which a human accepts or declines."""
     schema: Mapping[str, Any] = {"type": "string", "enum": list(_ACTIONS)}
     return ElicitResult(action=await context.ask(text, schema))

@@ -1,5 +1,7 @@
-"""The HTTP client for MCP servers: what goes wrong below MCP becomes an answer to the one request
-that it hit. Otherwise the SDK would end the connection, with all other calls that it carries.
+"""The HTTP client for MCP servers: an error below MCP becomes the answer to the request that had
+it.
+
+Otherwise the SDK would end the connection, and with it all other calls.
 """
 
 from __future__ import annotations
@@ -13,28 +15,31 @@ from agentrt import __version__
 from agentrt.proxies import client_options
 
 UNREACHABLE, FORGOTTEN, REFUSED, CUT_OFF = -32096, -32097, -32098, -32099
-"""Codes of JSON-RPC errors that stand for what HTTP said. Only with the last one the server may
-have run something; with `FORGOTTEN`, it knows of no session, and wants a new one.
+"""JSON-RPC error codes that stand for errors of HTTP. Only with `CUT_OFF` the server may have run
+the call. With `FORGOTTEN`, the server has dropped the session, and needs a new one.
 """
 _CONNECT_S = 30.0
 
 
 class HttpClient(httpx2.AsyncClient):
-    """A client for the server at ``url``, which answers for it where it does not.
+    """An HTTP client for the server at ``url``, which answers requests itself if the server does
+    not answer.
 
-    Raises `ConfigError` for variables of the environment that cannot be used.
+    Raises `ConfigError` for invalid proxy variables in the environment.
     """
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         super().__init__(
             **client_options(url),
             headers={"user-agent": f"agentrt/{__version__}", **headers},
-            # A tool may take its time: its call has a deadline of its own.
+            # No limit on reading, because a tool's call has its own deadline.
             timeout=httpx2.Timeout(_CONNECT_S, read=None),
         )
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """As the base class; raises nothing for a server that cannot be reached."""
+        """Send a request like the base class, but return an error response instead of raising if
+        the server cannot be reached.
+        """
         try:
             response = await super().send(request, **options)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
@@ -44,11 +49,13 @@ class HttpClient(httpx2.AsyncClient):
         status = response.status_code
         if status in (401, 403):
             await response.aclose()
-            text = f"the server answered {status}: check its 'headers' in the --mcp file"
+            text = (
+                f"the server answered with status {status}; check its 'headers' in the --mcp file"
+            )
             return _answer(request, status, REFUSED, text)
         if status == 404 and "mcp-session-id" in request.headers:
             await response.aclose()
-            return _answer(request, status, FORGOTTEN, "the server knows this session no more")
+            return _answer(request, status, FORGOTTEN, "the server has dropped this session")
         return response
 
 

@@ -1,7 +1,7 @@
-"""MCP servers that are commands: their messages come on stdout, one a line.
+"""MCP servers that are commands, which write one message per line to stdout.
 
-Many servers write other lines there, too: a banner, a log, text in another encoding. Such lines
-are skipped, and people are told of the first.
+Many servers write other lines to stdout, too: a banner, a log, text in another encoding. Such lines
+are skipped, and the first of them is reported.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 _LAST_WORDS = 300
 _AT_ONCE = 1 << 16
 _SHOWN = 80
-"""How many characters of a stray line people are shown."""
+"""Number of characters that are shown of a line that is not a message."""
 _BEFORE = "\ufeff\0 \t\r"
-"""What some servers write before a message: a byte order mark, above all."""
+"""Characters that some servers write before a message, mostly a byte order mark."""
 
 
 class Stderr:
-    """What a server writes to stderr. Its end is kept, all else is dropped."""
+    """The end of a server's output on stderr."""
 
     def __init__(self) -> None:
         self._tail = b""
 
     @property
     def last_line(self) -> str:
-        """The last line that says something; "" if none does."""
+        """The last line that is not empty; "" if there is none."""
         lines = self._tail.decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def read_from(self, descriptor: int) -> None:
-        """There is something to read, or the end."""
+        """Read the data that is available; at the end of the output, stop reading."""
         try:
             data = os.read(descriptor, _AT_ONCE)
         except BlockingIOError:
@@ -62,12 +62,12 @@ class Stderr:
 async def opened_stdio(
     server: StdioServer, stderr: Stderr, strayed: Callable[[str], None]
 ) -> AsyncIterator[TransportStreams]:
-    """Run the server; at the block's end its stdin is closed, and then it is killed.
+    """Run the server while the body runs. At the end, close its stdin, and then kill it.
 
     ``strayed`` is called with each line on stdout that is not a message.
     """
-    # With the SDK's strict decoding, a byte that is not UTF-8 ends the reader and nothing else:
-    # it waits for the process, and all calls wait for it.
+    # Replace invalid bytes: the SDK's strict decoding would end the reader at a byte that is not
+    # UTF-8, and then all calls would wait for ever.
     parameters = StdioServerParameters(
         command=server.command,
         args=list(server.args),
@@ -91,7 +91,7 @@ async def opened_stdio(
 
 
 class _Messages:
-    """A read stream without what is not a message."""
+    """A read stream that skips lines that are not messages."""
 
     def __init__(
         self, stream: ReadStream[SessionMessage | Exception], strayed: Callable[[str], None]
@@ -111,7 +111,7 @@ class _Messages:
             if not isinstance(item, Exception):
                 return item
             line = _line_of(item)
-            if line.strip(_BEFORE):  # an empty line is nothing to tell of
+            if line.strip(_BEFORE):  # empty lines are not reported
                 message = _message_in(line)
                 if message is None or line.lstrip(_BEFORE)[0] != "{":
                     self._strayed(line)
@@ -131,19 +131,20 @@ class _Messages:
 
 
 def shown(line: str) -> str:
-    """The beginning of a stray line, quoted, for people."""
+    """Return the beginning of a line that is not a message, in quotes."""
     text = line.strip(_BEFORE)
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
 def _line_of(error: Exception) -> str:
-    """The line that the SDK could not read as a message."""
+    """Return the line that the SDK could not read as a message."""
     if not isinstance(error, ValidationError):
         return str(error)
     mistakes = error.errors(include_url=False)
     if not mistakes[0]["loc"]:  # not even JSON
         return str(mistakes[0]["input"])
-    # The input of a mistake is a part of the line, but that of a missing field is all of it.
+    # The input of an error is a part of the line, except for a missing field: there it is the
+    # whole message.
     whole = (
         each["input"] for each in mistakes if each["type"] == "missing" or len(each["loc"]) < 2
     )
@@ -151,9 +152,10 @@ def _line_of(error: Exception) -> str:
 
 
 def _message_in(line: str) -> SessionMessage | None:
-    """The message at the end of a line: behind a byte order mark, or behind text that was written
-    without a line's end. An answer in another form than MCP's becomes an error for its call,
-    which would wait for ever otherwise.
+    """Return the message at the end of a line, after a byte order mark or other text; None if there
+    is no message.
+
+    An invalid answer becomes an error for its call, which would otherwise wait for ever.
     """
     text = line.lstrip(_BEFORE)
     start = text.find("{")
@@ -174,7 +176,7 @@ def _message_in(line: str) -> SessionMessage | None:
         if not is_answer or not isinstance(number, int | str) or not value.keys() & _OUTCOMES:
             return None
         wrong = error.errors(include_url=False)[0]["msg"]
-        data = ErrorData(code=PARSE_ERROR, message=f"its answer is not a message of MCP: {wrong}")
+        data = ErrorData(code=PARSE_ERROR, message=f"the answer is not an MCP message: {wrong}")
         return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=data))
 
 
@@ -183,8 +185,8 @@ _is_ours = ContextVar("_is_ours", default=False)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record of the SDK says what `opened_stdio` does not say itself: it writes a
-    traceback for each line that is not a message.
+    """Return whether to log a record of the SDK. Drops its traceback for each line that is not a
+    message, because `opened_stdio` reports such lines.
     """
     error = record.exc_info[1] if record.exc_info else None
     return not (_is_ours.get() and isinstance(error, ValueError))

@@ -1,4 +1,4 @@
-"""The tools of one MCP server, behind the seam for tools."""
+"""The tool transport to an MCP server."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LARGEST = 10 * 1024 * 1024
 _AS_JSON = 4
-"""A message of an HTTP server may be so many times as large as the result in it: it has it twice,
-as a text and as data, and JSON escapes.
+"""Limit of a message of an HTTP server, as a multiple of the result's limit: a message has the
+result twice, as text and as data, and JSON's escapes make it larger.
 """
 _TOO_LARGE = "SSE stream failed"
 _KEY = "io.agentrt/idempotency-key"
@@ -64,10 +64,10 @@ _LISTED_WITHIN_S = 30.0
 
 
 class McpTransport(ToolTransport):
-    """Runs tools of ``server``. A result may have ``largest`` characters.
+    """The transport to the tools of ``server``. A result may have at most ``largest`` characters.
 
-    ``tell`` gets a line for people when the server goes, and comes back. A server that carries
-    out no call and does not list its tools within ``listed_within`` seconds is started again.
+    ``tell`` gets a line when the connection to the server is lost or restored. If the server has no
+    call in flight and does not list its tools within ``listed_within`` seconds, it is restarted.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class McpTransport(ToolTransport):
         )
 
     async def open(self) -> None:
-        """Start to connect, and do not wait for it."""
+        """Start connecting, without waiting for the connection."""
         self._connection.open()
 
     def drain(self) -> None:
@@ -106,15 +106,15 @@ class McpTransport(ToolTransport):
                 return self._as_tools(await self._ask(_listed))
         except TimeoutError as error:
             reason = f"it did not list its tools within {within:g} s"
-            if self._calls == 0:  # one that carries out a call may read nothing meanwhile
+            if self._calls == 0:  # a server that runs a call may be too busy to read
                 self._connection.reset(client, reason)
             raise ToolUnavailableError(f"MCP server {server!r}: {reason}") from error
         except (MCPError, ValidationError) as error:
-            message = f"MCP server {server!r} does not list its tools"
+            message = f"MCP server {server!r} cannot list its tools"
             raise ToolUnavailableError(f"{message}: {error}") from error
 
     async def _ask(self, ask: Callable[[Client], Awaitable[T]]) -> T:
-        """What the server answers. If it forgot our session, it is asked in a new one."""
+        """Run a request on the server. If the server has dropped the session, open a new one."""
         client = await self._connection.client()
         try:
             return await ask(client)
@@ -123,18 +123,18 @@ class McpTransport(ToolTransport):
                 raise
             self._connection.reset(client)
             return await ask(await self._connection.client())
-        except RuntimeError as error:  # the SDK says so of a client that was closed
+        except RuntimeError as error:  # the SDK's error for a closed client
             if not self._connection.is_over(client):
                 raise
             raise MCPError(CONNECTION_CLOSED, "the connection was closed") from error
 
     def _as_tools(self, listed: Sequence[ListedTool]) -> list[Tool]:
         tools: dict[str, Tool] = {}
-        for one in listed:
-            name = model_name(one.name)
-            while name in tools:  # two names that differ only in what models cannot write
+        for tool in listed:
+            name = model_name(tool.name)
+            while name in tools:  # names that differ only in characters that models cannot write
                 name = f"{name[:62]}_2"
-            tools[name] = self._as_tool(name, one)
+            tools[name] = self._as_tool(name, tool)
         return list(tools.values())
 
     def _as_tool(self, name: str, listed: ListedTool) -> Tool:
@@ -150,7 +150,7 @@ class McpTransport(ToolTransport):
 
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         call, tool = McpCall(context, request.tenant), request.tool
-        # The connection's tasks are nobody's, those too that the SDK starts for this call.
+        # The connection's tasks, also those that the SDK starts here, belong to no program.
         with tracking.outside(), self._elicitations.under_way(call), self._counted():
             result = await self._result(request, context)
             if result.is_error:
@@ -161,7 +161,7 @@ class McpTransport(ToolTransport):
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Meanwhile a call is under way."""
+        """Count a call in flight while the body runs."""
         self._calls += 1
         try:
             yield
@@ -176,44 +176,47 @@ class McpTransport(ToolTransport):
             await self._failed(request.tool, error)
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]["msg"]
-            raise ToolResultError(f"tool {name}: no MCP result: {wrong}", name=name) from error
-        except RuntimeError as error:  # the SDK checks results against the schemas that it saw
+            message = f"tool {name}: the result is not a valid MCP result: {wrong}"
+            raise ToolResultError(message, name=name) from error
+        except RuntimeError as error:  # the SDK checks results against the tools' schemas
             raise ToolResultError(f"tool {name}: {error}"[:500], name=name) from error
 
     async def _failed(self, tool: Tool, error: MCPError) -> NoReturn:
-        """Raise what an error of the protocol means."""
+        """Raise the tool error that corresponds to an error of the protocol."""
         name, code = tool.name, error.code
-        who = f"tool {name}: {self.name}"
+        where = f"tool {name}: {self.name}"
         if code == UNREACHABLE:
-            raise ToolUnavailableError(f"{who} cannot be reached: {error}", name=name) from error
+            raise ToolUnavailableError(f"{where} cannot be reached: {error}", name=name) from error
         if code == CONNECTION_CLOSED and error.message.startswith(_TOO_LARGE):
-            raise ToolResultError(f"{who}: result too large: {error}", name=name) from error
+            raise ToolResultError(f"{where}: result too large: {error}", name=name) from error
         if code in (CONNECTION_CLOSED, CUT_OFF):
-            raise ToolLostError(f"{who} died in the call: {error}", name=name) from error
+            raise ToolLostError(f"{where} died during the call: {error}", name=name) from error
         if code == INVALID_PARAMS:
             await self._check_offered(tool, error.message)
-            raise ToolArgumentsError(f"{who}: wrong arguments: {error}", name=name) from error
+            raise ToolArgumentsError(f"{where}: invalid arguments: {error}", name=name) from error
         if code == PARSE_ERROR:
-            raise ToolResultError(f"{who}: {error}", name=name) from error
+            raise ToolResultError(f"{where}: {error}", name=name) from error
         raise ToolFailedError(f"tool {name} failed: {error}", name=name) from error
 
     async def _check_offered(self, tool: Tool, complaint: str) -> None:
-        """Raise `UnknownToolError` if the server says so, and does not list it any more."""
+        """Raise `UnknownToolError` if ``complaint`` names the tool, and the server no longer lists
+        it.
+        """
         if tool.remote not in complaint:
             return
         try:
             listed = await self._ask(partial(_listed, cache_mode="refresh"))
         except (MCPError, ValidationError, ToolError):
-            return  # what was wrong at first says more
-        offered = [one.name for one in listed]
+            return  # the first error is more useful
+        offered = [each.name for each in listed]
         if tool.remote not in offered:
-            names = ", ".join(offered) or "it has none"
-            message = f"{self.name} has no tool {tool.remote!r} any more ({names})"
+            names = ", ".join(offered) or "none"
+            message = f"{self.name} no longer has a tool {tool.remote!r}; available: {names}"
             raise UnknownToolError(message, name=tool.name)
 
 
 async def _called(client: Client, request: ToolRequest, context: ToolContext) -> CallToolResult:
-    """Call the tool, with what it asks in between. Raises what the SDK does."""
+    """Call the tool, and pass on its progress. Raises the SDK's errors."""
     meta: Any = {_KEY: request.key}
 
     async def progressed(progress: float, total: float | None, message: str | None) -> None:
@@ -226,7 +229,7 @@ async def _called(client: Client, request: ToolRequest, context: ToolContext) ->
 
 
 async def _listed(client: Client, cache_mode: CacheMode = "use") -> list[ListedTool]:
-    """All tools of a server, page by page."""
+    """List all tools of a server, page by page."""
     tools: list[ListedTool] = []
     cursor: str | None = None
     for _ in range(_PAGES):
@@ -245,18 +248,19 @@ _AUDIO_FORMATS = {"mpeg": "mp3", "x-wav": "wav", "wave": "wav"}
 
 
 def value_of(result: CallToolResult, name: str, largest: int) -> Any:
-    """Its structured content, else its text, else what a model's message takes: a list of parts
-    as in OpenAI's API.
+    """Return the value of a result: its structured content, else its text, else a list of parts in
+    OpenAI's form, such as images.
 
-    Raises `ToolFailedError` for an error, and `ToolResultError` for more than ``largest``
-    characters.
+    Raises `ToolFailedError` if the result is an error, and `ToolResultError` if it has more than
+    ``largest`` characters.
     """
     if (size := _size(result)) > largest:
         raise ToolResultError(
-            f"tool {name}: its result has {size} characters, and may have {largest}", name=name
+            f"tool {name}: the result has {size} characters; at most {largest} are allowed",
+            name=name,
         )
     if result.is_error:
-        message = text_of(result.content) or "it failed, and did not say why"
+        message = text_of(result.content) or "the server gave no reason"
         raise ToolFailedError(f"tool {name} failed: {message}", name=name)
     if "structured_content" in result.model_fields_set and result.structured_content is not None:
         return result.structured_content
@@ -267,13 +271,13 @@ def value_of(result: CallToolResult, name: str, largest: int) -> Any:
 
 
 def text_of(content: list[ContentBlock]) -> str:
-    """The texts of a result."""
+    """Return the text blocks of a result, joined by line breaks."""
     return "\n".join(block.text for block in content if isinstance(block, TextContent))
 
 
 def _size(result: CallToolResult) -> int:
     size = sum(_length(block) for block in result.content)
-    if size == 0 and result.structured_content is not None:  # most repeat it as a text
+    if size == 0 and result.structured_content is not None:  # most servers repeat it as text
         size = len(json.dumps(result.structured_content))
     return size
 
@@ -301,11 +305,11 @@ def _part(block: ContentBlock) -> dict[str, Any]:
             return _binary(blob, mime or "application/octet-stream", str(uri))
         case EmbeddedResource(resource=TextResourceContents(text=text)):
             return {"type": "text", "text": text}
-    raise AssertionError(f"a content block of type {block.type}")
+    raise AssertionError(f"unknown content block of type {block.type}")
 
 
 def _binary(data: str, mime: str, uri: str) -> dict[str, Any]:
-    """A part with base64 ``data``: an image, a sound, or a file."""
+    """Return the part of an image, a sound or a file, whose ``data`` is in base64."""
     kind, _, subtype = mime.partition("/")
     if kind == "image":
         return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{data}"}}

@@ -1,10 +1,11 @@
-"""Tools and events over MQTT 5: workers on any machine, found and called through a broker.
+"""Tools, events and questions over MQTT 5: workers on any machine, found and called through a
+broker.
 
-`tools` has the transport that a runtime calls tools with, `worker` the other side, which offers
-functions as tools; `calls` and `replies` are what each side keeps of a call. `events` has what
-programs wait for, `questions` what they ask humans. `broker` says how a broker is reached,
-`connection` keeps the connection up. `topics` and `messages` are the protocol of
-docs/mqtt.md.
+`tools` has the transport by which a runtime calls tools, and `worker` the other side, which offers
+functions as tools. `calls` and `replies` hold each side's state of a call. `events` has the events
+that programs wait for, and `questions` the questions that they ask humans. `broker` has the address
+of a broker, and `connection` keeps a connection to it open. `topics` and `messages` are the
+protocol of docs/mqtt.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a broker is reached, and what a client asks of it: to publish a message, and to subscribe."""
+"""The address of a broker, and publishing and subscribing there."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _FORM = "mqtt://[USER[:PASSWORD]@]HOST[:PORT][/PREFIX], or mqtts:// for TLS"
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A broker of MQTT 5, and the prefix of our topics there. Its password is never printed.
+    """The address of an MQTT 5 broker, and the prefix of agentrt's topics there. The password is
+    never printed.
 
-    ``ca`` is a file with the certificates to trust in place of the system's; ``cert`` and ``key``
-    are those of a client that the broker knows by its certificate.
+    ``ca`` is a file with the certificates to trust instead of the system's. ``cert`` and ``key``
+    are the client's certificate and key, if the broker identifies clients by certificates.
     """
 
     host: str
@@ -46,7 +47,7 @@ class Broker:
         return f"{scheme}://{user}{self.host}:{self.port}"
 
     def context(self) -> ssl.SSLContext | None:
-        """What TLS needs; None without it. Raises `ConfigError` for files that do not fit."""
+        """Return the TLS context; None without TLS. Raises `ConfigError` for unusable files."""
         if not self.tls:
             return None
         try:
@@ -54,8 +55,10 @@ class Broker:
             if self.cert is not None:
                 context.load_cert_chain(self.cert, self.key)
         except (OSError, ssl.SSLError) as error:
-            files = ", ".join(str(one) for one in (self.ca, self.cert, self.key) if one)
-            raise ConfigError(f"broker {self}: TLS with {files}: {error}") from error
+            files = ", ".join(str(file) for file in (self.ca, self.cert, self.key) if file)
+            raise ConfigError(
+                f"broker {self}: cannot use {files} for TLS: {error}; name PEM files that match"
+            ) from error
         return context
 
 
@@ -67,16 +70,19 @@ def read_broker(
     cert: Path | None = None,
     key: Path | None = None,
 ) -> Broker:
-    """The broker of a URL; its password may be in the environment instead.
+    """Read a broker from its URL. The password may be in the environment instead of the URL.
 
-    Raises `ConfigError` for what cannot be, without the password in it.
+    Raises `ConfigError` for an invalid URL or unusable certificates. The message never has the
+    password.
     """
     parts = _parts(url)
     tls = parts.scheme == "mqtts"
     if (ca or cert or key) and not tls:
-        raise ConfigError("certificates are for TLS: give the broker as mqtts://…")
+        raise ConfigError("certificates need TLS; write the broker's address as mqtts://…")
     if (cert is None) != (key is None):
-        raise ConfigError("a client's certificate needs its key, and the key its certificate")
+        raise ConfigError(
+            "only one of the client's certificate and its key is set; set both, or neither"
+        )
     password = (environment or {}).get(PASSWORD)
     if parts.password is not None:
         password = unquote(parts.password)
@@ -99,26 +105,26 @@ def _parts(url: str) -> SplitResult:
     shown = f"{url.partition('://')[0]}://…{url.rpartition('@')[2]}" if "@" in url else url
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 - raises for one that is no number
+        parts.port  # noqa: B018 - raises for a port that is not a number
     except ValueError as error:
-        raise ConfigError(f"{shown!r} is no broker: {error}; give {_FORM}") from error
+        raise ConfigError(f"{shown!r} is not a broker's address: {error}; write {_FORM}") from error
     if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname:
-        raise ConfigError(f"{shown!r} is no broker: give {_FORM}")
+        raise ConfigError(f"{shown!r} is not a broker's address; write {_FORM}")
     if parts.query or parts.fragment:
-        raise ConfigError(f"{shown!r}: nothing may come behind the prefix; give {_FORM}")
+        raise ConfigError(f"{shown!r} has text after the prefix; write {_FORM}")
     return parts
 
 
-# -- what a client asks of it: to publish a message, and to subscribe ----------------------
+# -- publishing and subscribing -------------------------------------------------------------
 
 
 _FAILURES = 128
-"""Reason codes from here on say that something failed."""
+"""The smallest reason code of MQTT 5 that means a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to publish; ``expiry`` is in seconds."""
+    """A message to publish. ``expiry`` is in seconds."""
 
     topic: str
     payload: bytes
@@ -129,19 +135,21 @@ class Outgoing:
     expiry: float | None = None
 
     def as_properties(self) -> Properties:
-        """As properties of MQTT 5."""
+        """Return the MQTT 5 properties of the message."""
         expiry = None if self.expiry is None else max(1, math.ceil(self.expiry))
         fields = {
             "ResponseTopic": self.reply_to,
             "CorrelationData": self.correlation,
             "MessageExpiryInterval": expiry,
         }
-        said = {name: value for name, value in fields.items() if value is not None}
-        return properties(PacketTypes.PUBLISH, **said)
+        present = {name: value for name, value in fields.items() if value is not None}
+        return properties(PacketTypes.PUBLISH, **present)
 
 
 async def publish(client: aiomqtt.Client, message: Outgoing) -> None:
-    """Publish a message, and wait until the broker has it: for ever, if the connection breaks."""
+    """Publish a message, and wait until the broker has confirmed it, without a timeout. Cancel this
+    call if the connection breaks.
+    """
     await client.publish(
         message.topic,
         message.payload,
@@ -153,12 +161,12 @@ async def publish(client: aiomqtt.Client, message: Outgoing) -> None:
 
 
 async def subscribe(client: aiomqtt.Client, topics: list[str]) -> None:
-    """Subscribe to all. Raises `aiomqtt.MqttError` if the broker lets us not."""
+    """Subscribe to topics. Raises `aiomqtt.MqttError` if the broker rejects a subscription."""
     check_codes(topics, await client.subscribe([(topic, 1) for topic in topics]))
 
 
 def check_codes(topics: list[str], codes: Sequence[Any]) -> None:
-    """Raise `aiomqtt.MqttError` where the broker refused a subscription."""
+    """Raise `aiomqtt.MqttError` if the broker rejected one of the subscriptions."""
     for topic, code in zip(topics, codes, strict=True):
         if getattr(code, "value", 0) >= _FAILURES:
-            raise aiomqtt.MqttError(f"it lets nobody subscribe to {topic} here: {code}")
+            raise aiomqtt.MqttError(f"the broker rejected the subscription to {topic}: {code}")

@@ -1,4 +1,4 @@
-"""A call under way, as the one who made it knows it."""
+"""The caller's state of calls in flight, and of the workers that offer tools."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 
 
 @dataclass(slots=True)
-class Announced:
-    """One worker. ``calls`` are those that it has now from this client.
+class KnownWorker:
+    """A worker that has announced itself. ``calls`` is the number of this client's calls that it
+    has now.
 
-    It is ``unsure`` after the connection to the broker broke, until it announces itself again.
+    After the connection to the broker breaks, a worker is ``unsure`` until it announces itself
+    again.
     """
 
     name: str
@@ -41,54 +43,57 @@ class Announced:
 
 
 @dataclass(slots=True)
-class Fleet:
+class TenantWorkers:
     """The workers of one tenant, by name."""
 
-    workers: dict[str, Announced] = field(default_factory=dict)
+    workers: dict[str, KnownWorker] = field(default_factory=dict)
 
-    def announce(self, name: str, said: Announcement) -> None:
-        """A worker says what it offers now."""
-        worker = self.workers.setdefault(name, Announced(name))
-        worker.tools = {} if said.draining else {one.name: one.tool() for one in said.tools}
+    def announce(self, name: str, announcement: Announcement) -> None:
+        """Record the tools that a worker offers from now on."""
+        worker = self.workers.setdefault(name, KnownWorker(name))
+        offers = () if announcement.draining else announcement.tools
+        worker.tools = {offer.name: offer.tool() for offer in offers}
         worker.unsure = False
 
     def doubt(self) -> None:
-        """Nobody knows who is still there."""
+        """Mark all workers as unsure, because the connection broke."""
         for worker in self.workers.values():
             worker.unsure = True
 
     def doubtful(self) -> list[str]:
-        """Who has not announced itself since `doubt`."""
+        """Return the names of the workers that have not announced themselves since `doubt`."""
         return [name for name, worker in self.workers.items() if worker.unsure]
 
-    def offering(self, tool: str) -> list[Announced]:
-        """Who offers a tool; those that are surely there come first, then the least busy."""
+    def offering(self, tool: str) -> list[KnownWorker]:
+        """Return the workers that offer a tool: sure workers first, then those with fewer calls."""
         fitting = [worker for worker in self.workers.values() if tool in worker.tools]
         return sorted(fitting, key=lambda worker: (worker.unsure, worker.calls))
 
     def tools(self, transport: ToolTransport) -> list[Tool]:
-        """All tools that are offered, reached through ``transport``."""
+        """Return all offered tools, called through ``transport``."""
         names = sorted({name for worker in self.workers.values() for name in worker.tools})
         return [self._tool(name, transport) for name in names]
 
     def _tool(self, name: str, transport: ToolTransport) -> Tool:
-        """One tool of several workers: idempotent if they all say so."""
-        first, *others = (worker.tools[name] for worker in self.offering(name))
-        joined = first.but(idempotent=all(one.options.idempotent for one in (first, *others)))
+        """Join the offers of several workers. The tool is idempotent if all workers say so."""
+        offers = [worker.tools[name] for worker in self.offering(name)]
+        joined = offers[0].but(idempotent=all(offer.options.idempotent for offer in offers))
         joined.transport = transport
         return joined
 
 
 class CallQuestions:
-    """What the worker of one call asks a human; ``give`` sends it the message with an answer."""
+    """The questions that the worker of one call asks a human. ``give`` sends the message with an
+    answer to the worker.
+    """
 
     def __init__(self, context: ToolContext, give: Callable[[str, bytes], None]) -> None:
         self._context, self._give = context, give
         self._answers: dict[str, asyncio.Task[bytes]] = {}
 
     def take(self, worker: str, question: ToolQuestion, *, asks: bool) -> None:
-        """A reply with a question came. If the tool ``asks``, ask a human once, and give the answer
-        each time; else it does not wait for the answer any more.
+        """Handle a reply with a question. If ``asks``, ask a human once, and send the answer for
+        each reply, because messages may be lost. Otherwise the tool has withdrawn the question.
         """
         answer = self._answers.get(question.id)
         if answer is None and asks:
@@ -119,22 +124,22 @@ class CallQuestions:
         try:
             return encode(ToolAnswer(question=question.id, answer=answer))
         except ValueError as error:
-            large = ToolArgumentsError(f"the answer cannot be sent: {error}")
+            large = ToolArgumentsError(f"cannot send the answer: {error}")
             return encode(ToolAnswer(question=question.id, error=Failure.of(large)))
 
 
 @dataclass(slots=True, eq=False)
 class ToolAttempt:
-    """One attempt at a call, which `answer` ends.
+    """An attempt at a call. It ends when the future `answer` is done.
 
-    ``worker`` is who has it, as far as is known. ``silent`` counts how often it was sent since a
-    worker last sent a reply. ``on_first_reply`` is called once. ``questions`` are those of its
-    tool, ``again`` sends it again.
+    ``worker`` is the worker that has the call, if known. ``silent`` counts how often the call was
+    sent since the last reply of a worker. ``on_first_reply`` is called once. ``questions`` are the
+    questions of the tool. ``again`` is the timer that sends the call again.
     """
 
     request: ToolRequest
     context: ToolContext
-    fleet: Fleet
+    workers: TenantWorkers
     topics: Topics
     reply_to: str
     deadline: float | None
@@ -149,37 +154,39 @@ class ToolAttempt:
 
     @property
     def tool(self) -> str:
-        """The tool's name at its workers."""
+        """The name of the tool at its workers."""
         return self.request.tool.remote
 
     @property
     def is_idempotent(self) -> bool:
-        """Whether it may run twice."""
+        """Whether the call may run twice."""
         return self.request.tool.options.idempotent
 
     def encoded(self) -> bytes:
-        """The message for a worker. Raises `ToolArgumentsError` for what cannot be sent."""
-        asked = self.request
+        """Encode the message for a worker. Raises `ToolArgumentsError` if the arguments cannot be
+        sent.
+        """
+        call = self.request
         try:
             return encode(
                 Request(
                     tool=self.tool,
-                    key=asked.key or self.id,
-                    arguments=dict(asked.arguments),
-                    attempt=asked.attempt,
-                    program=asked.program_id,
-                    tenant=asked.tenant,
+                    key=call.key or self.id,
+                    arguments=dict(call.arguments),
+                    attempt=call.attempt,
+                    program=call.program_id,
+                    tenant=call.tenant,
                     reply_to=self.reply_to,
                     id=self.id,
                 )
             )
         except ValueError as error:
             raise ToolArgumentsError(
-                f"tool {self.tool}: its arguments cannot be sent: {error}", name=self.tool
+                f"tool {self.tool}: cannot send the arguments: {error}", name=self.tool
             ) from error
 
     def outgoing(self, now: float) -> Outgoing:
-        """The message for the worker that has it, or for any that offers the tool."""
+        """Return the message for the worker that has the call, or for all that offer the tool."""
         topic = self.topics.calls(self.tool)
         if self.worker is not None:
             topic = self.topics.inbox(self.worker)
@@ -189,32 +196,32 @@ class ToolAttempt:
         )
 
     def assign(self, worker: str | None) -> None:
-        """This worker has it now."""
+        """Record the worker that has the call now; None for no worker."""
         for name, change in ((self.worker, -1), (worker, 1)):
-            if name is not None and name in self.fleet.workers:
-                self.fleet.workers[name].calls += change
+            if name is not None and name in self.workers.workers:
+                self.workers.workers[name].calls += change
         self.worker = worker
 
     def replied(self) -> None:
-        """A worker sent something."""
+        """Record that a worker has replied."""
         self.silent = 0
         if self.on_first_reply is not None:
             self.on_first_reply()
             self.on_first_reply = None
 
     def succeed(self, result: Any) -> None:
-        """The first answer counts."""
+        """End the attempt with a result, unless it has ended."""
         if not self.answer.done():
             self.answer.set_result(result)
 
     def fail(self, error: ToolError) -> None:
-        """The same for one that failed."""
+        """End the attempt with an error, unless it has ended."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
 
 def call_id_of(message: aiomqtt.Message) -> str:
-    """The id of the call that a reply is for."""
+    """Return the id of the call to which a reply belongs; "" if the reply has none."""
     data = getattr(message.properties, "CorrelationData", None)
     if data is not None:
         return bytes(data).decode("utf-8", "replace")

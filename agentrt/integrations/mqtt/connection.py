@@ -1,4 +1,4 @@
-"""A connection to a broker that is made again whenever it breaks, and owns all its tasks."""
+"""A connection to a broker that reconnects whenever it breaks, and owns all its tasks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,24 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _GOODBYE_S = 2.0
 _QUICK_S, _SUSPICIOUS = 5.0, 3
-"""A connection that breaks so soon, and the number of breaks from which on people hear of it."""
+"""A connection that breaks within so many seconds is suspicious; after so many breaks, a warning is
+logged.
+"""
 _FIRST_TAKEN_S, _LONGEST_TAKEN_S = 1.0, 60.0
-"""Pauses where another client has the same id: each that comes closes the other's connection."""
+"""First and longest pause, in seconds, if another client has the same id: each client that connects
+closes the other's connection.
+"""
 _STEADY_S = 2 * _LONGEST_TAKEN_S
-"""After a connection that lasted so long the pauses are short again."""
+"""A connection that lasts longer, in seconds, resets the pauses."""
 _TAKEN_OVER = 142
 _REFUSED = (134, 135)
-"""Reason codes: a bad user name or password, not authorized."""
+"""Reason codes of MQTT 5: bad user name or password, and not authorized."""
 NO_DELAY = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
-"""Without it each round trip costs 40 ms."""
+"""The socket option that disables Nagle's algorithm, which would add 40 ms to each round trip."""
 
 
 def _was_taken(error: BaseException | None) -> bool:
-    """Whether a broker closed a connection since another client has the same id."""
+    """Return whether a broker closed a connection because another client has the same id."""
     while error is not None:
         code = getattr(error, "rc", None)
         if getattr(code, "value", code) == _TAKEN_OVER:
@@ -48,7 +52,7 @@ def _was_taken(error: BaseException | None) -> bool:
 
 
 class _LogForwarder(logging.Handler):
-    """Calls ``on_line`` with each line that is logged."""
+    """A log handler that calls ``on_line`` with each logged line."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         super().__init__()
@@ -59,14 +63,14 @@ class _LogForwarder(logging.Handler):
 
 
 class Connection:
-    """Keeps one client of the broker connected.
+    """A connection of one client to a broker, which is restored whenever it breaks.
 
-    ``on_connect`` is awaited on each new connection, before anything else is sent on it, and
-    ``on_up`` is called when it has ended. ``on_message`` is called with each message, and must
-    be quick. With ``session_s`` the broker keeps what comes in for so long while the connection is
-    broken, and nothing once it is closed. ``will`` is what the broker publishes when this client is
-    gone without a word, and did not come back within ``session_s``. ``sleep`` waits before a
-    connection that broke is made again (seconds).
+    ``on_connect`` is awaited on each new connection before anything else is sent; ``on_up`` is
+    called after it. ``on_message`` is called with each message and must be fast. While the
+    connection is broken, the broker keeps messages for ``session_s`` seconds; closing the
+    connection ends the session. ``will`` is the message that the broker publishes if this client
+    disappears without disconnecting and does not return within ``session_s``. ``sleep`` waits some
+    seconds before reconnecting.
     """
 
     def __init__(
@@ -97,22 +101,24 @@ class Connection:
         self._up = asyncio.Event()
         self._tried = asyncio.Event()
         self._idle = asyncio.Event()
-        self._fault, self._said = "it has not answered yet", ""
+        self._fault, self._logged = "the broker has not answered yet", ""
         self._breaks, self._has_warned = 0, False
         self._taken = (
-            f"another client connected with the id {identifier!r} and has taken the connection "
-            "over; give that client an id of its own"
+            f"another client has connected with the same id {identifier!r} and taken over the "
+            "connection; give each client its own id"
         )
-        self._library = logging.Logger("aiomqtt", logging.ERROR)  # noqa: LOG001 - each has its own
+        self._library = logging.Logger("aiomqtt", logging.ERROR)  # noqa: LOG001 - one per connection
         self._library.addHandler(_LogForwarder(self._hint))
 
     def open(self) -> None:
-        """Begin to connect."""
+        """Start connecting, without waiting for the connection."""
         with tracking.outside():
             self._owner = asyncio.create_task(self._run(), name=f"mqtt/{self.identifier}")
 
     async def finish(self) -> None:
-        """Close, once the broker has all that is kept or asked, if that does not take long."""
+        """Close the connection after the broker has confirmed all kept messages and requests, or
+        after two seconds.
+        """
         if self.is_up:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GOODBYE_S):
@@ -122,7 +128,7 @@ class Connection:
         await self.close()
 
     async def close(self) -> None:
-        """Disconnect, and leave no task behind. Idempotent."""
+        """Disconnect, and end all tasks. Idempotent."""
         owner, self._owner = self._owner, None
         if owner is not None:
             if self._newest is not None:
@@ -136,7 +142,7 @@ class Connection:
         return self._client is not None
 
     async def ready(self, within: float) -> None:
-        """Wait for a connection, at most so many seconds. Raises `ToolUnavailableError`."""
+        """Wait for a connection for at most ``within`` seconds. Raises `ToolUnavailableError`."""
         if self._up.is_set():
             return
         with contextlib.suppress(TimeoutError):
@@ -148,8 +154,9 @@ class Connection:
             raise ToolUnavailableError(f"broker {self.broker}: {self._fault}")
 
     def send(self, message: Outgoing, *, keep: bool = True) -> None:
-        """Publish a message, soon. With ``keep`` it is sent on every new connection again, until
-        the broker has it; else only if there is a connection.
+        """Publish a message without waiting. With ``keep``, the message is sent again on every new
+        connection until the broker has confirmed it; otherwise it is sent only if there is a
+        connection now.
         """
         number = next(self._numbers)
         if keep:
@@ -158,15 +165,16 @@ class Connection:
             self._publish(self._client, number, message)
 
     async def ask(
-        self, within: float, what: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]]
+        self, within: float, request: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]]
     ) -> None:
-        """Ask the broker for something. Raises `ToolUnavailableError`.
+        """Run a request on the broker, after waiting ``within`` seconds for a connection.
 
-        Who asks may be cancelled: what was asked for still comes, unless the connection breaks.
+        Raises `ToolUnavailableError`. Cancelling the caller does not cancel the request; it ends
+        only with the connection.
         """
         await self.ready(within)
         assert self._client is not None
-        asking = self._start(what(self._client))
+        asking = self._start(request(self._client))
         await asyncio.wait([asking])
         if asking.cancelled():
             raise ToolUnavailableError(f"broker {self.broker}: the connection broke")
@@ -175,13 +183,13 @@ class Connection:
                 raise ToolUnavailableError(f"broker {self.broker}: {error}") from error
             raise error
 
-    def tell(self, what: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]]) -> None:
-        """Ask the broker for something, if there is a connection, and do not wait for it."""
+    def tell(self, request: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]]) -> None:
+        """Start a request on the broker without waiting for it, if there is a connection."""
         if self._client is not None:
-            self._start(what(self._client))
+            self._start(request(self._client))
 
     async def sent(self) -> None:
-        """Wait until the broker has all that is kept."""
+        """Wait until the broker has confirmed all kept messages."""
         while self._kept:
             self._idle.clear()
             await self._idle.wait()
@@ -209,8 +217,8 @@ class Connection:
             await self._sleep(self._pause_after(reading, lasted))
 
     def _pause_after(self, reading: asyncio.Task[None], lasted: float) -> float:
-        """The connection broke after ``lasted`` seconds. Returns the pause before the next one
-        (seconds): none, as a rule, but each break soon after another makes it longer.
+        """Handle a connection that broke after ``lasted`` seconds. Return the pause before the next
+        connection, in seconds: 0 after a first break, and longer with each break that follows.
         """
         if lasted > _STEADY_S:
             self._breaks, self._has_warned = 0, False
@@ -218,10 +226,10 @@ class Connection:
         if _was_taken(None if reading.cancelled() else reading.exception()):
             self._warn(self._taken)
             return min(_FIRST_TAKEN_S * 2.0 ** (self._breaks - 1), _LONGEST_TAKEN_S)
-        if self._breaks >= _SUSPICIOUS and lasted < _QUICK_S:  # older brokers do not say why
+        if self._breaks >= _SUSPICIOUS and lasted < _QUICK_S:  # older brokers give no reason
             self._warn(
-                f"it closes the connection again and again; another client may have the id "
-                f"{self.identifier!r}, too: give that client an id of its own"
+                f"the broker closes the connection repeatedly; another client may have the same id "
+                f"{self.identifier!r}; give each client its own id"
             )
         else:
             self._fault = "the connection broke"
@@ -231,19 +239,19 @@ class Connection:
         return min(_FIRST_PAUSE_S * 2.0 ** (self._breaks - 2), _LONGEST_PAUSE_S)
 
     def _warn(self, fault: str) -> None:
-        """Say the fault to people, once until connections last again."""
+        """Log a warning about a fault, once until connections are stable again."""
         self._fault = fault
         if not self._has_warned:
-            log.warning("broker %s: %s; it is tried again after longer pauses", self.broker, fault)
+            log.warning("broker %s: %s; reconnecting after longer pauses", self.broker, fault)
         self._has_warned = True
 
     async def _connected(self, client: aiomqtt.Client) -> asyncio.Task[None]:
-        """Connect, subscribe and so on. Returns what reads messages."""
+        """Connect, and run ``on_connect``. Return the task that reads messages."""
         entering = asyncio.ensure_future(client.__aenter__())
         try:
             await asyncio.shield(entering)
         except asyncio.CancelledError:
-            # The library connects in a thread, and would leave a connection behind.
+            # The library connects in a thread, so wait for it and close the connection.
             await asyncio.wait([entering])
             if not entering.exception():
                 await client.__aexit__(None, None, None)
@@ -253,7 +261,7 @@ class Connection:
         try:
             await asyncio.wait([starting, reading], return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
-                await reading  # raises: the connection broke
+                await reading  # raises, because the connection broke
             starting.result()
         except BaseException:
             starting.cancel()
@@ -262,7 +270,7 @@ class Connection:
         return reading
 
     async def _serve(self, client: aiomqtt.Client, reading: asyncio.Task[None]) -> None:
-        """Publish what there is, until the connection breaks."""
+        """Publish the kept messages, and serve until the connection breaks."""
         self._client, self.refused = client, False
         self._up.set()
         self._tried.set()
@@ -286,7 +294,7 @@ class Connection:
         code = getattr(error, "rc", None)
         self.refused = getattr(code, "value", code) in _REFUSED
         self._tried.set()
-        if _was_taken(error):  # before all was subscribed
+        if _was_taken(error):  # while `on_connect` ran
             self._warn(self._taken)
             return
         self._fault = self._explained(error)
@@ -295,19 +303,20 @@ class Connection:
     def _explained(self, error: BaseException | None) -> str:
         if self.refused:
             return (
-                f"it refused the user {self.broker.user!r} with this password"
+                f"the broker rejected the user {self.broker.user!r} with this password; correct "
+                "the user or the password"
                 if self.broker.user
-                else "it takes nobody without a user and a password"
+                else "the broker requires a user and a password; write USER@ in its address"
             )
-        return f"it cannot be reached: {self._said or error}"
+        return f"the broker cannot be reached: {self._logged or error}"
 
-    def _hint(self, said: str) -> None:
-        """What the library logs is more than its errors say, and comes sooner."""
+    def _hint(self, line: str) -> None:
+        """Keep the library's log line as the fault: it says more than its errors, and earlier."""
         if self._client is None:
-            self._fault, self._said = f"it cannot be reached: {said}", said
+            self._fault, self._logged = f"the broker cannot be reached: {line}", line
 
     def _new_client(self, context: Any) -> aiomqtt.Client:
-        broker, session, self._said = self.broker, None, ""
+        broker, session, self._logged = self.broker, None, ""
         if self._session_s:
             session = properties(PacketTypes.CONNECT, SessionExpiryInterval=self._session_s)
         client = aiomqtt.Client(
@@ -338,7 +347,9 @@ class Connection:
         return aiomqtt.Will(will.topic, will.payload, will.qos, will.retain, delay)
 
     async def _read(self, client: aiomqtt.Client) -> None:
-        """Raises `aiomqtt.MqttError` when the connection breaks; messages go to `_received`."""
+        """Wait until the connection breaks, and raise `aiomqtt.MqttError` then. The messages
+        themselves go to `_received`.
+        """
         async for _ in client.messages:
             pass
 
@@ -346,14 +357,16 @@ class Connection:
         try:
             self._on_message(message)
         except ValueError as error:
-            log.warning("a message on %s was dropped: %s", message.topic, error)
+            log.warning("dropped a message on %s: %s", message.topic, error)
         except Exception:
-            log.exception("a message on %s was dropped", message.topic)
+            log.exception("dropped a message on %s", message.topic)
 
-    def _start(self, what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that ends with the connection. Whether it failed, only who waits for it asks."""
+    def _start(self, request: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that ends with the connection. Its error is ignored unless a caller awaits
+        it.
+        """
         with tracking.outside():
-            task = asyncio.create_task(what)
+            task = asyncio.create_task(request)
         self._tasks.add(task)
         task.add_done_callback(self._over)
         return task
@@ -369,9 +382,9 @@ class Connection:
         try:
             publish_now(client, topic, message.payload, qos, message.retain, properties, sent)
         except aiomqtt.MqttError:
-            return  # what is kept goes over the next connection
-        except ValueError as error:  # somebody else wants a reply where none can go
-            log.warning("a message on %s cannot be sent: %s", topic, error)
+            return  # a kept message is sent on the next connection
+        except ValueError as error:  # a peer named an invalid topic for the reply
+            log.warning("cannot send a message on %s: %s", topic, error)
             self._sent(number)
 
     def _sent(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Events of a broker's topics, for programs that wait for them."""
+"""Messages on a broker's topics as events for programs."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ from agentrt.integrations.mqtt.topics import check_filter
 from agentrt.interrupts.events import Event, EventSource, Subscription
 
 _SESSION_S = 300
-"""So long the broker keeps events while the connection is broken."""
+"""Seconds for which the broker keeps events while the connection is broken."""
 
 
 @dataclass(slots=True, eq=False)
 class _Filter:
-    """One subscription at the broker, and who is behind it. ``number`` is its identifier;
-    of topics, the first ``cut`` characters are left out.
+    """A subscription at the broker, which several programs may share. ``number`` is its MQTT
+    subscription identifier. The first ``cut`` characters of each topic are removed for programs.
     """
 
     topic: str
     number: int
     cut: int
-    behind: set[MqttSubscription] = field(default_factory=set)
+    subscriptions: set[MqttSubscription] = field(default_factory=set)
 
     async def subscribe(self, client: aiomqtt.Client) -> None:
         number = properties(PacketTypes.SUBSCRIBE, SubscriptionIdentifier=self.number)
-        # A retained message is from before: no event.
+        # A retained message is older than the subscription, so it is not an event.
         options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
         codes = await client.subscribe(self.topic, options=options, properties=number)
         check_codes([self.topic], codes)
 
 
 class MqttSubscription(Subscription):
-    """One program's part in a subscription."""
+    """A program's share in a subscription at the broker."""
 
-    def __init__(self, source: MqttEvents, behind: _Filter) -> None:
+    def __init__(self, source: MqttEvents, topic_filter: _Filter) -> None:
         super().__init__()
-        self._source, self._behind = source, behind
-        behind.behind.add(self)
+        self._source, self._filter = source, topic_filter
+        topic_filter.subscriptions.add(self)
 
     async def close(self) -> None:
-        await self._source._leave(self, self._behind)
+        await self._source._leave(self, self._filter)
 
 
 class MqttEvents(EventSource):
-    """Messages at a broker as events, at least once each, in the order of their topic.
+    """A source of events from a broker's messages: each at least once, in order within a topic.
 
-    What is published while the connection is broken comes afterwards, unless the broker itself
-    was gone. A subscription waits ``connect_timeout`` seconds for the broker.
+    Messages that are published while the connection is broken arrive later, unless the broker
+    itself stopped. A subscription waits up to ``connect_timeout`` seconds for the broker.
     """
 
     name = "mqtt"
@@ -91,16 +91,16 @@ class MqttEvents(EventSource):
         below = "" if self._prefix.is_shared else f"{self._prefix.of(tenant).events}/"
         full = below + topic
         async with self._lock:
-            one = self._filters.get(full)
-            if one is None:
-                one = _Filter(full, next(self._numbers), len(below))
+            topic_filter = self._filters.get(full)
+            if topic_filter is None:
+                topic_filter = _Filter(full, next(self._numbers), len(below))
                 try:
-                    await self._connection.ask(self._connect_timeout, one.subscribe)
-                except asyncio.CancelledError:  # the broker has it already, or gets it yet
+                    await self._connection.ask(self._connect_timeout, topic_filter.subscribe)
+                except asyncio.CancelledError:  # the broker may have the subscription already
                     self._connection.tell(partial(_unsubscribe, full))
                     raise
-                self._filters[full] = one
-            return MqttSubscription(self, one)
+                self._filters[full] = topic_filter
+            return MqttSubscription(self, topic_filter)
 
     async def refuse(self, event: Event, why: str, program: str, tenant: str = "default") -> None:
         payload, form = event.payload, "payload"
@@ -110,34 +110,37 @@ class MqttEvents(EventSource):
         topic = self._prefix.of(tenant).dead_letters
         self._connection.send(Outgoing(topic, json.dumps(letter).encode()))
 
-    async def _leave(self, subscription: MqttSubscription, one: _Filter) -> None:
-        one.behind.discard(subscription)
+    async def _leave(self, subscription: MqttSubscription, topic_filter: _Filter) -> None:
+        topic_filter.subscriptions.discard(subscription)
         async with self._lock:
-            if one.behind or self._filters.get(one.topic) is not one:
+            if (
+                topic_filter.subscriptions
+                or self._filters.get(topic_filter.topic) is not topic_filter
+            ):
                 return
-            del self._filters[one.topic]  # without a connection, it is not made again
-            self._connection.tell(partial(_unsubscribe, one.topic))
+            del self._filters[topic_filter.topic]  # so a new connection does not subscribe again
+            self._connection.tell(partial(_unsubscribe, topic_filter.topic))
 
     async def _again(self, client: aiomqtt.Client) -> None:
-        for one in tuple(self._filters.values()):
-            await one.subscribe(client)
+        for topic_filter in tuple(self._filters.values()):
+            await topic_filter.subscribe(client)
 
     def _saw(self, message: aiomqtt.Message) -> None:
         numbers = getattr(message.properties, "SubscriptionIdentifier", [])
-        for one in tuple(self._filters.values()):
-            if one.number in numbers:
-                _hand_on(message, one)
+        for topic_filter in tuple(self._filters.values()):
+            if topic_filter.number in numbers:
+                _hand_on(message, topic_filter)
 
 
 async def _unsubscribe(topic: str, client: aiomqtt.Client) -> None:
     await client.unsubscribe(topic)
 
 
-def _hand_on(message: aiomqtt.Message, one: _Filter) -> None:
+def _hand_on(message: aiomqtt.Message, topic_filter: _Filter) -> None:
     payload: Any = message.payload or b""
-    topic = str(message.topic)[one.cut :]
+    topic = str(message.topic)[topic_filter.cut :]
     event = None if len(payload) > MAX_BYTES else Event(topic, read_payload(payload))
-    for subscription in one.behind:
+    for subscription in topic_filter.subscriptions:
         if event is None:
             subscription.drop()
         else:
@@ -145,7 +148,7 @@ def _hand_on(message: aiomqtt.Message, one: _Filter) -> None:
 
 
 def read_payload(payload: bytes) -> Any:
-    """A JSON value; a text, or bytes, if it is none."""
+    """Decode a payload: as JSON if possible, else as text if possible, else return the bytes."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:

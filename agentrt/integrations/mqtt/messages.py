@@ -1,4 +1,4 @@
-"""The messages of docs/mqtt.md: JSON objects of bounded size, checked, never unpickled."""
+"""The messages of docs/mqtt.md: JSON objects of bounded size, which are validated when read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agentrt.interrupts import Tool, ToolOptions
 from agentrt.request import ToolSpec
 
 MAX_BYTES = 1 << 20
-"""The largest message that is sent or read."""
+"""Maximum size of a message that is sent or read."""
 _LONGEST_ERROR = 4000
 _ERRORS: Mapping[str, type[ToolError]] = {
     "unknown": UnknownToolError,
@@ -38,7 +38,7 @@ _ERRORS: Mapping[str, type[ToolError]] = {
 
 
 class _Part(BaseModel):
-    """An object in a message. What else is in it is ignored, for versions to come."""
+    """An object in a message. Unknown fields are ignored, so that later versions can add some."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -57,7 +57,7 @@ class OfferedTool(_Part):
 
     @classmethod
     def of(cls, tool: Tool) -> Self:
-        """The tool as a worker announces it."""
+        """Return the description by which a worker announces a tool."""
         assert tool.spec is not None
         options = tool.options
         return cls(
@@ -72,14 +72,14 @@ class OfferedTool(_Part):
         )
 
     def tool(self) -> Tool:
-        """The tool as it is called. Workers keep to its concurrency by themselves."""
+        """Return the tool for callers. It has no concurrency limit, because workers enforce it."""
         options = ToolOptions(self.timeout, self.retries, idempotent=self.idempotent)
         spec = ToolSpec(self.name, self.description, self.parameters)
         return Tool(self.name, spec=spec, result_schema=self.result, options=options)
 
 
 class Announcement(_Part):
-    """What a worker offers."""
+    """A worker's announcement of the tools that it offers."""
 
     tools: tuple[OfferedTool, ...]
     concurrency: int = Field(1, ge=1)
@@ -87,8 +87,8 @@ class Announcement(_Part):
 
 
 class Request(_Part):
-    """A call. ``key`` is the same for all attempts; ``reply_to`` and ``id`` stand for the
-    response topic and the correlation data where a client or worker has MQTT 3 alone.
+    """A call of a tool. All attempts have the same ``key``. For clients and workers with MQTT 3
+    only, ``reply_to`` and ``id`` replace MQTT 5's response topic and correlation data.
     """
 
     tool: str
@@ -102,14 +102,14 @@ class Request(_Part):
 
 
 class Cancel(_Part):
-    """A call whose result nobody wants any more."""
+    """The cancellation of a call."""
 
     key: str
     attempt: int = 1
 
 
 class Failure(_Part):
-    """Why a call has no result."""
+    """The reason why a call has no result."""
 
     kind: Literal[
         "failed", "unknown", "arguments", "result", "unavailable", "lost", "expired", "closed"
@@ -119,21 +119,24 @@ class Failure(_Part):
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """What went wrong, for whoever called."""
-        kind = next((kind for kind, one in _ERRORS.items() if isinstance(error, one)), "failed")
+        """Describe an error for the caller."""
+        kinds = (kind for kind, error_type in _ERRORS.items() if isinstance(error, error_type))
+        kind = next(kinds, "failed")
         type_name = getattr(error, "type", "") or type(error).__name__
         return cls(kind=kind, type=type_name, message=str(error)[:_LONGEST_ERROR])  # type: ignore[arg-type]
 
     def error(self, tool: str) -> ToolError:
-        """The same as an error of the program."""
+        """Return the failure as the error that the calling program gets."""
         if self.kind in _ERRORS:
             return _ERRORS[self.kind](self.message, name=tool)
-        what = f"{self.type}: {self.message}" if self.type else self.message
-        return ToolFailedError(f"tool {tool} failed: {what}", name=tool, type=self.type)
+        reason = f"{self.type}: {self.message}" if self.type else self.message
+        return ToolFailedError(f"tool {tool} failed: {reason}", name=tool, type=self.type)
 
 
 class ToolQuestion(_Part):
-    """What a tool asks a human while it runs; an answer fits its schema, or is a text."""
+    """A question that a running tool asks a human. The answer must fit the schema; without a schema
+    it is text.
+    """
 
     id: str = Field(min_length=1, max_length=256)
     text: str = ""
@@ -141,7 +144,7 @@ class ToolQuestion(_Part):
 
 
 class ToolAnswer(_Part):
-    """What a human answered to a tool's question, or why nobody did."""
+    """A human's answer to a tool's question, or the reason why there is none."""
 
     question: str
     answer: Any = None
@@ -149,7 +152,7 @@ class ToolAnswer(_Part):
 
 
 class Reply(_Part):
-    """What a worker says of a call."""
+    """A worker's reply to a call: the state of the call, its result, or a question."""
 
     state: Literal["accepted", "progress", "asks", "withdrawn", "done", "failed"]
     worker: str
@@ -161,15 +164,15 @@ class Reply(_Part):
 
 
 class AnswerMessage(_Part):
-    """What somebody answers to a question; ``reply_to`` and ``id`` are as in a `Request`."""
+    """An answer to an open question. ``reply_to`` and ``id`` are as in a `Request`."""
 
     answer: Any
     reply_to: str = ""
     id: str = ""
 
 
-class Taken(_Part):
-    """What became of an answer."""
+class AnswerOutcome(_Part):
+    """The reply to an answer: whether it was accepted."""
 
     state: Literal["answered", "refused"]
     id: str | None = None
@@ -180,27 +183,25 @@ M = TypeVar("M", bound=_Part)
 
 
 def encode(part: _Part) -> bytes:
-    """A message. Raises `ValueError` for what JSON cannot carry, or is too large."""
+    """Encode a message. Raises `ValueError` if JSON cannot represent it, or if it is too large."""
     try:
         body = part.model_dump(exclude_none=True, by_alias=True)
         payload = _ENCODER.encode(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"JSON cannot carry it: {error}") from error
-    if len(payload) > MAX_BYTES:
-        raise ValueError(f"it has {len(payload):,} bytes, and {MAX_BYTES:,} are the limit")
+        raise ValueError(f"JSON cannot represent the message: {error}") from error
+    _check_size(payload)
     return payload
 
 
 def decode(kind: type[M], payload: object) -> M:
-    """What a message says. Raises `ValueError` for one that does not fit."""
+    """Decode a message of a kind. Raises `ValueError` if it is invalid or too large."""
     if not isinstance(payload, bytes | bytearray):
-        raise ValueError("it is empty")
-    if len(payload) > MAX_BYTES:
-        raise ValueError(f"it has {len(payload):,} bytes, and {MAX_BYTES:,} are the limit")
+        raise ValueError("the message is empty")
+    _check_size(payload)
     try:
         body = _DECODER.decode(payload.decode())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON: {error}") from error
+        raise ValueError(f"the message is not JSON: {error}") from error
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -209,10 +210,17 @@ def decode(kind: type[M], payload: object) -> M:
         raise ValueError(f"{where}: {first['msg']}") from error
 
 
+def _check_size(payload: bytes | bytearray) -> None:
+    if len(payload) > MAX_BYTES:
+        raise ValueError(
+            f"the message has {len(payload):,} bytes; at most {MAX_BYTES:,} are allowed"
+        )
+
+
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
-# json.dumps and json.loads would make them anew for each message.
+# Created once, because json.dumps and json.loads would create them for each message.
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)

@@ -1,8 +1,9 @@
-"""Questions to humans at a broker: each is a retained message while it is open, and is answered
-on a topic below it.
+"""Questions to humans at a broker: each open question is a retained message, and is answered on a
+topic below it.
 
-An answer that fits is taken once, whoever gives it. Where all tenants have the same topics, only
-the questions of the tenant ``default`` are there: anybody at the broker may read and answer them.
+The first answer that fits a question's form is accepted. If all tenants share the same topics, only
+the questions of the tenant ``default`` are published, because every client of the broker can read
+and answer them.
 """
 
 from __future__ import annotations
@@ -20,28 +21,35 @@ from agentrt import tracking
 from agentrt.errors import ConfigError, ToolError
 from agentrt.integrations.mqtt.broker import Broker, Outgoing, subscribe
 from agentrt.integrations.mqtt.connection import Connection
-from agentrt.integrations.mqtt.messages import MAX_BYTES, AnswerMessage, Taken, decode, encode
+from agentrt.integrations.mqtt.messages import (
+    MAX_BYTES,
+    AnswerMessage,
+    AnswerOutcome,
+    decode,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 _EXPIRY_S = 600.0
-"""So long a question outlives a process that was killed; an open one is published again sooner."""
+"""Seconds after which the broker drops a question, if its process was killed."""
 _AGAIN_S = 240.0
+"""Seconds between publications of an open question, so that the broker does not drop it."""
 
 
 class QuestionBoard(Protocol):
-    """Open questions; in a server and a command it is `ServerQuestions`."""
+    """The open questions of a server or a command, implemented by `ServerQuestions`."""
 
     watchers: set[Callable[[], None]]
 
     async def listed(self) -> Sequence[Mapping[str, Any]]:
-        """What is open, as JSON objects with an ``id`` and a ``tenant``."""
+        """Return the open questions as JSON objects with an ``id`` and a ``tenant``."""
 
     async def answer_of(self, tenant: str, question_id: str, value: Any) -> Any:
-        """Answer in a tenant's name. Raises a `ToolError`."""
+        """Answer a tenant's question. Raises a `ToolError` if the answer is not accepted."""
 
 
 class MqttQuestions:
-    """Publishes what is open on a ``board``, and takes answers."""
+    """A publisher of the open questions of a ``board``, which also receives their answers."""
 
     def __init__(self, broker: Broker, board: QuestionBoard) -> None:
         self._prefix, self._board = broker.prefix, board
@@ -57,14 +65,14 @@ class MqttQuestions:
         )
 
     async def open(self) -> None:
-        """Begin to connect. A broker that is not there yet is no error."""
+        """Start connecting. A broker that cannot be reached yet is not an error."""
         self._connection.open()
         self._board.watchers.add(self._changed.set)
         self._changed.set()
         self._start(self._follow())
 
     async def close(self) -> None:
-        """Take all questions off the broker, and leave nothing behind."""
+        """Remove all questions from the broker, and disconnect."""
         self._board.watchers.discard(self._changed.set)
         for task in self._tasks:
             task.cancel()
@@ -76,7 +84,7 @@ class MqttQuestions:
     # -- questions ---------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Publish what changed, and all again before it would expire."""
+        """Publish changes, and publish all open questions again before they expire."""
         while True:
             try:
                 async with asyncio.timeout(_AGAIN_S):
@@ -86,12 +94,12 @@ class MqttQuestions:
             self._changed.clear()
             try:
                 messages = map(self._message, await self._board.listed())
-                self._show({one.topic: one for one in messages if one is not None})
-            except Exception:  # of the server's database: the next change, or the next look, tries
-                log.exception("the open questions could not be published")
+                self._show({each.topic: each for each in messages if each is not None})
+            except Exception:  # an error of the server's database: the next change tries again
+                log.exception("cannot publish the open questions")
 
     def _message(self, question: Mapping[str, Any]) -> Outgoing | None:
-        """A question as it is published; None for one that cannot be."""
+        """Return the message that publishes a question; None if the question is not published."""
         tenant = question["tenant"]
         if self._prefix.is_shared and tenant != "default":
             return None
@@ -101,12 +109,17 @@ class MqttQuestions:
             return None
         payload = json.dumps(question, separators=(",", ":")).encode()
         if len(payload) > MAX_BYTES:
-            log.warning("question %s is too large for the broker", question["id"])
+            log.warning(
+                "question %s is not published: it has %d bytes, and at most %d are allowed",
+                question["id"],
+                len(payload),
+                MAX_BYTES,
+            )
             return None
         return Outgoing(topic, payload, retain=True, expiry=_EXPIRY_S)
 
     def _show(self, now: dict[str, Outgoing]) -> None:
-        """Publish what is new, and take off what is not open any more."""
+        """Publish new questions, and remove questions that are no longer open."""
         for topic in self._published.keys() - now.keys():
             self._connection.send(Outgoing(topic, b"", retain=True))
         for topic in now.keys() - self._published.keys():
@@ -129,23 +142,23 @@ class MqttQuestions:
     async def _answer(self, tenant: str, question: str, message: aiomqtt.Message) -> None:
         reply_to = getattr(message.properties, "ResponseTopic", "")
         correlation = getattr(message.properties, "CorrelationData", None)
-        given, taken = None, Taken(state="answered")
+        answer, outcome = None, AnswerOutcome(state="answered")
         try:
-            given = decode(AnswerMessage, message.payload)
-            await self._board.answer_of(tenant, question, given.answer)
+            answer = decode(AnswerMessage, message.payload)
+            await self._board.answer_of(tenant, question, answer.answer)
         except (ValueError, ToolError) as error:
-            taken = Taken(state="refused", why=str(error))
-        except Exception as error:  # of the server: it is at a limit, it drains
-            taken = Taken(state="refused", why=f"it could not be taken: {error}")
-        if given is not None and given.reply_to:
-            reply_to, taken = given.reply_to, taken.model_copy(update={"id": given.id})
+            outcome = AnswerOutcome(state="refused", why=str(error))
+        except Exception as error:  # an error of the server, which may be at a limit or draining
+            outcome = AnswerOutcome(state="refused", why=f"cannot accept the answer: {error}")
+        if answer is not None and answer.reply_to:
+            reply_to, outcome = answer.reply_to, outcome.model_copy(update={"id": answer.id})
         if reply_to and not set("+#") & set(reply_to):
             self._connection.send(
-                Outgoing(reply_to, encode(taken), correlation=correlation, expiry=60)
+                Outgoing(reply_to, encode(outcome), correlation=correlation, expiry=60)
             )
 
-    def _start(self, what: Any) -> None:
+    def _start(self, work: Any) -> None:
         with tracking.outside():
-            task: asyncio.Task[None] = asyncio.create_task(what, name="mqtt/questions")
+            task: asyncio.Task[None] = asyncio.create_task(work, name="mqtt/questions")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

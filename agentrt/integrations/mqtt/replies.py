@@ -1,5 +1,5 @@
-"""What a worker was asked to do, what it remembers of what is over, what it says to those who call
-it, and what its tools can say while they run.
+"""A worker's jobs: those that run and those that have ended, its replies to callers, and the
+questions of its tools.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ _KEPT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Where replies to one attempt go."""
+    """The topic and the correlation data for the replies to an attempt."""
 
     topic: str
     correlation: bytes
 
     @classmethod
     def of(cls, message: aiomqtt.Message, request: Request | None) -> Sender:
-        """The properties of MQTT 5 say it, or the request of a client of MQTT 3."""
+        """Read the sender from a message's MQTT 5 properties, else from an MQTT 3 client's
+        request.
+        """
         topic = getattr(message.properties, "ResponseTopic", None)
         data = getattr(message.properties, "CorrelationData", None)
         if topic is None and request is not None:
@@ -49,10 +51,11 @@ class Sender:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """One call, whose attempts share its key. ``deadline`` is on the event loop's clock.
+class ToolJob:
+    """A call that a worker runs. All attempts of the call have the same key. ``deadline`` is a time
+    of the event loop's clock.
 
-    Once it is over, ``reply`` says how, and has ``size`` bytes.
+    After the call has ended, ``reply`` is its outcome, which has ``size`` bytes.
     """
 
     request: Request
@@ -66,20 +69,22 @@ class Job:
 
     @property
     def failed(self) -> Failure | None:
-        """Why it has no result, if that is so."""
+        """The reason why the call has no result; None if it has one or still runs."""
         return None if self.reply is None else self.reply.error
 
 
-class Jobs:
-    """Jobs by key: all that run, and of those that ended the last ones, for some minutes."""
+class ToolJobs:
+    """A worker's jobs by key: all running jobs, and the last ended jobs for some minutes."""
 
     def __init__(self) -> None:
-        self.live: dict[str, Job] = {}
-        self._ended: OrderedDict[str, Job] = OrderedDict()
+        self.live: dict[str, ToolJob] = {}
+        self._ended: OrderedDict[str, ToolJob] = OrderedDict()
         self._bytes = 0
 
-    def find(self, request: Request, now: float) -> Job | None:
-        """The job that this request asks for again. A new attempt at one that failed is new."""
+    def find(self, request: Request, now: float) -> ToolJob | None:
+        """Return the job that a request repeats; None if the request is a new job, such as a new
+        attempt at a failed call.
+        """
         self._forget(now)
         known = self.live.get(request.key) or self._ended.get(request.key)
         if known is None or known.ended_at is None:
@@ -87,12 +92,12 @@ class Jobs:
         is_over = known.failed is None and not known.cancelled
         return known if is_over or request.attempt <= known.request.attempt else None
 
-    def begin(self, job: Job) -> None:
-        """It is to run."""
+    def begin(self, job: ToolJob) -> None:
+        """Add a job that starts."""
         self.live[job.request.key] = job
 
-    def end(self, job: Job, now: float) -> None:
-        """It is over."""
+    def end(self, job: ToolJob, now: float) -> None:
+        """Record the end of a job."""
         key = job.request.key
         if self.live.get(key) is job:
             del self.live[key]
@@ -121,132 +126,138 @@ class Jobs:
 
 
 log = logging.getLogger(__name__)
-Said = Literal["accepted", "progress", "asks", "withdrawn", "done", "failed"]
+ReplyState = Literal["accepted", "progress", "asks", "withdrawn", "done", "failed"]
 
 
-Say = Callable[[Job, Literal["asks", "withdrawn"], ToolQuestion], None]
-"""Sends a reply with a question."""
+SendQuestion = Callable[[ToolJob, Literal["asks", "withdrawn"], ToolQuestion], None]
+"""A function that sends a reply with a question."""
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
-    job: Job
+class _OpenQuestion:
+    job: ToolJob
     question: ToolQuestion
     answered: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
 
 class ToolQuestions:
-    """The questions of one worker's tools: each is asked through its job's caller, who answers.
+    """The questions of a worker's tools, which are sent to the callers of the jobs.
 
-    Any reply may be lost: a question is sent again with each later one, until it is answered.
+    Replies may be lost, so a question is sent again with each later reply until it is answered.
     """
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: SendQuestion) -> None:
         self._say = say
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenQuestion] = {}
 
-    async def ask(self, job: Job, text: str, schema: Mapping[str, Any] | None) -> Any:
-        """The answer. Raises a `ToolError` where there is none."""
+    async def ask(self, job: ToolJob, text: str, schema: Mapping[str, Any] | None) -> Any:
+        """Ask a question and return its answer. Raises a `ToolError` if there is none."""
         if job.ended_at is not None:
-            raise QuestionClosedError("the tool's call is over")
+            raise QuestionClosedError("the tool's call has ended, so nobody answers questions")
         form = None if schema is None else dict(schema)
-        one = _Open(job, ToolQuestion(id=uuid.uuid4().hex, text=text, schema=form))
-        self._say(job, "asks", one.question)
-        self._open[one.question.id] = one
+        pending = _OpenQuestion(job, ToolQuestion(id=uuid.uuid4().hex, text=text, schema=form))
+        self._say(job, "asks", pending.question)
+        self._open[pending.question.id] = pending
         try:
-            return await one.answered
+            return await pending.answered
         except asyncio.CancelledError:
-            self._say(job, "withdrawn", ToolQuestion(id=one.question.id))
+            self._say(job, "withdrawn", ToolQuestion(id=pending.question.id))
             raise
         finally:
-            del self._open[one.question.id]
+            del self._open[pending.question.id]
 
-    def repeat(self, job: Job) -> None:
-        """Ask again: what was asked, or answered, may be lost."""
-        for one in self._open.values():
-            if one.job is job:
-                self._say(job, "asks", one.question)
+    def repeat(self, job: ToolJob) -> None:
+        """Send the questions of a job again, because a question or its answer may be lost."""
+        for pending in self._open.values():
+            if pending.job is job:
+                self._say(job, "asks", pending.question)
 
-    def close(self, job: Job) -> None:
-        """The job is over: whoever asks on, in a thread that was left behind, gets no answer."""
-        for one in self._open.values():
-            if one.job is job and not one.answered.done():
-                one.answered.set_exception(QuestionClosedError("the tool's call is over"))
+    def close(self, job: ToolJob) -> None:
+        """Close the questions of a job that has ended. A thread that is still running may wait for
+        an answer.
+        """
+        for pending in self._open.values():
+            if pending.job is job and not pending.answered.done():
+                pending.answered.set_exception(
+                    QuestionClosedError("the tool's call has ended, so nobody answers questions")
+                )
 
-    def take(self, given: ToolAnswer) -> None:
-        """The first answer counts, and none to what is not asked any more."""
-        one = self._open.get(given.question)
-        if one is None or one.answered.done():
+    def take(self, answer: ToolAnswer) -> None:
+        """Accept the first answer to an open question. Ignore all other answers."""
+        pending = self._open.get(answer.question)
+        if pending is None or pending.answered.done():
             return
-        if given.error is not None:
-            one.answered.set_exception(given.error.error(one.job.request.tool))
+        if answer.error is not None:
+            pending.answered.set_exception(answer.error.error(pending.job.request.tool))
         else:
-            one.answered.set_result(given.answer)
+            pending.answered.set_result(answer.answer)
 
 
 class Replies:
-    """The replies of one worker, which ``send`` puts on their way; ``questions`` are its tools'."""
+    """The replies of a worker, which ``send`` publishes. ``questions`` are those of its tools."""
 
     def __init__(self, worker: str, send: Callable[..., None]) -> None:
         self._worker, self._send = worker, send
         self.questions = ToolQuestions(self._ask)
 
     def done(self, tool: str, result: Any) -> tuple[Reply, int]:
-        """The reply with a result, and its size (bytes). Raises `ToolResultError`."""
-        reply = self._said("done", result=result)
+        """Return the reply with a result, and its size in bytes. Raises `ToolResultError`."""
+        reply = self._make_reply("done", result=result)
         try:
             return reply, len(encode(reply))
         except ValueError as error:
-            raise ToolResultError(f"tool {tool}: its result cannot be sent: {error}") from error
+            raise ToolResultError(f"tool {tool}: cannot send the result: {error}") from error
 
     def failed(self, error: Exception) -> Reply:
-        """The reply that says why there is no result."""
-        return self._said("failed", error=Failure.of(error))
+        """Return the reply for a call that failed."""
+        return self._make_reply("failed", error=Failure.of(error))
 
     def refuse(self, sender: Sender, error: Exception) -> None:
-        """Answer a request that is no job's."""
+        """Send an error to the sender of a request that starts no job."""
         self._reply(sender, self.failed(error))
 
-    def tell(self, job: Job) -> None:
-        """Say how a job stands."""
+    def tell(self, job: ToolJob) -> None:
+        """Send the state of a job to its caller."""
         if job.reply is not None or not job.cancelled:
-            self._reply(job.sender, job.reply or self._said("accepted"))
+            self._reply(job.sender, job.reply or self._make_reply("accepted"))
             self.questions.repeat(job)
 
-    def progress(self, job: Job, progress: Progress) -> None:
-        """Say how far a job is."""
+    def progress(self, job: ToolJob, progress: Progress) -> None:
+        """Send the progress of a running job to its caller."""
         if job.ended_at is None:
-            self._reply(job.sender, self._said("progress", progress=progress), keep=False)
+            self._reply(job.sender, self._make_reply("progress", progress=progress), keep=False)
 
-    def _ask(self, job: Job, state: Literal["asks", "withdrawn"], question: ToolQuestion) -> None:
+    def _ask(
+        self, job: ToolJob, state: Literal["asks", "withdrawn"], question: ToolQuestion
+    ) -> None:
         if not job.cancelled:
-            self._reply(job.sender, self._said(state, question=question))
+            self._reply(job.sender, self._make_reply(state, question=question))
 
-    def _said(self, state: Said, **parts: Any) -> Reply:
+    def _make_reply(self, state: ReplyState, **parts: Any) -> Reply:
         return Reply(state=state, worker=self._worker, **parts)
 
     def _reply(self, sender: Sender, reply: Reply, *, keep: bool = True) -> None:
         if not sender.topic:
-            log.warning("a request says nowhere where its reply goes: %s", reply)
+            log.warning("a request has no topic for its reply, which was dropped: %s", reply)
             return
         correlation = sender.correlation
-        said = reply.model_copy(update={"id": correlation.decode("utf-8", "replace")})
-        message = Outgoing(sender.topic, encode(said), int(keep), correlation=correlation)
+        addressed = reply.model_copy(update={"id": correlation.decode("utf-8", "replace")})
+        message = Outgoing(sender.topic, encode(addressed), int(keep), correlation=correlation)
         self._send(message, keep=keep)
 
 
 class JobContext:
-    """What a tool of a worker can say while it runs."""
+    """The context of a tool that runs on a worker: its progress and questions go to the caller."""
 
-    def __init__(self, replies: Replies, job: Job) -> None:
+    def __init__(self, replies: Replies, job: ToolJob) -> None:
         self._replies, self._job = replies, job
         self._loop = asyncio.get_running_loop()
 
     def waits(self, why: str) -> None:
-        """Its caller knows it as accepted."""
+        """Do nothing: the caller only knows that the job is accepted."""
 
     def starts(self, attempt: int) -> None:
-        """The same."""
+        """Do nothing: the caller only knows that the job is accepted."""
 
     def progress(self, progress: Progress) -> None:
         self._loop.call_soon_threadsafe(self._replies.progress, self._job, progress)

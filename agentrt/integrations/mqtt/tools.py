@@ -1,4 +1,4 @@
-"""Calls tools that workers offer, and finds out which there are."""
+"""The transport that discovers the tools of workers at a broker and calls them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import aiomqtt
 
 from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
 from agentrt.integrations.mqtt.broker import Broker, Outgoing, publish, subscribe
-from agentrt.integrations.mqtt.calls import CallQuestions, Fleet, ToolAttempt, call_id_of
+from agentrt.integrations.mqtt.calls import CallQuestions, TenantWorkers, ToolAttempt, call_id_of
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
 from agentrt.integrations.mqtt.topics import Topics
@@ -22,21 +22,29 @@ from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 
 _SYNC_S = 3.0
 _MOST_UNANSWERED = 100
-"""Calls on their way at once that no worker has accepted: brokers drop what they cannot queue."""
+"""Maximum number of calls in flight that no worker has accepted. Brokers drop messages that they
+cannot queue.
+"""
 _SILENCES = 3
-"""So often a call is sent without a word from a worker before it is lost."""
+"""Number of times that a call is sent without any reply before it counts as lost."""
 
 
 class MqttTools(ToolTransport):
-    """The tools that workers announce at a broker.
+    """The transport to the tools that workers announce at a broker.
 
-    A call of an idempotent tool goes to any worker, through a shared subscription; any other
-    call to one worker alone, so that it runs at most once. Times are in seconds: a call waits
-    ``connect_timeout`` for the broker; a worker that is gone may come back ``back_within``, unless
-    the tool is idempotent; what gets no answer is sent again every ``resend_s``, with the same key.
-    Workers stop the calls of a client that is cut off from the broker for ``away`` seconds. For
-    ``settle`` seconds after its first connection a tool is waited for that nobody offers yet.
-    ``dropped`` counts answers that nobody waited for.
+    A call of an idempotent tool goes to any worker, through a shared subscription. Any other call
+    goes to a single worker, so that it runs at most once. All times are in seconds:
+
+    - ``connect_timeout``: how long a call waits for a connection to the broker.
+    - ``back_within``: how long a lost worker may take to return before its calls are lost. Calls of
+      idempotent tools do not wait for it.
+    - ``resend_s``: the interval after which a call without an answer is sent again, with the same
+      key.
+    - ``away``: workers stop the calls of a client that is disconnected for so long.
+    - ``settle``: how long, after the first connection, a call waits for a tool that no worker
+      offers yet.
+
+    ``dropped`` counts answers for which no call was waiting.
     """
 
     def __init__(
@@ -56,7 +64,7 @@ class MqttTools(ToolTransport):
         self._connect_timeout = connect_timeout
         self._back_within, self._resend_s = back_within, resend_s
         self._client_id = f"agentrt-{uuid.uuid4().hex[:12]}"
-        self._fleets: defaultdict[str, Fleet] = defaultdict(Fleet)
+        self._tenants: defaultdict[str, TenantWorkers] = defaultdict(TenantWorkers)
         self._calls: dict[str, ToolAttempt] = {}
         self._unanswered_calls = asyncio.Semaphore(_MOST_UNANSWERED)
         self._synced, self._sync = asyncio.Event(), ""
@@ -79,18 +87,20 @@ class MqttTools(ToolTransport):
     async def close(self) -> None:
         for timer in self._timers:
             timer.cancel()
-        await self._connection.finish()  # workers are to hear of what was cancelled
+        await self._connection.finish()  # sends the cancellations to the workers
 
     async def tools(self) -> Sequence[Tool]:
         return await self.tools_for("default")
 
     async def tools_for(self, tenant: str) -> Sequence[Tool]:
-        """The tools of a tenant's workers. Raises `ToolUnavailableError`."""
+        """Return the tools of a tenant's workers. Raises `ToolUnavailableError`."""
         await self._connection.ready(self._connect_timeout)
-        return self._fleet(tenant).tools(self)
+        return self._workers(tenant).tools(self)
 
     async def more(self, tenant: str) -> bool:
-        """Wait for a worker's next announcement, soon after the first connection."""
+        """Wait for a worker's next announcement, until ``settle`` seconds after the first
+        connection. Return whether there was one.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._settled_at):
                 return await self._announcement.wait()
@@ -102,7 +112,7 @@ class MqttTools(ToolTransport):
         call = ToolAttempt(
             request,
             context,
-            self._fleet(request.tenant),
+            self._workers(request.tenant),
             topics,
             topics.replies(self._client_id),
             None if request.timeout is None else loop.time() + request.timeout,
@@ -124,7 +134,7 @@ class MqttTools(ToolTransport):
             await call.questions.close()
 
     async def _answer(self, call: ToolAttempt) -> Any:
-        """Send it again until it is answered."""
+        """Send the call until it is answered, and return the answer."""
         self._try(call)
         try:
             return await call.answer
@@ -142,17 +152,18 @@ class MqttTools(ToolTransport):
         if call.silent < _SILENCES:
             self._try(call)
             return
-        who = f"worker {call.worker}" if call.worker else "every worker"
-        message = f"tool {call.tool}: {who} was silent for {_SILENCES * self._resend_s:g} s"
+        source = f"worker {call.worker}" if call.worker else "any worker"
+        seconds = _SILENCES * self._resend_s
+        message = f"tool {call.tool}: no reply from {source} for {seconds:g} s"
         call.fail(ToolLostError(message, name=call.tool))
 
     def _send(self, call: ToolAttempt) -> None:
-        """Publish a call, to the worker that has it or to those that may take it."""
+        """Publish a call: to the worker that has it, else to all workers that offer its tool."""
         if call.worker is None:
-            offering = call.fleet.offering(call.tool)
+            offering = call.workers.offering(call.tool)
             if not offering:
-                known = ", ".join(one.name for one in call.fleet.tools(self)) or "there is none"
-                message = f"no worker offers the tool {call.tool!r} now ({known})"
+                offered = ", ".join(tool.name for tool in call.workers.tools(self)) or "none"
+                message = f"no worker offers the tool {call.tool!r} now; available: {offered}"
                 call.fail(UnknownToolError(message, name=call.tool))
                 return
             if not call.is_idempotent:
@@ -165,15 +176,18 @@ class MqttTools(ToolTransport):
         self._connection.send(Outgoing(call.topics.cancels(call.tool), message))
 
     def _give(self, topics: Topics, worker: str, answer: bytes) -> None:
-        """An answer to what a tool asks."""
+        """Send the answer to a tool's question to its worker."""
         self._connection.send(Outgoing(topics.answers_for(worker), answer))
 
     # -- the connection -----------------------------------------------------------------
 
     async def _greet(self, client: aiomqtt.Client) -> None:
-        """Hear of the workers that are there, all of them: messages come in their order."""
-        for fleet in self._fleets.values():
-            fleet.doubt()
+        """Subscribe, and wait until all workers' announcements have arrived.
+
+        Messages arrive in order, so a message to ourselves arrives after the announcements.
+        """
+        for workers in self._tenants.values():
+            workers.doubt()
         everywhere, own = self._prefix.all(), self._prefix.common().replies(self._client_id)
         await subscribe(client, [everywhere.worker("+"), everywhere.replies(self._client_id)])
         self._synced.clear()
@@ -183,20 +197,22 @@ class MqttTools(ToolTransport):
             async with asyncio.timeout(_SYNC_S):
                 await self._synced.wait()
         except TimeoutError:
-            raise aiomqtt.MqttError(f"its rules let us not read and write {own}") from None
+            raise aiomqtt.MqttError(
+                f"the broker's rules do not allow this client to read and write {own}"
+            ) from None
 
     def _resume(self) -> None:
-        """Ask again for all that was under way when the connection broke."""
+        """Send all calls again that were in flight when the connection broke."""
         self._settled_at = self._settled_at or asyncio.get_running_loop().time() + self._settle
         for call in tuple(self._calls.values()):
-            worker = call.fleet.workers.get(call.worker or "")
+            worker = call.workers.workers.get(call.worker or "")
             if call.worker is None or (worker is not None and not worker.unsure):
                 self._send(call)
         self._later(self._forget_doubtful)
 
     def _forget_doubtful(self) -> None:
-        for tenant, fleet in self._fleets.items():
-            for worker in fleet.doubtful():
+        for tenant, workers in self._tenants.items():
+            for worker in workers.doubtful():
                 self._left(tenant, worker)
 
     def _later(self, do: Any, *args: Any) -> None:
@@ -209,7 +225,7 @@ class MqttTools(ToolTransport):
         timer = loop.call_later(self._back_within, now)
         self._timers.add(timer)
 
-    # -- what comes in ------------------------------------------------------------------
+    # -- incoming messages --------------------------------------------------------------
 
     def _saw(self, message: aiomqtt.Message) -> None:
         tenant, levels = self._prefix.read(str(message.topic))
@@ -222,39 +238,43 @@ class MqttTools(ToolTransport):
         if not payload:
             self._left(tenant, worker)
             return
-        fleet = self._fleet(tenant)
-        known = fleet.workers.get(worker)
+        workers = self._workers(tenant)
+        known = workers.workers.get(worker)
         was_sure = known is not None and not known.unsure
-        fleet.announce(worker, decode(Announcement, payload))
+        workers.announce(worker, decode(Announcement, payload))
         self._announcement.set()
         self._announcement = asyncio.Event()
         if was_sure or not self._connection.is_up:
             return
-        for call in self._calls_of(fleet, worker):
+        for call in self._calls_of(workers, worker):
             self._send(call)
 
     def _left(self, tenant: str, worker: str) -> None:
-        """A worker is gone. Whether it runs on somewhere, cut off from the broker, is unknown."""
-        fleet = self._fleet(tenant)
-        gone = fleet.workers.pop(worker, None)
+        """Handle a worker that has disconnected. It may still be running without a connection."""
+        workers = self._workers(tenant)
+        gone = workers.workers.pop(worker, None)
         if gone is None:
             return
-        for call in self._calls_of(fleet, worker):
+        for call in self._calls_of(workers, worker):
             if call.is_idempotent:
                 self._lose(call, worker)
             else:
                 self._later(self._lose, call, worker)
-        for call in tuple(self._calls.values()):  # it may have had those, too, unsaid
-            if call.fleet is fleet and call.worker is None and call.tool in gone.tools:
+        for call in tuple(self._calls.values()):  # it may have had unconfirmed calls, too
+            if call.workers is workers and call.worker is None and call.tool in gone.tools:
                 self._send(call)
 
     def _lose(self, call: ToolAttempt, worker: str) -> None:
-        if worker not in call.fleet.workers:
-            message = f"tool {call.tool}: its worker {worker} is gone; whether it ran is unknown"
+        if worker not in call.workers.workers:
+            message = (
+                f"tool {call.tool}: worker {worker} has disconnected; whether the tool ran is "
+                "unknown"
+            )
             call.fail(ToolLostError(message, name=call.tool))
 
-    def _calls_of(self, fleet: Fleet, worker: str) -> list[ToolAttempt]:
-        return [one for one in self._calls.values() if one.fleet is fleet and one.worker == worker]
+    def _calls_of(self, workers: TenantWorkers, worker: str) -> list[ToolAttempt]:
+        calls = self._calls.values()
+        return [call for call in calls if call.workers is workers and call.worker == worker]
 
     def _replied(self, message: aiomqtt.Message) -> None:
         call_id = call_id_of(message)
@@ -269,8 +289,8 @@ class MqttTools(ToolTransport):
         try:
             reply = decode(Reply, message.payload)
         except ValueError as error:
-            what = f"tool {call.tool}: the reply cannot be used: {error}"
-            call.fail(ToolResultError(what, name=call.tool))
+            message_text = f"tool {call.tool}: the worker's reply is invalid: {error}"
+            call.fail(ToolResultError(message_text, name=call.tool))
         else:
             self._take(call, reply)
 
@@ -283,11 +303,11 @@ class MqttTools(ToolTransport):
             call.questions.take(reply.worker, reply.question, asks=reply.state == "asks")
         elif reply.error is None:
             call.assign(reply.worker)
-        elif reply.error.kind == "unavailable" and call.fleet.offering(call.tool):
-            call.assign(None)  # it takes nothing new: it leaves
+        elif reply.error.kind == "unavailable" and call.workers.offering(call.tool):
+            call.assign(None)  # the worker is shutting down, so try another worker
             self._send(call)
         else:
             call.fail(reply.error.error(call.tool))
 
-    def _fleet(self, tenant: str) -> Fleet:
-        return self._fleets["default" if self._prefix.is_shared else tenant]
+    def _workers(self, tenant: str) -> TenantWorkers:
+        return self._tenants["default" if self._prefix.is_shared else tenant]

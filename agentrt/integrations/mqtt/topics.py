@@ -14,7 +14,7 @@ _LONGEST = 65535
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Where all topics of the protocol begin, such as ``agentrt`` or ``plants/{tenant}``."""
+    """The prefix of all topics of the protocol, such as ``agentrt`` or ``plants/{tenant}``."""
 
     text: str = "agentrt"
 
@@ -23,35 +23,41 @@ class Prefix:
         plain = [level for level in levels if level != _TENANT]
         if not all(plain) or any(set("+#{}\0") & set(level) for level in plain):
             raise ConfigError(
-                f"{self.text!r} is no prefix for MQTT topics: give levels such as plant/agents, "
-                "one of which may be {tenant}"
+                f"{self.text!r} is not a prefix for MQTT topics; write levels such as "
+                "plant/agents, one of which may be {tenant}"
             )
         if len(levels) - len(plain) > 1 or self.text.startswith("$"):
-            raise ConfigError(f"the prefix {self.text!r} has {{tenant}} twice, or begins with $")
+            raise ConfigError(
+                f"the prefix {self.text!r} has {{tenant}} twice or begins with $; write {{tenant}} "
+                "at most once, and begin with another character"
+            )
 
     @property
     def is_shared(self) -> bool:
-        """Whether all tenants have the same topics."""
+        """Whether all tenants share the same topics."""
         return _TENANT not in self.text
 
     def of(self, tenant: str) -> Topics:
-        """The topics of one tenant. Raises `ConfigError` for a name that no topic can have."""
+        """Return the topics of a tenant. Raises `ConfigError` for a name that no topic can have."""
         if self.is_shared:
             return Topics(self.text)
         if not is_name(tenant):
-            raise ConfigError(f"tenant {tenant!r} cannot be in an MQTT topic")
+            raise ConfigError(
+                f"tenant {tenant!r} cannot be part of an MQTT topic; use a name of at most 128 "
+                "letters, digits, . _ : @ -"
+            )
         return Topics(self.text.replace(_TENANT, tenant))
 
     def common(self) -> Topics:
-        """The topics that all tenants share: those of one client, whichever tenants it serves."""
+        """Return the topics of a client, which are the same for all tenants that it serves."""
         return self.of("default")
 
     def all(self) -> Topics:
-        """The topics of all tenants, to subscribe to."""
+        """Return topic filters that match the topics of all tenants."""
         return Topics(self.text.replace(_TENANT, "+"))
 
     def read(self, topic: str) -> tuple[str, list[str]]:
-        """Whose a topic is, and its levels below the prefix."""
+        """Return the tenant of a topic, and the topic's levels below the prefix."""
         own, levels = self.text.split("/"), topic.split("/")
         tenant = levels[own.index(_TENANT)] if not self.is_shared else "default"
         return tenant, levels[len(own) :]
@@ -64,72 +70,72 @@ class Topics:
     prefix: str
 
     def worker(self, worker: str) -> str:
-        """Where a worker says what it offers (retained)."""
+        """The topic on which a worker announces its tools (retained)."""
         return f"{self.prefix}/workers/{worker}"
 
     def inbox(self, worker: str) -> str:
-        """Where one worker takes calls."""
+        """The topic on which one worker receives calls."""
         return f"{self.prefix}/workers/{worker}/calls"
 
     def answers_for(self, worker: str) -> str:
-        """Where one worker gets answers to what its tools ask."""
+        """The topic on which one worker receives answers to its tools' questions."""
         return f"{self.prefix}/workers/{worker}/answers"
 
     def calls(self, tool: str) -> str:
-        """Where any worker that offers the tool takes calls, through a shared subscription."""
+        """The topic on which all workers that offer a tool receive its calls, each call once."""
         return f"{self.prefix}/tools/{tool}/calls"
 
     def shared_calls(self, tool: str) -> str:
-        """What a worker subscribes to, to share a tool's calls with others."""
+        """The shared subscription by which a worker shares a tool's calls with other workers."""
         return f"$share/workers/{self.calls(tool)}"
 
     def cancels(self, tool: str) -> str:
-        """Where all workers hear which calls of a tool are cancelled."""
+        """The topic on which all workers receive the cancellations of a tool's calls."""
         return f"{self.prefix}/tools/{tool}/cancels"
 
     def client(self, client: str) -> str:
-        """Where it is said that one client is gone, and needs its calls no more."""
+        """The topic on which the broker announces that a client has disconnected."""
         return f"{self.prefix}/clients/{client}"
 
     def replies(self, client: str) -> str:
-        """Where one client gets replies."""
+        """The topic on which a client receives replies."""
         return f"{self.prefix}/clients/{client}/replies"
 
     def question(self, question: str) -> str:
-        """Where a question to a human is, while it is open (retained)."""
+        """The topic on which an open question to a human is published (retained)."""
         return f"{self.prefix}/questions/{question}"
 
     def answers(self, question: str) -> str:
-        """Where whoever answers a question says what."""
+        """The topic on which answers to a question are published."""
         return f"{self.question(question)}/answers"
 
     @property
     def dead_letters(self) -> str:
-        """Where messages go that started no program."""
+        """The topic for messages that could not start a program."""
         return f"{self.prefix}/dead-letters"
 
     @property
     def events(self) -> str:
-        """Below this are the events of a tenant that has topics of its own."""
+        """The topic below which a tenant's events are, if each tenant has its own topics."""
         return f"{self.prefix}/events"
 
 
 def is_name(name: str) -> bool:
-    """Whether a tool, a worker or a tenant may be called so."""
+    """Return whether a text is a valid name of a tool, a worker or a tenant."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_filter(topic: str) -> None:
-    """Raise `ConfigError` for what is no topic filter of MQTT."""
+    """Raise `ConfigError` if a text is not a valid MQTT topic filter."""
     levels = topic.split("/")
     wrong = None
     if not topic or len(topic.encode()) > _LONGEST or "\0" in topic:
-        wrong = "it is empty, too long, or has a NUL in it"
+        wrong = "it is empty, too long, or contains a NUL character"
     elif any(len(level) > 1 and set("+#") & set(level) for level in levels):
-        wrong = "+ and # stand for whole levels, as in plant/+/alarm and plant/#"
+        wrong = "+ and # must be whole levels, as in plant/+/alarm and plant/#"
     elif "#" in levels[:-1]:
-        wrong = "# can only be the last level"
+        wrong = "# must be the last level"
     elif levels[0] == "$share":
-        wrong = "a program's events are its own: leave $share/… out"
+        wrong = "programs do not share their events; leave $share/… out"
     if wrong is not None:
-        raise ConfigError(f"{topic!r} is no topic filter: {wrong}")
+        raise ConfigError(f"{topic!r} is not a valid topic filter: {wrong}")

@@ -1,4 +1,4 @@
-"""Offers functions as tools at a broker, and runs them when they are called."""
+"""A worker: it offers functions as tools at a broker, and runs them when they are called."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentrt.integrations.mqtt.messages import (
     decode,
     encode,
 )
-from agentrt.integrations.mqtt.replies import Job, JobContext, Jobs, Replies, Sender
+from agentrt.integrations.mqtt.replies import JobContext, Replies, Sender, ToolJob, ToolJobs
 from agentrt.integrations.mqtt.topics import is_name
 from agentrt.interrupts import Tool, ToolRequest
 from agentrt.interrupts.attempts import Attempts
@@ -39,17 +39,19 @@ from agentrt.interrupts.toolbox import Toolbox
 
 log = logging.getLogger(__name__)
 _ACCEPT_AFTER_S = 0.05
-"""A call that is over before is not accepted first: its result says who had it."""
+"""Seconds after which a call is confirmed as accepted. A call that ends earlier sends only its
+result, which also names the worker.
+"""
 _BEAT_S, _STALE_S = 60.0, 180.0
-"""Announcements are renewed so often; a broker forgets one that was not for so long."""
+"""Seconds between announcements, and seconds after which the broker drops an announcement."""
 _GOODBYE_S = 10.0
 
 
 class Worker:
-    """Offers ``tools`` until `drain` is called; one `run`.
+    """A worker that offers ``tools`` until `drain` is called. Call `run` once.
 
-    ``concurrency`` is how many calls run at once, of all tools; more wait. ``notice`` gets
-    a line for people when the connection changes. Times are in seconds.
+    ``concurrency`` is the maximum number of calls, of all tools, that run at the same time;
+    further calls wait. ``notice`` gets a line when the connection changes.
     """
 
     def __init__(
@@ -63,15 +65,17 @@ class Worker:
         notice: Callable[[str], None] = log.info,
     ) -> None:
         if not is_name(name):
-            raise ConfigError(f"{name!r} is no name for a worker: give letters, digits, . _ -")
+            raise ConfigError(
+                f"invalid worker name {name!r}; use at most 128 letters, digits, . _ : @ -"
+            )
         self.id = f"{name}-{uuid.uuid4().hex[:8]}"
-        # Who calls tries again, if anybody does.
+        # Retries are the caller's task.
         self._tools = {tool.name: tool.but(retries=0) for tool in tools}
         self._topics, self._common = broker.prefix.of(tenant), broker.prefix.common()
         self._concurrency, self._slots = concurrency, asyncio.Semaphore(concurrency)
         self._notice = notice
         self._offer = [OfferedTool.of(tool) for tool in tools]
-        self._toolbox, self._jobs = Toolbox(), Jobs()
+        self._toolbox, self._jobs = Toolbox(), ToolJobs()
         self._draining = asyncio.Event()
         self._connection = Connection(
             broker,
@@ -84,11 +88,11 @@ class Worker:
         self._replies = Replies(self.id, self._connection.send)
 
     def drain(self) -> None:
-        """Finish what runs, take nothing new, and return from `run`."""
+        """Finish the running calls, accept no new ones, and let `run` return."""
         self._draining.set()
 
     async def run(self) -> None:
-        """Offer the tools. Raises `ConfigError` if the broker refuses us."""
+        """Offer the tools until drained. Raises `ConfigError` if the broker rejects the login."""
         beat = asyncio.create_task(self._beat(), name=f"{self.id}/beat")
         await self._toolbox.open()
         self._connection.open()
@@ -107,12 +111,12 @@ class Worker:
         except ToolUnavailableError as error:
             if self._connection.refused:
                 raise ConfigError(str(error)) from error
-            self._notice(f"{error}; trying on")
+            self._notice(f"{error}; trying again")
 
     async def _finish(self) -> None:
-        """Let what runs end, and its results get away."""
+        """Wait until the running calls have ended and their results are sent."""
         self._announce()
-        self._notice(f"finishing {len(self._jobs.live)} calls, taking nothing new")
+        self._notice(f"finishing {len(self._jobs.live)} calls, accepting no new ones")
         if running := self._running():
             await asyncio.wait(running)
         with contextlib.suppress(TimeoutError):
@@ -120,7 +124,7 @@ class Worker:
                 await self._connection.sent()
 
     async def _stop(self) -> None:
-        """Leave nothing behind, here or at the broker."""
+        """Cancel the running calls, remove the announcement, and disconnect."""
         if running := self._running():
             for task in running:
                 task.cancel()
@@ -149,13 +153,13 @@ class Worker:
         self._notice(f"{self.id} offers {', '.join(self._tools)} at {self._connection.broker}")
 
     def _announce(self) -> None:
-        said = Announcement(
+        announcement = Announcement(
             tools=tuple(self._offer),
             concurrency=self._concurrency,
             draining=self._draining.is_set(),
         )
         topic = self._topics.worker(self.id)
-        self._connection.send(Outgoing(topic, encode(said), retain=True, expiry=_STALE_S))
+        self._connection.send(Outgoing(topic, encode(announcement), retain=True, expiry=_STALE_S))
 
     async def _beat(self) -> None:
         while True:
@@ -163,24 +167,24 @@ class Worker:
             if self._connection.is_up:
                 self._announce()
 
-    # -- what comes in ------------------------------------------------------------------
+    # -- incoming messages --------------------------------------------------------------
 
     def _saw(self, message: aiomqtt.Message) -> None:
         topic = str(message.topic)
         if topic.endswith("/cancels"):
             self._cancel(decode(Cancel, message.payload))
         elif topic.endswith("/calls"):
-            self._asked(message)
+            self._called(message)
         elif topic.endswith("/answers"):
             self._replies.questions.take(decode(ToolAnswer, message.payload))
         else:
-            self._gone(topic.rpartition("/")[2])
+            self._client_left(topic.rpartition("/")[2])
 
-    def _asked(self, message: aiomqtt.Message) -> None:
+    def _called(self, message: aiomqtt.Message) -> None:
         try:
             request = decode(Request, message.payload)
         except ValueError as error:
-            refused = ToolArgumentsError(f"the request cannot be used: {error}")
+            refused = ToolArgumentsError(f"the request is invalid: {error}")
             self._replies.refuse(Sender.of(message, None), refused)
             return
         loop = asyncio.get_running_loop()
@@ -192,39 +196,45 @@ class Worker:
             self._replies.refuse(sender, refusal)
         else:
             left = getattr(message.properties, "MessageExpiryInterval", None)
-            job = Job(request, sender, None if left is None else now + left)
+            job = ToolJob(request, sender, None if left is None else now + left)
             self._jobs.begin(job)
             job.task = asyncio.create_task(self._work(job), name=f"{self.id}/{request.key}")
 
     def _refusal(self, request: Request) -> UnknownToolError | ToolUnavailableError | None:
         if request.tool not in self._tools:
             offered = ", ".join(self._tools)
-            return UnknownToolError(f"worker {self.id} has no tool {request.tool!r} ({offered})")
+            return UnknownToolError(
+                f"worker {self.id} has no tool {request.tool!r}; available: {offered}"
+            )
         if self._draining.is_set():
-            return ToolUnavailableError(f"worker {self.id} takes nothing new")
+            return ToolUnavailableError(f"worker {self.id} is shutting down and accepts no calls")
         return None
 
     def _cancel(self, cancel: Cancel) -> None:
         now = asyncio.get_running_loop().time()
         job = self._jobs.live.get(cancel.key)
-        if job is None:  # it may come yet
+        if job is None:  # the call may arrive later, so record that it is cancelled
             request = Request(tool="-", key=cancel.key, arguments={}, attempt=cancel.attempt)
-            job = Job(request, Sender("", b""), None)
+            job = ToolJob(request, Sender("", b""), None)
             if self._jobs.find(request, now) is not None:
                 return
         elif job.request.attempt > cancel.attempt:
             return
         self._end(job)
 
-    def _gone(self, client: str) -> None:
-        """A client is gone: nobody needs its calls. Should it come back, it hears of that."""
+    def _client_left(self, client: str) -> None:
+        """Stop the calls of a client that has disconnected. If it returns, it gets an error for
+        them.
+        """
         replies = self._topics.replies(client)
         for job in tuple(self._jobs.live.values()):
             if job.sender.topic == replies:
-                lost = ToolLostError(f"tool {job.request.tool} was stopped: its caller was gone")
+                lost = ToolLostError(
+                    f"tool {job.request.tool} was stopped because its caller had disconnected"
+                )
                 self._end(job, self._replies.failed(lost))
 
-    def _end(self, job: Job, reply: Reply | None = None) -> None:
+    def _end(self, job: ToolJob, reply: Reply | None = None) -> None:
         """Stop a job, and send ``reply`` if there is one."""
         job.cancelled, job.reply = True, reply
         self._jobs.end(job, asyncio.get_running_loop().time())
@@ -233,7 +243,7 @@ class Worker:
 
     # -- one job ------------------------------------------------------------------------
 
-    async def _work(self, job: Job) -> None:
+    async def _work(self, job: ToolJob) -> None:
         loop = asyncio.get_running_loop()
         accepting = loop.call_later(_ACCEPT_AFTER_S, self._replies.tell, job)
         try:
@@ -245,7 +255,7 @@ class Worker:
                 self._jobs.end(job, loop.time())
         self._replies.tell(job)
 
-    async def _outcome(self, job: Job) -> Reply:
+    async def _outcome(self, job: ToolJob) -> Reply:
         name = job.request.tool
         bound = asyncio.timeout_at(job.deadline)
         try:
@@ -254,20 +264,20 @@ class Worker:
             reply, job.size = self._replies.done(name, result)
         except Exception as error:
             if isinstance(error, TimeoutError) and bound.expired():
-                error = InterruptExpiredError(f"tool {name} was not over by its deadline")
+                error = InterruptExpiredError(f"tool {name} did not end before its deadline")
             return self._replies.failed(error)
         return reply
 
-    async def _perform(self, job: Job) -> Any:
-        asked, tool = job.request, self._tools[job.request.tool]
+    async def _perform(self, job: ToolJob) -> Any:
+        call, tool = job.request, self._tools[job.request.tool]
         if job.deadline is not None:
-            await asyncio.sleep(0)  # raises where its time is up already
+            await asyncio.sleep(0)  # raises if the deadline has already passed
         request = ToolRequest(
             tool,
-            asked.arguments,
-            key=asked.key,
-            program_id=asked.program,
-            tenant=asked.tenant,
+            call.arguments,
+            key=call.key,
+            program_id=call.program,
+            tenant=call.tenant,
             timeout=tool.options.timeout,
         )
         transport, slots = self._toolbox.transport_of(tool), self._toolbox.slots_of(tool)

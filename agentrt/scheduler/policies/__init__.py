@@ -1,8 +1,8 @@
-"""The policies by name, those of third parties among them.
+"""The scheduling policies by name, including policies of other packages.
 
-A package adds its own with an entry point in the group ``agentrt.policies``, whose
-object is a subclass of `Policy`. It must import the standard library and
-`agentrt.scheduler` only, since it is loaded in the engine core.
+A package adds a policy by an entry point in the group ``agentrt.policies`` whose object is a
+subclass of `Policy`. Its module may import only the standard library and `agentrt.scheduler`,
+because it is loaded in the engine core.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ BUILT_IN: dict[str, type[Policy]] = {
 
 
 def policy_names() -> list[str]:
-    """All policies that can be named now, ours first."""
+    """Return the names of all available policies, first agentrt's own."""
     theirs = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
     return [*BUILT_IN, *sorted(theirs - set(BUILT_IN))]
 
 
 def make_policy(config: SchedulerConfig) -> Policy:
-    """A fresh policy. Raises `ConfigError` for an unknown name or one that does not load."""
+    """Make the policy of the settings. Raises `ConfigError` for an unknown policy, and for a policy
+    that cannot be loaded.
+    """
     return policy_class(config.policy)(config)
 
 
 def level_ends(config: SchedulerConfig) -> tuple[float, ...]:
-    """Where levels end (seconds of attained service) that a call's service alone decides.
+    """Return the upper ends of the levels, in seconds of attained service.
 
-    Empty under a policy that ranks calls by something else.
+    Returns an empty tuple for policies that do not rank calls by attained service.
     """
     return config.level_ends if issubclass(policy_class(config.policy), AttainedService) else ()
 
@@ -62,41 +64,47 @@ _NEEDED = {
     "admission_cap": ("admission", "cap"),
     "ttft_target": ("admission", "memory"),
 }
-"""Settings that only one way of retention or admission reads."""
+"""Settings that only one retention or admission policy uses."""
 
 
-def check_settings(config: SchedulerConfig, given: Iterable[str]) -> None:
-    """Raise `ConfigError` for the first of the ``given`` settings that changes nothing under these.
+def check_settings(config: SchedulerConfig, names: Iterable[str]) -> None:
+    """Raise `ConfigError` for the first setting that has no effect with this configuration.
 
-    Given are those that somebody has named, whatever their value.
+    ``names`` are the settings that the user has set, to any value.
     """
     reads = policy_class(config.policy).settings
-    for name in given:
+    for name in names:
         option = f"--{name.replace('_', '-')}"
         if name in _NEEDED:
             field, needed = _NEEDED[name]
             if (now := getattr(config, field)) != needed:
-                raise ConfigError(f"{option} is for --{field} {needed}, which is {now} now")
+                raise ConfigError(
+                    f"{option} has an effect only with --{field} {needed}, but --{field} is {now} "
+                    f"now; set --{field} {needed}, or leave {option} out"
+                )
         elif name in ("quanta", "beta", "max_promoted", "lane") and name not in reads:
-            others = ", ".join(one.name for one in BUILT_IN.values() if name in one.settings)
+            policies = BUILT_IN.values()
+            others = ", ".join(policy.name for policy in policies if name in policy.settings)
             raise ConfigError(
-                f"{option} changes nothing under --policy {config.policy}; it is for {others}"
+                f"{option} has no effect with --policy {config.policy}; use one of the policies "
+                f"{others}, or leave {option} out"
             )
 
 
 def policy_class(name: str) -> type[Policy]:
-    """The class that a name stands for. Raises `ConfigError` as `make_policy` does."""
+    """Return the class of a policy by its name. Raises `ConfigError` like `make_policy`."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
             policy = point.load()
         except Exception as error:
-            raise ConfigError(f"policy {name!r} ({point.value}) does not load: {error}") from error
+            raise ConfigError(f"cannot load policy {name!r} ({point.value}): {error}") from error
         if not (isinstance(policy, type) and issubclass(policy, Policy)) or isabstract(policy):
             raise ConfigError(
-                f"policy {name!r} ({point.value}) is not a whole subclass of "
-                "agentrt.scheduler.policies.Policy"
+                f"policy {name!r} ({point.value}) is not a complete subclass of "
+                "agentrt.scheduler.policies.Policy; derive it from that class, and implement all "
+                "abstract methods"
             )
         return policy
     raise ConfigError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")

@@ -1,14 +1,16 @@
-"""Adaptive: the program that is expected to need the least service still, learned from its kin.
+"""The policy ``adaptive``: the program with the least expected remaining service runs first.
 
-Ours. The expectation is a mean residual life (`agentrt.scheduler.learned`), by tenant and type,
-refined by a hint's size, and by the node and the turn that the program has come to. The prior is
-what its calls in the engine need, as far as it is visible: the new part of their prompts, and the
-usual length of outputs, or their limit before any call has ended. An engine that says neither has
-the mean of all programs that ended, or what the program has had along its critical path, if more.
+This policy is agentrt's own. The expected remaining service is a mean residual life
+(`agentrt.scheduler.learned`) by tenant and program type, refined by the size hint, and by the node
+and the turn that the program has reached. Its prior is the visible service: what the program's
+calls in the engine still need for the new parts of their prompts and for outputs of the usual
+length (or of their maximum length, before any call has ended). If the engine reports neither, the
+prior is the mean service of all ended programs, or the service on the program's own critical path
+if that is more.
 
-Programs whose expectations are within a factor of 1.4 stand in one level. There, those go first
-that are small in all, to a factor of two, then those that arrived first. An `AgeingShare` bounds
-how long the large and old wait.
+Programs whose expected service is within a factor of 1.4 share a level. Within a level, programs
+with the smaller total size go first (rounded to a factor of two), then programs that arrived
+earlier. An `AgeingShare` limits how long large and old programs wait.
 """
 
 from __future__ import annotations
@@ -35,11 +37,15 @@ from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
 
 _ALL, _FIRST = ("", "", ""), -sys.maxsize  # the kind of all programs; the level before all others
 _QUANTA_OF_LIFE = 8.0
-"""A quantum is this part of what the program had, or of what it is expected to need."""
+"""A quantum is one eighth of the service that the program has had or is expected to need, whichever
+is more.
+"""
 
 
 class Adaptive(Policy):
-    """Expected remaining service, with a share of the batch for the oldest."""
+    """The least expected remaining service first, with a share of the batch for the oldest
+    programs.
+    """
 
     name: ClassVar[str] = "adaptive"
     starving: ClassVar[bool] = False
@@ -51,7 +57,9 @@ class Adaptive(Policy):
         super().__init__(config)
         self._least_quantum_s = config.level_quanta[0]
         self._visits: dict[EngineProgram, dict[tuple[Kind, int], float]] = {}
-        """By running program: where it was seen, and what it had attained then."""
+        """For each live program: the kinds and ages at which it was seen, and its attained service
+        at that time.
+        """
 
     def promoter(self, slots: int) -> Promoter | None:
         return AgeingShare(self.config, slots) if self.config.lane else None
@@ -69,17 +77,19 @@ class Adaptive(Policy):
 
     @property
     def revision(self) -> int:  # type: ignore[override]
-        """Once for the first steps, and whenever the number of calls that have ended doubles.
+        """Changes after the first measured step, and whenever the number of ended calls doubles.
 
-        After `WINDOW` calls it stays: another call changes the means by little then.
+        After `WINDOW` calls it stays the same, because further calls change the means only a
+        little.
         """
         return bool(self.learned.costs.token_s) + min(self.learned.calls, int(WINDOW)).bit_length()
 
     def _visible_s(self, row: EngineProgram) -> float:
-        """The seconds of service that a program's calls in the engine are expected to need still.
+        """Return the seconds of service that a program's calls in the engine are expected to need.
 
-        That is their outputs (`Learned.output_within`) and the new part of their prompts, less
-        what they had. 0 where the engine says neither limits nor outputs.
+        That is the time for their outputs (`Learned.output_within`) and for the new parts of their
+        prompts, minus the service that they have had. 0 if the engine reports neither limits nor
+        outputs.
         """
         output_within, costs, kind = self.learned.output_within, self.learned.costs, row.kind
         step_s, token_s = costs.decode_s or RESOLUTION_S, costs.token_s
@@ -95,12 +105,14 @@ class Adaptive(Policy):
     def _expected_s(
         self, row: EngineProgram, node: str, path_s: float, visible_s: float = 0.0
     ) -> float:
-        """The seconds of service that it is expected to need still; ATLAS ranks by ``path_s``."""
+        """Return the expected remaining service of a program, in seconds. ``path_s`` is the service
+        on its critical path, by which ATLAS ranks.
+        """
         at, age = self.learned.service.at, age_bin(row.attained_s)
         tenant, type, visits = row.tenant, row.type, self._visits.setdefault(row, {})
         expected, factor = visible_s, 1.0
         if (known := at(_ALL, 0)) is not None:
-            # What is visible counts for less, the more programs of its type have ended.
+            # The more programs of the type have ended, the less the visible service counts.
             kin = at((tenant, type, ""), 0)
             n = 0.0 if kin is None else kin.left_s.n
             if expected and not n:
@@ -113,8 +125,8 @@ class Adaptive(Policy):
         if (known := at((tenant, type, ""), age)) is not None:
             expected = max(known.left_s.refine(expected), RESOLUTION_S)
         place = _place(row.finished_calls, node)
-        for what in (place,) if row.size_hint is None else (*_hint(row), place):
-            kind = tenant, type, what
+        for subject in (place,) if row.size_hint is None else (*_hint(row), place):
+            kind = tenant, type, subject
             if len(visits) < WINDOW:
                 visits.setdefault((kind, age), row.attained_s)
             if (known := at(kind, age)) is not None:
@@ -134,12 +146,16 @@ class Adaptive(Policy):
 
 @lru_cache(maxsize=1024)
 def _place(finished_calls: int, node: str) -> str:
-    """How many calls a program had, to half a doubling, and the node that it has come to."""
+    """Return a name for the turn and the node that a program has reached. The turn is rounded to
+    half a doubling.
+    """
     return f"turn {int(BINS_PER_DOUBLING * math.log2(finished_calls + 1))} {node}"
 
 
 def _hint(row: EngineProgram) -> tuple[str, ...]:
-    """The size that somebody guessed, to a factor of two; none where it is no positive number."""
+    """Return a name for the size hint, rounded to a factor of two; nothing if the hint is not a
+    positive number.
+    """
     hint: object = row.size_hint
     if isinstance(hint, int | float) and 0.0 < hint < math.inf:
         return (f"hint {math.floor(math.log2(hint))}",)
@@ -147,15 +163,17 @@ def _hint(row: EngineProgram) -> tuple[str, ...]:
 
 
 class AgeingShare(Promoter):
-    """A share of the batch for the oldest programs, first come, first served.
+    """A promoter that reserves a share of the batch for the oldest programs, first come, first
+    served.
 
-    It bounds the tail of a policy that prefers the short: whatever comes after it, the oldest
-    program whose calls may run is served at this rate at least. The share is a token bucket
-    of slot-seconds: it fills at ``lane * slots`` per second and is drawn on by the share's calls,
-    so that a share of less than one slot works too. A call keeps its place until it ends.
+    It limits the longest waiting times of a policy that prefers short programs: whatever arrives
+    later, the oldest program whose calls may run is served at least at this rate. The share is a
+    token bucket of slot-seconds. It fills at ``lane * slots`` per second, and the share's calls
+    draw on it, so that a share of less than one slot works, too. A call keeps its promotion until
+    it ends.
 
-    A share that nobody needed saves up two quanta of Q_1, of its own rate or of one slot, and no
-    more: hence its calls' quantum.
+    An unused share saves at most two quanta of Q_1, at its own rate or at one slot, whichever is
+    more. This is why a promoted call's quantum is half a quantum of Q_1.
     """
 
     keeps: ClassVar[bool] = True
@@ -172,7 +190,8 @@ class AgeingShare(Promoter):
         self._line: Heap[QueuedCall] = Heap()
 
     def waits(self, call: QueuedCall) -> None:
-        # A streaming session may stay for as long as its client likes: it would hold up the others.
+        # Leave out streaming sessions: they may last as long as the client likes, and would block
+        # the share for others.
         if not (call.promoted or call.resumable) and call not in self._line:
             self._line.put(call, (call.program.started_at, call.key[2]))
 
@@ -193,7 +212,7 @@ class AgeingShare(Promoter):
             return None
         while self._line:
             first = self._line.pop()
-            if first.state is not NOT_ADMITTED:  # it will line up again when it comes in
+            if first.state is not NOT_ADMITTED:  # it is queued again when it is admitted
                 self._inside += 1
                 return first
         return None

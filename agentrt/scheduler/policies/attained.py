@@ -1,8 +1,8 @@
-"""The paper's policies: a call's first queue level follows from the service attained so far.
+"""The paper's policies, in which attained service decides the first queue level of a call.
 
-Agentix, Algorithm 1. PLAS sums what the program's calls had (Eq. 1), ATLAS takes the longest
-path of service in the program's DAG (Eq. 2), and MLFQ, which the paper compares them with, looks
-at the call alone.
+Source: Agentix, Algorithm 1. PLAS takes the sum of the service of the program's calls (Eq. 1), and
+ATLAS the longest path of service in the program's DAG (Eq. 2). MLFQ, with which the paper compares
+them, ignores the program.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 class AttainedService(Policy):
-    """Levels with quanta: a rank in seconds picks the first level.
+    """The base class of policies with levels and quanta. A rank, in seconds of attained service,
+    decides the first level of a call.
 
-    A call whose quantum is used up sinks one level.
+    A call whose quantum is used up is demoted by one level.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -33,9 +34,10 @@ class AttainedService(Policy):
 
     @abstractmethod
     def rank(self, program: EngineProgram, path_s: float | None) -> float:
-        """The attained service (seconds) that decides a call's first level; less is better.
+        """Return the attained service, in seconds, that decides a call's first level; less is
+        better.
 
-        ``path_s`` is the call's p(c) of Eq. 2, None where its parents are unknown.
+        ``path_s`` is the call's p(c) of Eq. 2; None if its parents are unknown.
         """
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
@@ -44,13 +46,13 @@ class AttainedService(Policy):
         return Priority(level, self._quanta[level])
 
     def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
-        # The last level's quantum has no end.
+        # The last level's quantum is infinite, so there is always a next level here.
         level = int(call.level) + 1
         return Priority(level, self._quanta[level])
 
 
 class Mlfq(AttainedService):
-    """Call-level multi-level feedback queue: every call starts in Q_1, whatever its program had.
+    """A multi-level feedback queue of calls: every call starts in Q_1, independent of its program.
 
     Source: Agentix, §3.1 and §6.
     """
@@ -62,7 +64,9 @@ class Mlfq(AttainedService):
 
 
 class Plas(AttainedService):
-    """Program-level attained service: the sum over its completed calls. Agentix, Eq. 1."""
+    """Program-level attained service: the sum over the program's completed calls (Agentix, Eq.
+    1).
+    """
 
     name: ClassVar[str] = "plas"
 
@@ -75,9 +79,10 @@ class Plas(AttainedService):
 
 
 class Atlas(AttainedService):
-    """Adaptive thread-level attained service: the longest path of service to this very call.
+    """Adaptive thread-level attained service: the longest path of service to the call.
 
-    Agentix, Eq. 2, from the call's true parents; the scalar where they are unknown.
+    Source: Agentix, Eq. 2, from the call's true parents. If they are unknown, the paper's scalar is
+    used.
     """
 
     name: ClassVar[str] = "atlas"

@@ -1,4 +1,4 @@
-"""What a policy is: the priority of a call, answered from plain values."""
+"""The base class of scheduling policies, which decide the priority of calls."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ from agentrt.scheduler.starvation import Starvation
 
 
 class Policy(ABC):
-    """Says which call runs before which. A policy sees the table and cannot change it.
+    """A scheduling policy, which decides which calls run before others. It reads programs and
+    calls, and must not change them.
 
-    Subclass `AttainedService` and give it a `rank`, or answer `priority` and
-    `on_quantum_expired`.
-    One instance serves one engine. Policies are pure and synchronous, and import the
-    standard library and `agentrt.scheduler` only: they are loaded in the engine core.
+    Subclass `AttainedService` and implement `rank`, or implement `priority` and
+    `on_quantum_expired`. An instance serves one engine. Policies are pure and synchronous, and
+    import only the standard library and `agentrt.scheduler`, because they are loaded in the engine
+    core.
 
-    A policy that is not ``levelled`` serves calls in the engine's own order, first
-    come, first served. Where a policy is not ``starving``, calls are not promoted by
-    the paper's anti-starvation rule, because something else bounds their waiting.
-    One that ``learns`` changes with the programs that end; ``learned`` is what this engine has
-    learned. With ``follows_program``, the waiting calls of a program get a new priority whenever
-    one of its calls ends. ``settings`` are the fields of `SchedulerConfig` that only some policies
-    read, and this one does.
+    - ``levelled``: False if the policy serves calls in the engine's own order, first come, first
+      served.
+    - ``starving``: True if calls are promoted by the paper's anti-starvation rule; False if
+      something else limits their waiting.
+    - ``learns``: True if the policy uses statistics of ended programs. ``learned`` holds this
+      engine's statistics.
+    - ``follows_program``: True if the waiting calls of a program get a new priority whenever one of
+      its calls ends.
+    - ``settings``: the fields of `SchedulerConfig` that this policy uses and some others do not.
     """
 
     revision: int = 0
-    """Changes when so much has been learned that all waiting calls are worth ranking again."""
+    """A number that changes when the statistics have changed so much that all waiting calls are
+    ranked again.
+    """
     name: ClassVar[str]
     levelled: ClassVar[bool] = True
     starving: ClassVar[bool] = True
@@ -43,34 +48,39 @@ class Policy(ABC):
         self.config, self.learned = config, Learned()
 
     def promoter(self, slots: int) -> Promoter | None:
-        """What keeps its calls from starving in an engine with so many batch slots."""
+        """Return the promoter that keeps calls from starving in an engine with ``slots`` batch
+        slots.
+        """
         if not (self.levelled and self.starving):
             return None
         return Starvation(self.config)
 
     @classmethod
     def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
-        """Where a call stands that waits outside the engine, among its tenant's; less is better.
+        """Return the rank of a call that waits outside the engine, among its tenant's calls; less
+        is better.
 
-        It is decided once, from the call's p(c) of Eq. 2, None where its parents are unknown,
-        and its program's service (seconds).
+        It is computed once, from the call's p(c) of Eq. 2 (None if its parents are unknown) and
+        its program's service in seconds.
         """
         return program_service_s if path_s is None else path_s
 
     @abstractmethod
     def priority(self, call: QueuedCall, now: float) -> Priority:
-        """That of a call that arrives ``now``, or whose program changed."""
+        """Return the priority of a call that arrives ``now``, or whose program has changed."""
 
     def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
-        """The new priority of a call whose quantum is used up."""
+        """Return the new priority of a call whose quantum is used up."""
         return self.priority(call, now)
 
     def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
-        """A call left the queue for the first time. The waiting calls to ask about again for it."""
+        """Handle that a call left the queue for the first time. Return the waiting calls that must
+        be ranked again because of it.
+        """
         return ()
 
     def program_ended(self, row: EngineProgram, now: float) -> None:  # noqa: B027  # few learn
-        """A program ended. To learn from."""
+        """Learn from a program that has ended."""
 
     def program_lost(self, row: EngineProgram) -> None:  # noqa: B027  # few keep anything
-        """A program was not heard of for long, and is dropped from the table."""
+        """Drop the state of a program that has timed out and is removed from the table."""

@@ -1,6 +1,6 @@
-"""Policies to compare with: by arrival, by turns, and by the length of the prompt.
+"""Baseline policies to compare with: by arrival, in turns, and by the length of the prompt.
 
-``srtf`` and ``two-level`` are from the vLLM thesis, §4.5.2 and §4.5.3; ``round-robin`` is
+``srtf`` and ``two-level`` are from the vLLM thesis, §4.5.2 and §4.5.3. ``round-robin`` is
 start-time fair queueing (Goyal et al. 1996) with equal weights.
 """
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from agentrt.scheduler.records import QueuedCall
 
 STAGED = 8
-"""Calls in the staging queue of ``two-level``. The thesis leaves it open: "small"."""
+"""Size of the staging queue of ``two-level``. The thesis only says that it is small."""
 _STAGING, _LINE = 0, 1
 _EPSILON = 1e-6
-"""What a sum of service may lack for a whole turn."""
+"""Tolerance for rounding errors at the end of a turn."""
 
 
 class Fcfs(Policy):
-    """First come, first served, as stock vLLM does. No levels, no preemption for a batch slot."""
+    """First come, first served, like stock vLLM: no levels, and no preemption for a batch slot."""
 
     name: ClassVar[str] = "fcfs"
     levelled: ClassVar[bool] = False
@@ -43,10 +43,11 @@ class Fcfs(Policy):
 
 
 class ProgramFcfs(Policy):
-    """First come, first served by programs. A running call is never preempted for a slot.
+    """First come, first served among programs. A running call is never preempted for a slot.
 
-    Calls do not block the head of the line any more, programs still do. Its tail is the fairest
-    there is, so `adaptive` reserves a share of the batch for this order.
+    Late calls of an early program do not wait behind later programs, but later programs still wait
+    behind early ones. No other order has a fairer tail, so `adaptive` reserves a share of the batch
+    for this order.
     """
 
     name: ClassVar[str] = "program-fcfs"
@@ -62,10 +63,10 @@ class ProgramFcfs(Policy):
 
 
 class Srtf(Policy):
-    """Shortest remaining token first. Long prompts can starve, as the thesis says.
+    """Shortest remaining time to the next token first. Long prompts can starve, as the thesis says.
 
-    A running call is one token from its next, so it goes before all waiting ones; these go by
-    how much of their prompt is to be computed.
+    A running call is one token away from its next output, so it precedes all waiting calls. Waiting
+    calls are ordered by the number of prompt tokens that must be computed.
     """
 
     name: ClassVar[str] = "srtf"
@@ -77,10 +78,10 @@ class Srtf(Policy):
 
 
 class TwoLevel(Policy):
-    """First come, first served into a small staging queue; shortest prompt first out of it.
+    """First come, first served into a small staging queue, and shortest prompt first out of it.
 
-    The staging queue bounds both the cost of looking at waiting prompts and how long a long one
-    is passed over.
+    The staging queue limits the cost of comparing prompts, and how often a long prompt is
+    overtaken.
     """
 
     name: ClassVar[str] = "two-level"
@@ -108,11 +109,11 @@ class TwoLevel(Policy):
 
 
 class RoundRobin(Policy):
-    """Programs take turns of one quantum each. Rounds are levels.
+    """Programs take turns of one quantum each. The rounds are the levels.
 
-    A program's turn follows from its service, whichever of its calls had it, so that a program
-    cannot gain by splitting into many calls, or into short ones; one that is new or was away
-    starts in the round that is being served.
+    A program's turn follows from its total service over all its calls, so a program gains nothing
+    by splitting into many or short calls. A program that is new or returns starts in the current
+    round.
     """
 
     name: ClassVar[str] = "round-robin"
@@ -132,14 +133,14 @@ class RoundRobin(Policy):
     def priority(self, call: QueuedCall, now: float) -> Priority:
         program = call.program
         turns = program.attained_s / self._quantum
-        # Turns that a program did not take while it was away are not saved up.
+        # A program does not save the turns that it missed while it had no call.
         offset = max(self._offsets.get(program.program_id, -math.inf), self._round - turns)
         self._offsets[program.program_id] = offset
         turn = math.floor(offset + turns + _EPSILON)
         return Priority(turn, self._quantum * (turn + 1 - offset - turns))
 
     def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
-        # What runs is in the best rounds there are: that is the round being served.
+        # Running calls are in the best rounds, so theirs is the current round.
         self._round = max(self._round, int(call.level))
         return self.priority(call, now)
 

@@ -134,7 +134,7 @@ async def test_closing_tells_those_that_wait(held: HeldExecutor, owned: RuntimeC
     for task in (blocked, waiting):
         with pytest.raises(EngineDiedError, match="its runtime was closed"):
             await task
-    with pytest.raises(ConfigError, match="is closed; make a new one"):
+    with pytest.raises(ConfigError, match="is closed"):
         owned.call(ASK)
 
 
@@ -247,7 +247,7 @@ async def test_a_worker_thread_may_block_but_the_loop_may_not() -> None:
         chunks = await asyncio.to_thread(lambda: list(client.stream(ASK)))
         assert text_of(chunks[0]) == "yes"
         for blocking in (lambda: client.call(ASK), lambda: list(client.stream(ASK))):
-            with pytest.raises(ConfigError, match="would wait for itself: use ainvoke"):
+            with pytest.raises(ConfigError, match="use ainvoke"):
                 blocking()
 
 
@@ -262,7 +262,7 @@ async def test_a_stream_of_a_thread_may_be_closed_on_the_loop(held: HeldExecutor
 
 def test_a_runtime_is_borrowed_where_it_lives() -> None:
     runtime = Runtime(ScriptedExecutor())
-    with pytest.raises(ConfigError, match="borrowed on its own event loop"):
+    with pytest.raises(ConfigError, match=r"RuntimeClient\.borrow"):
         RuntimeClient.borrow(runtime)
     loop = asyncio.new_event_loop()
     with pytest.raises(ConfigError, match="does not run"):

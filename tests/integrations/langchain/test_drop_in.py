@@ -80,7 +80,7 @@ def test_what_the_page_calls_refused_is_refused_and_nothing_else() -> None:
     for name, says in rows().items():
         assert says.startswith("refused") == (name not in VALUES | OTHERS), name
         if says.startswith("refused"):
-            with pytest.raises(ConfigError, match=f"cannot take {name}: .{{20}}"):
+            with pytest.raises(ConfigError, match=f"does not support {name}: .{{20}}"):
                 make(**{name: "something"})
             make(**{name: None})  # as not given
     assert set(REFUSED) <= set(rows())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrt.errors import EngineDiedError
-from agentrt.integrations.langchain.calls import Job
+from agentrt.integrations.langchain.calls import LoopJob
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_ctrl_c_right_after_the_start_ends_the_work(
         return handle
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", pressed)
-    job = Job(loop, work.run)
+    job = LoopJob(loop, work.run)
     with pytest.raises(KeyboardInterrupt):
         job.wait()
     assert job.outcome.done()
@@ -62,7 +62,7 @@ def test_a_ctrl_c_right_after_the_start_ends_the_work(
 
 def test_one_that_is_stopped_before_it_starts(loop: asyncio.AbstractEventLoop) -> None:
     work = Work()
-    job = Job(loop, work.run)
+    job = LoopJob(loop, work.run)
     job.stop()
     with pytest.raises(EngineDiedError, match="was cancelled"):
         job.outcome.result(timeout=0)
@@ -73,4 +73,4 @@ def test_a_closed_loop_takes_no_work() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(EngineDiedError, match="loop of the runtime is closed"):
-        Job(loop, Work().run).wait()
+        LoopJob(loop, Work().run).wait()

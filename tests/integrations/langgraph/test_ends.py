@@ -81,7 +81,7 @@ async def test_a_cancelled_program_s_threads_call_no_more() -> None:
         await asyncio.to_thread(over.wait, 60)
         assert [call.program_id for call in held.calls] == [run.id]
     assert len(errors) == 3
-    assert "was cancelled, and calls no more" in str(errors[-1])
+    assert "was cancelled" in str(errors[-1])
     assert [node.state for node in run.dag.nodes()] == [NodeState.CANCELLED]
 
 
@@ -141,5 +141,5 @@ async def test_checkpoints_that_cannot_be_read_are_told_of() -> None:
     builder.add_node("node", node)
     builder.add_edge(START, "node")
     graph = builder.compile(checkpointer=Broken())
-    with pytest.raises(ConfigError, match="thread 't' cannot be read: no checkpoint"):
+    with pytest.raises(ConfigError, match="thread 't': no checkpoint"):
         await standing_of(graph, "t")

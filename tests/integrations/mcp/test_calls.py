@@ -64,7 +64,7 @@ async def test_errors_say_what_went_wrong(client: Client) -> None:
 async def test_a_result_may_be_too_large(client: Client, size: int) -> None:
     """The larger one is more than a whole message over HTTP may be."""
     assert len((await client.call("large", size=LARGEST))["result"]) == LARGEST
-    with pytest.raises(ToolResultError, match=r"tool large: .*(too large|may have)"):
+    with pytest.raises(ToolResultError, match=r"tool large: .*(too large|at most)"):
         await client.call("large", size=size)
     assert await client.call("add", a=1, b=2) == {"total": 3}
 
@@ -73,7 +73,7 @@ async def test_a_tool_can_be_gone(client: Client) -> None:
     gone = client.tools["add"].renamed("subtract")
     gone.remote = "subtract"
     client.tools["subtract"] = gone
-    with pytest.raises(UnknownToolError, match=r"has no tool 'subtract' any more .*add"):
+    with pytest.raises(UnknownToolError, match=r"'subtract'.*add"):
         await client.call("subtract", a=1, b=2)
 
 

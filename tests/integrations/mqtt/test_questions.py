@@ -79,10 +79,10 @@ async def test_a_question_is_published_and_answered_there(broker: Broker) -> Non
         assert (question["question"], question["program"]) == ("Which?", run.id)
         assert question["schema"] == {"enum": ["red", "blue"]}
         for payload, why in (
-            ("red", "it is no JSON"),
+            ("red", "not JSON"),
             ('{"reply": "red"}', "answer: Field required"),
             ('{"answer": "green"}', "the answer does not fit: $: 'green' is not one of"),
-            ('{"answer": "' + "x" * (1 << 20) + '"}', "and 1,048,576 are the limit"),
+            ('{"answer": "' + "x" * (1 << 20) + '"}', "1,048,576"),
         ):
             said = await phone.answer(question["id"], payload)
             assert said["state"] == "refused"

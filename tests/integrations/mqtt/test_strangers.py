@@ -27,13 +27,13 @@ def add(a: int, b: int = 1) -> int:
 
 async def test_a_reply_that_is_no_reply_is_an_error_of_its_own(broker: Broker) -> None:
     async with calling(broker) as caller, stranger(broker, b"\x80 no JSON"):
-        with pytest.raises(ToolResultError, match="the reply cannot be used: it is no JSON"):
+        with pytest.raises(ToolResultError, match="not JSON"):
             await caller.call("lie")
 
 
 async def test_a_worker_that_says_nothing_is_lost(broker: Broker) -> None:
     async with calling(broker, resend_s=0.05) as caller, stranger(broker):
-        with pytest.raises(ToolLostError, match=r"worker w was silent for 0\.15 s"):
+        with pytest.raises(ToolLostError, match=r"worker w for 0\.15 s"):
             await caller.call("lie")
 
 

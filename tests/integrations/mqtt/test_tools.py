@@ -82,9 +82,9 @@ async def test_a_worker_checks_arguments_too(broker: Broker) -> None:
 
 async def test_arguments_that_json_cannot_carry_are_not_sent(broker: Broker) -> None:
     async with calling(broker) as caller, running(Worker(broker, [add])):
-        with pytest.raises(ToolArgumentsError, match="cannot be sent: JSON cannot carry"):
+        with pytest.raises(ToolArgumentsError, match="JSON"):
             await caller.call("add", a=object())
-        with pytest.raises(ToolArgumentsError, match="1,048,576 are the limit"):
+        with pytest.raises(ToolArgumentsError, match="1,048,576"):
             await caller.call("add", a="x" * 2_000_000)
 
 
@@ -103,7 +103,7 @@ async def test_a_result_that_cannot_be_is_said_by_the_worker(broker: Broker) -> 
 
     async with calling(broker) as caller, running(Worker(broker, [huge, strange, endless])):
         for name, said in (
-            ("huge", r"10,000,\d+ bytes, and 1,048,576 are the limit"),
+            ("huge", r"10,000,\d+ bytes.*1,048,576"),
             ("strange", "JSON cannot carry it"),
             ("endless", "JSON cannot carry it"),
         ):
@@ -115,7 +115,7 @@ async def test_a_tool_that_nobody_offers_is_unknown(broker: Broker) -> None:
     nobody = Tool("mill", spec=ToolSpec("mill", "", {"type": "object"}))
     async with calling(broker) as caller, running(Worker(broker, [add])):
         await caller.tool("add")
-        with pytest.raises(UnknownToolError, match=r"no worker offers the tool 'mill' now \(add\)"):
+        with pytest.raises(UnknownToolError, match=r"no worker offers the tool 'mill' now; .*add"):
             await caller.transport.call(ToolRequest(nobody, {}), caller.heard)
 
 
@@ -220,7 +220,7 @@ async def test_a_call_that_expires_before_its_turn_is_never_run(broker: Broker) 
     async with calling(broker) as caller, running(Worker(broker, [slow], concurrency=1)):
         first = asyncio.create_task(caller.call("slow", which="first"))
         await began.wait()
-        with pytest.raises(InterruptExpiredError, match="slow was not over by its deadline"):
+        with pytest.raises(InterruptExpiredError, match=r"slow .*deadline"):
             await caller.call("slow", which="second", timeout=0.5)
         go_on.set()
         assert await first == "first"
@@ -261,7 +261,7 @@ async def test_a_worker_that_leaves_finishes_and_takes_its_offer_off(broker: Bro
         call = asyncio.create_task(caller.call("slow"))
         await began.wait()
         worker.drain()
-        fleet = caller.transport._fleets["default"]
+        fleet = caller.transport._tenants["default"]
         await until(lambda: not fleet.offering("slow"))
         go_on.set()
         assert await call == "done"
@@ -272,12 +272,14 @@ async def test_a_broker_that_is_absent_is_said_and_found_later(broker: Broker) -
     absent = Broker("127.0.0.1", reserved_port())
     async with calling(absent, connect_timeout=0.1) as caller:
         await caller.transport._connection._tried.wait()
-        with pytest.raises(ToolUnavailableError, match=f"127.0.0.1:{absent.port}: it cannot be re"):
+        with pytest.raises(
+            ToolUnavailableError, match=f"127.0.0.1:{absent.port}: .*cannot be reached"
+        ):
             await caller.transport.tools()
 
 
 def test_a_worker_needs_a_name_that_can_be_in_a_topic(broker: Broker) -> None:
-    with pytest.raises(ConfigError, match="is no name for a worker"):
+    with pytest.raises(ConfigError, match="invalid worker name"):
         Worker(broker, [add], name="a/b")
 
 
@@ -307,7 +309,7 @@ async def test_each_tenant_has_workers_of_its_own_below_a_prefix_that_names_it(
         executor = ScriptedExecutor(lambda call: "x")
         runtime = await stack.enter_async_context(Runtime(executor, tools=[transport]))
         await transport.tools()
-        await until(lambda: all(transport._fleet(one).workers for one in tenants))
+        await until(lambda: all(transport._workers(one).workers for one in tenants))
         assert [await runtime.start(asks, tenant=one).wait() for one in tenants] == list(tenants)
         with pytest.raises(AssertionError):
             await runtime.start(asks, tenant="third").wait()
