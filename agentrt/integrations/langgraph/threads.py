@@ -111,7 +111,8 @@ def _check_file(path: Path) -> None:
 class Standing:
     """A thread's last checkpoint, if there is one.
 
-    ``next`` are the nodes that are to run, and ``questions`` what they wait for.
+    ``next`` are the nodes that are to run, or whose writes are to be applied: none where it has
+    come to its end. ``questions`` are what they wait for.
     """
 
     exists: bool
@@ -140,7 +141,9 @@ async def standing_of(graph: Graph, thread: str) -> Standing:
         raise ConfigError(
             f"the checkpoints of thread {thread!r} cannot be read: {error}"
         ) from error
-    return Standing(state.created_at is not None, state.next, state.interrupts)
+    # Killed between a step's writes and its checkpoint, no node is to run, but what follows is.
+    following = state.next or tuple(task.name for task in state.tasks)
+    return Standing(state.created_at is not None, following, state.interrupts)
 
 
 def answer(replies: Mapping[str, Any]) -> Command[Any]:
