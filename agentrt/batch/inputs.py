@@ -123,7 +123,7 @@ class Condition:
                 actual = files.parse_json(actual)
             except ValueError:
                 wanted = _as_text(wanted)
-        elif isinstance(wanted, str) and not isinstance(actual, str):
+        elif isinstance(wanted, str) and not isinstance(actual, str) and self.sign in ("=", "!="):
             actual = _as_text(actual)
         try:
             return bool(_SIGNS[self.sign](actual, wanted))
@@ -339,8 +339,6 @@ def _copied(source: IO[bytes]) -> IO[bytes]:
 
 
 def _format_of(path: Path) -> str:
-    if path.is_dir():
-        raise UsageError(f"--inputs {path}: that is a folder; name a file with records")
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
         raise UsageError(

@@ -150,6 +150,9 @@ class ResultFile:
         self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         try:
+            _sync(
+                path.absolute().parent
+            )  # the name of a new file is to outlive a loss of power, too
             self._repair()
             self._begin(retry)
         except BaseException:

@@ -77,13 +77,16 @@ class Settings:
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A run of an item that has not ended; ``over`` is why it is being stopped."""
+    """A run of an item that has not ended. ``over`` is why it is being stopped, and ``refused`` the
+    number of calls that it began after that.
+    """
 
     item: Item
     sample: int
     run: Run
     began: float
     over: Over | None = None
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +284,7 @@ class Batch:
             prompt_tokens=usage.prompt_tokens,
             output_tokens=usage.output_tokens,
             cached_tokens=usage.cached_tokens,
-            calls=run.row.finished_calls,
+            calls=max(0, run.row.finished_calls - live.refused),
             tools=sum(node.kind is NodeKind.TOOL for node in run.dag.nodes()),
             cost=self._cost(run),
             program=run_id,
@@ -369,9 +372,11 @@ class Batch:
         live = self._live.get(event.program_id)
         if live is None or not isinstance(event, NodeStarted):
             return
-        if event.node.kind is NodeKind.CALL and live.over is None:
-            live.over = self._settings.limits.at_call(live.run)
+        if event.node.kind is NodeKind.CALL:
+            # Also of a program that goes on although it was stopped.
+            live.over = live.over or self._settings.limits.at_call(live.run)
             if live.over is not None:
+                live.refused += 1
                 self._cancel(live.run)
 
     def _cancel(self, run: Run) -> None:
