@@ -28,12 +28,20 @@ except ModuleNotFoundError as error:
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from agentrt.batch import score
     from agentrt.errors import AgentrtError, ProgramError
     from agentrt.interrupts import Event, Progress, Tool, ToolContext, tool
     from agentrt.request import Reply, ToolCall
     from agentrt.runtime import Runtime
     from agentrt.scheduler.config import SchedulerConfig
 
+_NOT_IN_SCHEDULER = (
+    "agentrt.batch",
+    "agentrt.interrupts",
+    "agentrt.program",
+    "agentrt.runtime",
+)
+"""Rooms that agentrt-scheduler leaves out."""
 _HOMES = {
     "AgentrtError": "agentrt.errors",
     "Context": "agentrt.program",
@@ -48,6 +56,7 @@ _HOMES = {
     "ToolContext": "agentrt.interrupts",
     "node": "agentrt.program",
     "program": "agentrt.program",
+    "score": "agentrt.batch",
     "tool": "agentrt.interrupts",
 }
 
@@ -66,6 +75,7 @@ __all__ = [
     "__version__",
     "node",
     "program",
+    "score",
     "tool",
 ]
 
@@ -76,7 +86,7 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
-        if error.name not in ("agentrt.program", "agentrt.interrupts", "agentrt.runtime"):
+        if error.name not in _NOT_IN_SCHEDULER:
             raise
         raise ImportError(
             f"agentrt.{name} is not part of agentrt-scheduler, which is for 'vllm serve' only; "

@@ -27,6 +27,7 @@ REWRITE = "python -m tests.test_public_names"
 HEAD = f"# Public names: docs/versions.md. Written by: {REWRITE}\n"
 MODULES: dict[str, tuple[str, ...]] = {
     "agentrt": (),
+    "agentrt.batch": (),
     "agentrt.contexts": (),
     "agentrt.errors": (),
     "agentrt.executors.history": ("read",),

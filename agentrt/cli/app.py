@@ -26,6 +26,10 @@ _PRODUCT = {
         "agentrt.cli.journal:journal",
         "List, explain, compare, replay and fork recorded programs.",
     ),
+    "results": (
+        "agentrt.cli.results:results",
+        "Show and compare the results of 'agentrt run --inputs'.",
+    ),
     "questions": (
         "agentrt.cli.questions:questions",
         "List and answer the questions of a server's programs.",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 from rich.console import Console
 
+from agentrt.batch.plain import plain, readable, tidy
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import Job, Outcome
 from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, place_of, program_fault, summary
@@ -34,8 +35,6 @@ from agentrt.runtime.run import Run, RunState
 
 _FAULTS_SHOWN = 3
 """Number of failed programs whose errors are shown in full."""
-_MOST_BITS = 4096
-_DEEPEST = 100
 
 
 def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as_json: bool) -> int:
@@ -96,11 +95,7 @@ def _as_text(result: Any) -> str:
         text = getattr(result["messages"][-1], "text", "")
         if isinstance(text, str) and text:
             return str(text)
-    return json.dumps(tidy(result), default=_readable, ensure_ascii=False)
-
-
-def _readable(value: Any) -> Any:
-    return value.text if isinstance(value, ReadsAsText) else plain(value)
+    return json.dumps(tidy(result), default=readable, ensure_ascii=False)
 
 
 def _fault(run: Run, job: Job, log: EngineLog) -> str:
@@ -164,51 +159,6 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         "engine": dict(outcome.engine),
         "policy": outcome.policy,
     }
-
-
-def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """Return a user's result as a value that JSON can represent.
-
-    Keys become text, and ``…`` replaces a value that contains itself or is nested too deeply.
-    ``around`` are the ids of the values that contain this one.
-    """
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return hex(value)  # Python refuses to print integers of so many digits
-    if not isinstance(value, Mapping | list | tuple):
-        return value
-    if id(value) in around or len(around) > _DEEPEST:
-        return "…"
-    inner = (*around, id(value))
-    if isinstance(value, Mapping):
-        return {_text(key): tidy(item, inner) for key, item in value.items()}
-    return [tidy(item, inner) for item in value]
-
-
-def plain(value: Any) -> Any:
-    """Convert a value that JSON does not know, as the ``default`` of `json.dumps`."""
-    try:
-        return tidy(_plain(value))
-    except Exception:  # the value's class may raise anything
-        return _text(value)
-
-
-def _text(value: Any) -> str:
-    try:
-        return str(value)
-    except Exception:
-        return f"<{type(value).__qualname__}>"
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): item for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=str)
-    return str(value)
 
 
 def failed(run: Run) -> bool:

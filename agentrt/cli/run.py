@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrt.cli.batch_options import inputs_options, refuse_without_inputs
 from agentrt.cli.options import (
     ARGUMENTS,
     Options,
@@ -51,6 +52,7 @@ Examples:
   agentrt run mine.py --policy fcfs --json | tail -n 1 | jq .programs
   agentrt run mine.py --journal mine.journal
   agentrt run mine.py -- --max-model-len 2048 --dtype float32
+  agentrt run solve.py --inputs tasks.jsonl --out results.jsonl --samples 4
   agentrt run graph.py --input "Plan a tea" --checkpointer sqlite:t.db --thread tea
   agentrt run graph.py --checkpointer sqlite:t.db --thread tea --human yes
 
@@ -118,8 +120,10 @@ output_group = together(
 )
 @_program.count("--n", "Number of instances to run, each with the same input.", default=1)
 @_program.count(
-    "--max-live", "Maximum number of instances that run at the same time.", default=4096
+    "--max-live",
+    "Maximum number of instances that run at the same time.  [default: 4096; with --inputs 256]",
 )
+@inputs_options
 @human_options
 @seed_option
 @tool_options
@@ -147,6 +151,11 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
 
     Arguments after -- go to vLLM unchanged, as flags of 'vllm serve'.
     """
+    if options["inputs"] is not None:
+        from agentrt.cli.batch import run_batch
+
+        return run_batch(target, engine_flags, options)
+    refuse_without_inputs(options)
 
     def planned() -> Planned:
         from agentrt.cli.journals import read_journal
@@ -183,7 +192,7 @@ def run_planned(
         engine,
         seed=options["seed"],
         timeout=options["timeout"],
-        max_live=options["max_live"],
+        max_live=options["max_live"] or 4096,
         answers=options["answers"],
         dag=options["dag"],
         timeline=options["trace"],

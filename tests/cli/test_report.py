@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import pytest
 from rich.console import Console
 
+from agentrt.batch.plain import plain, tidy
 from agentrt.cli.engine_log import root_cause
 from agentrt.cli.execute import Outcome
-from agentrt.cli.report import plain, tidy, to_json
+from agentrt.cli.report import to_json
 from agentrt.cli.tables import (
     Shares,
     fit_name,

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from agentrt import Runtime, ToolCall
+from agentrt.batch import InputFile, batch, summarize
 from agentrt.cli.load import load_program
 from agentrt.graph import Node, NodeKind, NodeState
 from agentrt.program import Program
 from agentrt.request import Call
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.run import Run
+from arithmetic import arithmetic, judge, relative_error, right
 from game24 import GOAL, PUZZLES, Numbers, last_move, legal_moves
 from mcts import ITERATIONS, WIDTH, mcts
 from react import MAX_STEPS, react
@@ -69,6 +71,26 @@ def test_demo_file_has_one_program_and_says_its_command(file: Path) -> None:
     assert load_program(str(file)).name == file.stem
     doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     assert f"\n    agentrt run demos/{file.name} " in f"\n{doc}"
+
+
+async def test_arithmetic_is_scored_by_three() -> None:
+    """The model thinks, answers the first record's number each time, and approves."""
+    inputs = InputFile(str(FILES[0].with_name("arithmetic.jsonl")))
+    first = next(iter(inputs)).record["answer"]
+
+    def say(call: Call) -> str:
+        request = call.spec.request or {}
+        form = str(request.get("response_format", ""))
+        return json.dumps({"answer": first}) if "answer" in form else '"yes"'
+
+    scores, engine = [right, relative_error, judge], ScriptedExecutor(say)
+    results = batch(arithmetic, inputs, executor=engine, scores=scores, samples=2)
+    summary = summarize([each async for each in results])
+    assert (summary["results"], summary["inputs"], summary["done"]) == (100, 50, 100)
+    told = summary["scores"]
+    assert told["judge"]["mean"] == 1.0
+    assert 0 < told["right"]["mean"] < 0.5
+    assert 0 < told["relative_error"]["mean"] < 1
 
 
 @pytest.mark.usefixtures("clean_imports")

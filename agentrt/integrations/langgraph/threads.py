@@ -116,8 +116,8 @@ def _check_file(path: Path) -> None:
 class Standing:
     """The state of a thread at its last checkpoint, if it has one.
 
-    ``next`` are the names of the nodes that run next, and ``questions`` the interrupts that they
-    wait for.
+    ``next`` are the nodes that are to run, or whose writes are to be applied: none where it has
+    come to its end. ``questions`` are what they wait for.
     """
 
     exists: bool
@@ -144,7 +144,9 @@ async def standing_of(graph: Graph, thread: str) -> Standing:
         ) from error
     except Exception as error:  # an error of the database or network, or an invalid checkpoint
         raise ConfigError(f"cannot read the checkpoints of thread {thread!r}: {error}") from error
-    return Standing(state.created_at is not None, state.next, state.interrupts)
+    # After a kill between a step's writes and its checkpoint, no node is due, but its tasks are.
+    following = state.next or tuple(task.name for task in state.tasks)
+    return Standing(state.created_at is not None, following, state.interrupts)
 
 
 def answer(replies: Mapping[str, Any]) -> Command[Any]:

@@ -1,0 +1,455 @@
+"""Reads the records of a batch one at a time from JSONL, JSON, CSV or Parquet, and checks them.
+
+A record becomes an `Item`: an id, the program's input, and the whole record for scores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import operator
+import re
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from agentrt import files
+from agentrt.errors import UsageError
+
+FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+_LINE = 64 * 1024 * 1024
+"""The most bytes of a line, and of a field of a CSV file."""
+_ROWS = 256
+"""How many rows of a Parquet file are in memory at once."""
+_CONDITION = re.compile(
+    r"(?P<field>[^=!<>~]+?)\s*(?P<sign>!=|<=|>=|=|<|>|~)\s*(?P<value>.*)", re.DOTALL
+)
+_SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One input of a batch. ``record`` is all that the file has of it, ``place`` says where that
+    is, for messages.
+    """
+
+    id: str
+    input: Any
+    record: Any
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A record that cannot be used, and why."""
+
+    place: str
+    reason: str
+
+
+class InputsError(UsageError):
+    """Records that cannot be used: ``problems`` has the first of them, one line each."""
+
+    def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on a field of a record, such as ``level>=3``; ``~`` searches for a regular
+    expression. A record without the field does not fulfil it.
+    """
+
+    text: str
+    field: str
+    sign: str
+    value: Any
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read a condition. Raises `UsageError` for text that is none."""
+        match = _CONDITION.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(
+                f"--where {text!r}: give FIELD=VALUE, or !=, <, <=, >, >=, or ~ with a regular "
+                "expression between them"
+            )
+        raw_value: Any = match["value"]
+        if match["sign"] == "~":
+            try:
+                value: Any = re.compile(raw_value)
+            except re.error as error:
+                raise UsageError(f"--where {text!r}: bad regular expression: {error}") from error
+        else:
+            try:
+                value = files.parse_json(raw_value)
+            except ValueError:
+                value = raw_value
+        return cls(text, match["field"].strip(), match["sign"], value)
+
+    def holds(self, record: Any) -> bool:
+        """Whether a record fulfils it."""
+        if not isinstance(record, Mapping) or self.field not in record:
+            return False
+        actual, wanted = record[self.field], self.value
+        if self.sign == "~":
+            return wanted.search(_as_text(actual)) is not None
+        if isinstance(actual, str) and not isinstance(wanted, str):
+            # All values of a CSV file are text.
+            try:
+                actual = files.parse_json(actual)
+            except ValueError:
+                wanted = _as_text(wanted)
+        elif isinstance(wanted, str) and not isinstance(actual, str) and self.sign in ("=", "!="):
+            actual = _as_text(actual)
+        try:
+            return bool(_SIGNS[self.sign](actual, wanted))
+        except TypeError:
+            return False
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Where a record's input and id are. With None, the input is the field ``input`` if the first
+    record has it, and else the whole record; the id is the field ``id``, and else the record's
+    number, from 1.
+    """
+
+    input: str | None = None
+    id: str | None = None
+
+    def settled(self, first: Any) -> Fields:
+        """The fields that the first record decides on."""
+        names = first if isinstance(first, Mapping) else ()
+        return Fields(
+            self.input or ("input" if "input" in names else None),
+            self.id or ("id" if "id" in names else None),
+        )
+
+    def item(self, record: Any, number: int, place: str) -> Item | Problem:
+        """The record as an item, or what is wrong with it."""
+        given: Any = record
+        id_value: Any = number
+        for name in filter(None, (self.input, self.id)):
+            if not isinstance(record, Mapping):
+                return Problem(place, f"it is {_kind(record)}, and has no field {name!r}")
+            if name not in record:
+                return Problem(place, f"no field {name!r}; it has {_listed(record)}")
+        if self.input is not None:
+            given = record[self.input]
+        if self.id is not None:
+            id_value = record[self.id]
+        if isinstance(id_value, bool) or not isinstance(id_value, str | int) or id_value == "":
+            return Problem(place, f"id {id_value!r}: an id is a text or a whole number")
+        return Item(str(id_value), given, record, place)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", type(None): "null"}
+    return names.get(type(value), f"the value {value!r:.40}")
+
+
+def _listed(record: Mapping[str, Any]) -> str:
+    names = [str(name) for name in record]
+    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "") if names else "none"
+
+
+class InputFile:
+    """The records of a file, or of the standard input (``-``), as items: each iteration reads them
+    anew and keeps one at a time in memory.
+
+    ``conditions`` must all hold, and the first ``limit`` records that fulfil them count. What is
+    no plain file (a pipe, the standard input) is copied to a temporary file first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fields: Fields | None = None,
+        *,
+        conditions: Iterable[Condition] = (),
+        limit: int | None = None,
+    ) -> None:
+        self.name = "the standard input" if name == "-" else name
+        self._fields = fields or Fields()
+        self._conditions = tuple(conditions)
+        self._limit = limit
+        self._copy: IO[bytes] | None = None
+        self._path: Path | None = None
+        path = Path(name)
+        try:
+            if name == "-":
+                self._copy = _copied(sys.stdin.buffer)
+            elif not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+                with path.open("rb") as pipe:
+                    self._copy = _copied(pipe)
+            else:
+                self._path = path
+                path.open("rb").close()
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(f"--inputs {name}: {reason}; name a file with records") from error
+        self._format = _format_of(path) if self._copy is None else _sniffed(self._copy)
+        if self._format == "parquet":
+            _parquet()
+
+    def check(
+        self,
+        accept: Callable[[Any], object],
+        *,
+        shown: int = 20,
+        each: Callable[[Item], object] | None = None,
+    ) -> int:
+        """Read all records once, and return their number. ``accept`` raises `UsageError` for an
+        input that the program cannot have; ``each`` gets the items that can be used.
+
+        Raises `InputsError` with up to ``shown`` problems, and `UsageError` for a file that cannot
+        be read.
+        """
+        problems: list[str] = []
+        count = wrong = 0
+        seen: set[bytes] = set()
+        fields_seen = {condition.field: False for condition in self._conditions}
+        total = 0
+        for entry in self._selected(fields_seen):
+            total += 1
+            reason = ""
+            if isinstance(entry, Problem):
+                place, reason = entry.place, entry.reason
+            else:
+                place, key = entry.place, key_of(entry.id)
+                if key in seen and (first := self._first_place(entry)):
+                    reason = f"id {entry.id!r} is there twice; it was first in {first}"
+                seen.add(key)
+                try:
+                    accept(entry.input)
+                except UsageError as error:
+                    reason = reason or str(error)
+            if reason:
+                wrong += 1
+                if len(problems) < shown:
+                    problems.append(f"{self.name}, {place}: {reason}")
+                continue
+            count += 1
+            if each is not None and isinstance(entry, Item):
+                each(entry)
+        if wrong:
+            rest = f" (the first {shown} are above)" if wrong > shown else ""
+            raise InputsError(
+                f"{self.name}: {wrong} of {total} records cannot be used{rest}; nothing was run",
+                tuple(problems),
+            )
+        for name, was_there in fields_seen.items():
+            if not was_there:
+                raise InputsError(f"{self.name}: --where: no record has the field {name!r}")
+        if not count:
+            left = " that --where and --limit leave" if self._conditions else ""
+            raise InputsError(f"{self.name}: there is no record{left}")
+        return count
+
+    def _first_place(self, twin: Item) -> str:
+        for entry in self._selected({}):
+            if isinstance(entry, Item) and entry.id == twin.id:
+                return "" if entry.place == twin.place else entry.place
+        return ""
+
+    def __iter__(self) -> Iterator[Item]:
+        """The items. Raises `UsageError` at a record that cannot be used."""
+        for entry in self._selected({}):
+            if isinstance(entry, Problem):
+                raise InputsError(f"{self.name}, {entry.place}: {entry.reason}")
+            yield entry
+
+    def _selected(self, fields_seen: dict[str, bool]) -> Iterator[Item | Problem]:
+        fields, selected = None, 0
+        for number, (place, record) in enumerate(self._records(), 1):
+            if isinstance(record, Problem):
+                yield record
+                continue
+            if fields is None:
+                fields = self._fields.settled(record)
+            if isinstance(record, Mapping):
+                fields_seen |= {name: True for name in fields_seen if name in record}
+            if not all(condition.holds(record) for condition in self._conditions):
+                continue
+            if self._limit is not None and selected >= self._limit:
+                return
+            selected += 1
+            yield fields.item(record, number, place)
+
+    def _records(self) -> Iterator[tuple[str, Any]]:
+        """Where each record is, and what it is: a `Problem` if it cannot be read."""
+        reader = {"jsonl": _jsonl, "json": _json, "csv": _csv, "tsv": _tsv, "parquet": _rows}
+        if self._copy is not None:
+            self._copy.seek(0)
+            yield from reader[self._format](self._copy, self.name)
+            return
+        assert self._path is not None
+        try:
+            with self._path.open("rb") as file:
+                yield from reader[self._format](file, self.name)
+        except OSError as error:
+            raise UsageError(f"{self.name}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Remove the copy of a pipe. Idempotent."""
+        if self._copy is not None:
+            self._copy.close()
+
+
+def key_of(*parts: object) -> bytes:
+    """A short key for an id, or an id and a sample: 16 bytes however long the id is."""
+    text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _copied(source: IO[bytes]) -> IO[bytes]:
+    copy = tempfile.TemporaryFile()  # noqa: SIM115  # until `close`
+    while chunk := source.read(1024 * 1024):
+        copy.write(chunk)
+    copy.flush()
+    return copy
+
+
+def _format_of(path: Path) -> str:
+    kind = FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise UsageError(
+            f"--inputs {path}: unknown kind of file {path.suffix or path.name!r}; it can end in "
+            f"{', '.join(FORMATS)}"
+        )
+    return kind
+
+
+def _sniffed(file: IO[bytes]) -> str:
+    """The format of what came through a pipe: JSON if it begins with ``[``, else JSONL."""
+    file.seek(0)
+    head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return "json" if head.startswith(b"[") else "jsonl"
+
+
+def _jsonl(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
+    number = 0
+    while line := file.readline(_LINE):
+        number += 1
+        place = f"line {number}"
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line.strip():
+            continue
+        if len(line) == _LINE and not line.endswith(b"\n"):
+            yield place, Problem(place, f"it is longer than {_LINE // 1024**2} MiB")
+            while line and not line.endswith(b"\n"):
+                line = file.readline(_LINE)
+            continue
+        try:
+            yield place, files.parse_json(line.decode())
+        except UnicodeDecodeError:
+            yield place, Problem(place, "it is not UTF-8 text")
+        except ValueError as error:
+            hint = ""
+            if number == 1 and line.lstrip().startswith(b"["):
+                hint = " (a list over several lines is JSON: let the file's name end in .json)"
+            yield place, Problem(place, f"not JSON: {error}{hint}")
+
+
+def _json(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
+    raw = file.read()
+    try:
+        records = files.parse_json(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: it is not UTF-8 text") from error
+    except ValueError as error:
+        hint = ""
+        if str(error).startswith("Extra data"):
+            hint = " (one record a line is JSONL: let the file's name end in .jsonl)"
+        raise UsageError(f"{name}: not JSON: {error}{hint}") from error
+    del raw
+    if not isinstance(records, list):
+        raise UsageError(f"{name}: it has {_kind(records)}; give a JSON list of records")
+    for number, record in enumerate(records, 1):
+        yield f"record {number}", record
+
+
+def _tsv(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
+    return _csv(file, name, "\t")
+
+
+def _csv(file: IO[bytes], name: str, delimiter: str = ",") -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(_LINE)
+    # It is detached at the end, so that the file stays open for another reading.
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    rows = csv.reader(text, delimiter=delimiter, strict=True)
+    try:
+        columns = next(rows, [])
+        if not columns or len(set(columns)) < len(columns):
+            wrong = "a column is there twice" if columns else "there are no names of columns"
+            raise UsageError(f"{name}: its first line names the columns, and {wrong}")
+        end = rows.line_num
+        for row in rows:
+            place, end = f"line {end + 1}", rows.line_num
+            if not row:
+                continue
+            if len(row) != len(columns):
+                reason = f"it has {len(row)} values for {len(columns)} columns"
+                yield place, Problem(place, reason)
+            else:
+                yield place, dict(zip(columns, row, strict=True))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: it is not UTF-8 text") from error
+    except csv.Error as error:
+        place = f"line {rows.line_num}"
+        yield place, Problem(place, f"bad CSV: {error}; what follows was not read")
+    finally:
+        with contextlib.suppress(ValueError):
+            text.detach()
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(
+            "--inputs: Parquet files need pyarrow; install agentrt[parquet], or convert the file "
+            "to JSONL"
+        ) from error
+    return pyarrow.parquet
+
+
+def _rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
+    number = 0
+    try:
+        for rows in _parquet().ParquetFile(file).iter_batches(batch_size=_ROWS):
+            for record in rows.to_pylist():
+                number += 1
+                yield f"row {number}", record
+    except ValueError as error:  # as all errors of pyarrow are that tell of a damaged file
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{name}: it is no Parquet file that can be read: {reason}") from error

@@ -1,0 +1,68 @@
+"""Limits of each item of a batch, and when the batch ends its stragglers."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from agentrt.batch.results import Over
+from agentrt.errors import ConfigError
+from agentrt.runtime.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one item may use: ``max_tokens_total`` tokens that its calls read and write,
+    ``max_calls`` calls, and ``timeout`` seconds. None is no limit.
+
+    A call that would begin beyond a limit ends the program. The call that goes over the tokens
+    comes to its own end: how many tokens a call uses is known after it.
+    """
+
+    max_tokens_total: int | None = None
+    max_calls: int | None = None
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens_total", "max_calls", "timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be above 0, got {value!r}; None is no limit")
+
+    def at_call(self, run: Run) -> Over | None:
+        """The limit that the call which begins now is beyond."""
+        row = run.row
+        if self.max_calls is not None and row.finished_calls + len(row.calls) > self.max_calls:
+            return "max-calls"
+        if self.max_tokens_total is not None and tokens_of(run) >= self.max_tokens_total:
+            return "max-tokens-total"
+        return None
+
+    def at_end(self, run: Run) -> Over | None:
+        """The limit that a program which has ended is beyond."""
+        if self.max_tokens_total is not None and tokens_of(run) > self.max_tokens_total:
+            return "max-tokens-total"
+        return None
+
+
+def tokens_of(run: Run) -> int:
+    """The tokens that the calls of a program have read and written, as far as they have ended."""
+    return run.row.usage.prompt_tokens + run.row.usage.output_tokens
+
+
+def read_share(value: str | float | None) -> float | None:
+    """A share of a batch, such as ``99%`` or 0.99. Raises `ConfigError` for anything else."""
+    if value is None:
+        return None
+    share = math.nan
+    if not isinstance(value, str):
+        share = float(value)
+    elif match := re.fullmatch(r"\s*([\d.]+)\s*(%?)\s*", value):
+        try:
+            share = float(match[1]) / (100 if match[2] else 1)
+        except ValueError:
+            share = math.nan
+    if not 0 < share <= 1:
+        raise ConfigError(f"stop-when {value!r}: give a share such as 99% or 0.99")
+    return share

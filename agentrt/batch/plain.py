@@ -1,0 +1,70 @@
+"""Turns what programs return into JSON: any value of a user's program has a form there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agentrt.request.text import ReadsAsText
+
+_MOST_BITS = 4096
+_DEEPEST = 100
+
+
+def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """A result with text for keys, and without what contains itself, or cannot be JSON: a user's
+    may be anything.
+    """
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return hex(value)  # more digits than Python writes
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if id(value) in around or len(around) > _DEEPEST:
+        return "…"
+    inner = (*around, id(value))
+    if isinstance(value, Mapping):
+        return {_text(key): tidy(item, inner) for key, item in value.items()}
+    return [tidy(item, inner) for item in value]
+
+
+def plain(value: Any) -> Any:
+    """For `json.dumps`: a value that JSON does not know, as one that it knows."""
+    try:
+        return tidy(_plain(value))
+    except Exception:  # whatever the code of its class raises
+        return _text(value)
+
+
+def readable(value: Any) -> Any:
+    """The same for people: a model's reply is its text."""
+    return value.text if isinstance(value, ReadsAsText) else plain(value)
+
+
+def as_json(value: Any) -> str:
+    """One line of standard JSON, whatever the value is: NaN and infinity are texts there."""
+    try:
+        return json.dumps(tidy(value), default=readable, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(tidy(value), default=readable)
+        return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)
+    return str(value)

@@ -1,0 +1,349 @@
+"""The results of a batch, and the file that has one line for each.
+
+A line is on the disk as a whole or not at all: what a kill has left of a half-written line is
+removed when the file is opened again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from agentrt import files
+from agentrt.batch.inputs import key_of
+from agentrt.batch.plain import as_json
+from agentrt.errors import UsageError
+
+State = Literal["done", "failed", "stopped"]
+Over = Literal["max-tokens-total", "max-calls", "timeout", "stop-when"]
+Retry = Literal["failed", "all"]
+STATES: tuple[State, ...] = ("done", "failed", "stopped")
+_BLOCK = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How one sample of one input ended.
+
+    ``state`` is ``done`` where the program returned, ``failed`` where it raised, and ``stopped``
+    where a limit ended it: ``over`` names that limit, also for a program that returned after it.
+    ``sample`` counts from 0. ``seconds`` is the time in this process, ``tokens`` and ``calls``
+    count what earlier processes had recorded, too. ``cost`` is None where no price is known.
+    ``scores`` are numbers by name, ``score_errors`` has the scores that raised. ``program`` is its
+    id in the journal, or its thread; ``attempt`` counts the retries from 1. A result that was in
+    the file before this batch began is ``earlier``.
+    """
+
+    id: str
+    sample: int
+    state: State
+    result: Any = None
+    error: str | None = None
+    over: Over | None = None
+    seconds: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    calls: int = 0
+    tools: int = 0
+    cost: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    score_errors: Mapping[str, str] = field(default_factory=dict)
+    program: str = ""
+    attempt: int = 1
+    earlier: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that its calls read and wrote."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without a result, and not because the batch needed no more."""
+        return self.state != "done" and self.over != "stop-when"
+
+    def to_line(self) -> bytes:
+        """Its line in a file of results."""
+        names = [one.name for one in dataclasses.fields(self) if one.name != "earlier"]
+        values = {name: getattr(self, name) for name in names}
+        values["seconds"] = round(self.seconds, 3)
+        return as_json(values).encode("utf-8", "replace") + b"\n"
+
+
+_NAMES = frozenset(one.name for one in dataclasses.fields(Result)) - {"earlier"}
+
+
+def read_result(line: bytes) -> Result:
+    """Read the line of a result. Raises `ValueError` for any other line."""
+    value = files.parse_json(line.decode())
+    if not isinstance(value, dict) or not {"id", "sample", "state"} <= set(value):
+        raise ValueError("it is not a line that agentrt has written")
+    if not isinstance(value["sample"], int) or value["state"] not in STATES:
+        raise ValueError("its sample or its state is not one that agentrt has written")
+    kept = {name: item for name, item in value.items() if name in _NAMES}
+    return Result(**{**kept, "id": str(value["id"])}, earlier=True)
+
+
+def read_results(path: str | Path) -> Iterator[Result]:
+    """The results of a file, the last for each input and sample, also while it is written. Raises
+    `UsageError` for a file that cannot be read.
+    """
+    last = {key_of(result.id, result.sample): start for start, result in _lines(Path(path))}
+    for start, result in _lines(Path(path)):
+        if last.get(key_of(result.id, result.sample)) == start:
+            yield result
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Result]]:
+    """Each whole line, and where it begins."""
+    try:
+        with path.open("rb") as file:
+            start = 0
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return  # it is being written, or was when its process was killed
+                yield start, _read_line(path, number, line)
+                start += len(line)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"{path}: {reason}; name a file of results") from error
+
+
+def _read_line(path: Path, number: int, line: bytes) -> Result:
+    try:
+        return read_result(line)
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"{path}, line {number}: not a result: {error}; name a file of results, or a new one"
+        ) from error
+
+
+class ResultFile:
+    """A file of results that this process alone writes. Used in one event loop.
+
+    With ``retry``, a round begins in which those that have no result (``failed``), or ``all``, are
+    made again; killed, the next process goes on with the round. Raises `UsageError` for a file that
+    cannot be written, or is not one of results.
+    """
+
+    def __init__(self, path: Path, *, retry: Retry | None = None) -> None:
+        self.path = path
+        self._retry_file = path.with_name(path.name + ".retry")
+        self._lock = self._locked()
+        try:
+            self._number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            self._lock.close()
+            raise self._unwritable(error) from error
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="results")
+        self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+        try:
+            _sync(
+                path.absolute().parent
+            )  # the name of a new file is to outlive a loss of power, too
+            self._repair()
+            self._begin(retry)
+        except BaseException:
+            self.close()
+            raise
+
+    def _locked(self) -> IO[str]:
+        where = f"--out {str(self.path)!r}"
+        if self.path.is_dir():
+            raise UsageError(f"{where}: that is a folder; name a file")
+        if not self.path.absolute().parent.is_dir():
+            raise UsageError(f"{where}: there is no folder {str(self.path.parent)!r}; make it")
+        if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
+            raise UsageError(f"{where}: that is no plain file; name one, which can be continued")
+        if files.is_database(self.path):
+            raise UsageError(f"{where}: that is a database, such as a journal; name another file")
+        try:
+            return files.lock_beside(self.path)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"{where}: another process writes it; wait for that one, or name another file"
+            ) from error
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> UsageError:
+        reason = (error.strerror or str(error)).lower()
+        return UsageError(f"--out {str(self.path)!r}: cannot be written: {reason}")
+
+    def _repair(self) -> None:
+        """Remove what is left of a last line that was being written when its process was killed."""
+        size = os.fstat(self._number).st_size
+        tail, start = b"", size
+        while start > 0 and b"\n" not in tail:
+            start = max(0, start - _BLOCK)
+            tail = os.pread(self._number, size - start, start)
+        rest = tail.rpartition(b"\n")[2]
+        if not rest:
+            return
+        with contextlib.suppress(ValueError, TypeError):
+            read_result(rest)
+            os.pwrite(self._number, b"\n", size)  # only its end was missing
+            os.fsync(self._number)
+            return
+        if not _begins_a_result(rest):
+            raise UsageError(
+                f"--out {str(self.path)!r}: its last line is not one of a result; name a file of "
+                "results, or a new one"
+            )
+        os.ftruncate(self._number, size - len(rest))
+        os.fsync(self._number)
+
+    def _begin(self, retry: Retry | None) -> None:
+        """Index the file. Of a retry, what was there before its beginning is to be made again."""
+        size = os.fstat(self._number).st_size
+        begun = self._read_retry()
+        if retry is None:
+            begun = None
+        elif begun is None or begun[0] != retry or begun[1] > size:
+            begun = retry, size
+            self._retry_file.write_text(json.dumps({"retry": retry, "offset": size}), "utf-8")
+            _sync(self._retry_file)
+            _sync(self.path.absolute().parent)
+        self._round = begun
+        self._ended: dict[bytes, int] = {}
+        self._attempts: dict[bytes, int] = {}
+        for start, result in _lines(self.path):
+            self._count(start, result)
+
+    def _count(self, start: int, result: Result) -> None:
+        key = key_of(result.id, result.sample)
+        again = False
+        if self._round is not None and start < self._round[1]:
+            again = self._round[0] == "all" or result.state != "done"
+        if again:
+            self._ended.pop(key, None)
+            self._attempts[key] = result.attempt
+        else:
+            self._ended[key] = start
+
+    def _read_retry(self) -> tuple[str, int] | None:
+        try:
+            value = files.read_json(self._retry_file)
+            return str(value["retry"]), int(value["offset"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def has(self, item_id: str, sample: int) -> bool:
+        """Whether this sample of the input has ended, and is not to be made again."""
+        return key_of(item_id, sample) in self._ended
+
+    def attempt(self, item_id: str, sample: int) -> int:
+        """The number of the attempt with which this sample of the input goes on."""
+        return self._attempts.get(key_of(item_id, sample), 0) + 1
+
+    def read(self, item_id: str, sample: int) -> Result:
+        """The result of a sample that has ended before this process began."""
+        start, line = self._ended[key_of(item_id, sample)], b""
+        while not line.endswith(b"\n") and (
+            block := os.pread(self._number, _BLOCK, start + len(line))
+        ):
+            line += block.partition(b"\n")[0] + b"\n" if b"\n" in block else block
+        return read_result(line)
+
+    async def put(self, result: Result) -> None:
+        """Add a line, which is on the disk when this returns. Raises `OSError`."""
+        written = asyncio.get_running_loop().create_future()
+        self._pending.append((result.to_line(), written))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(), name="results")
+        await asyncio.shield(written)
+        self._ended[key_of(result.id, result.sample)] = -1
+
+    async def _write(self) -> None:
+        """Write all lines that wait, several with one flush, until none is left."""
+        while self._pending:
+            lines, self._pending = self._pending, []
+            data, loop = b"".join(line for line, _ in lines), asyncio.get_running_loop()
+            error: OSError | None = None
+            try:
+                await loop.run_in_executor(self._thread, self._append, data)
+            except OSError as raised:
+                error = raised
+            for _, written in lines:
+                if not written.done():
+                    written.set_result(None) if error is None else written.set_exception(error)
+
+    def _append(self, data: bytes) -> None:
+        size = os.fstat(self._number).st_size
+        try:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(self._number, data[done:], size + done)
+            os.fsync(self._number)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._number, size)
+            error.filename = str(self.path)
+            raise
+
+    async def flush(self) -> None:
+        """Wait until all lines are written."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    def finish(self) -> None:
+        """All inputs have ended: end the round of a retry, and remove the lines it replaced."""
+        if self._round is not None or self._retry_file.exists():
+            self._retry_file.unlink(missing_ok=True)
+            self._round = None
+            self._compact()
+
+    def _compact(self) -> None:
+        folder = self.path.absolute().parent
+        with tempfile.NamedTemporaryFile(
+            "wb", dir=folder, prefix=f".{self.path.name}.", delete=False
+        ) as copy:
+            try:
+                for result in read_results(self.path):
+                    copy.write(result.to_line())
+                copy.flush()
+                os.fsync(copy.fileno())
+                os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(self._number).st_mode))
+                os.replace(copy.name, self.path)
+            except BaseException:
+                Path(copy.name).unlink(missing_ok=True)
+                raise
+        _sync(folder)
+        os.close(self._number)
+        self._number = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        self._thread.shutdown()
+        if self._number >= 0:
+            os.close(self._number)
+            self._number = -1
+        self._lock.close()
+
+
+_BEGINNING = b'{"id": '
+
+
+def _begins_a_result(rest: bytes) -> bool:
+    """Whether a broken last line may be the beginning of a result: no other file's is cut off."""
+    return rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

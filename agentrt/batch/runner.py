@@ -1,0 +1,571 @@
+"""Runs a program on each input of a batch: so many at once as are allowed, each result once."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import re
+import threading
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Mapping,
+    Sequence,
+    Sized,
+)
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentrt.batch.inputs import Fields, Item, Problem, key_of
+from agentrt.batch.limits import Limits, read_share
+from agentrt.batch.results import Over, Result, ResultFile, Retry
+from agentrt.batch.scores import Score, ScoreError
+from agentrt.batch.targets import ProgramTarget, Target, lent, opened_target
+from agentrt.errors import (
+    AgentrtError,
+    ConfigError,
+    EngineDiedError,
+    EngineStartError,
+    JournalWriteError,
+    UsageError,
+    text_of,
+)
+from agentrt.executors.base import Executor
+from agentrt.graph import NodeKind
+from agentrt.journal import Journal
+from agentrt.journal.store import SQLiteStore
+from agentrt.runtime import Runtime
+from agentrt.runtime.durable import Durable
+from agentrt.runtime.events import Event, NodeStarted
+from agentrt.runtime.run import Run, RunState
+
+DEFAULT_LIVE = 256
+"""How many programs of a batch are live at once. How many of them the engine admits is its own
+decision, by its memory."""
+_FATAL = (EngineDiedError, EngineStartError, JournalWriteError)
+"""Errors that are no result of an input: the same batch goes on once their cause is gone."""
+_AGAIN_S = 5.0
+"""A program that goes on although it was cancelled is cancelled again after so many seconds."""
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a batch runs. ``skips`` leaves out of the journal what it cannot keep, and ``price`` is
+    that of a million tokens: of prompts, and of outputs.
+    """
+
+    samples: int = 1
+    max_live: int = DEFAULT_LIVE
+    limits: Limits = field(default_factory=Limits)
+    stop_when: float | None = None
+    price: tuple[float, float] | None = None
+    skips: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_live"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A run of an item that has not ended. ``over`` is why it is being stopped, and ``refused`` the
+    number of calls that it began after that.
+    """
+
+    item: Item
+    sample: int
+    run: Run
+    began: float
+    over: Over | None = None
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    item: Item
+    sample: int
+    attempt: int
+
+
+class Batch:
+    """One batch on an open runtime: `results` runs it. ``total`` is the number of its results, if
+    that is known, ``ended`` how many of them there are, earlier ones counted;
+    ``scoring`` is how many results are being scored.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        runtime: Runtime,
+        settings: Settings,
+        *,
+        scores: Sequence[Score] = (),
+        out: ResultFile | None = None,
+        total: int | None = None,
+    ) -> None:
+        self.total, self.ended = total, 0
+        self._target, self._runtime, self._settings = target, runtime, settings
+        self._scores = tuple(scores)
+        self._judges = {score.name: score.program() for score in scores if score.uses_model}
+        self._out = out
+        self._live: dict[str, _Live] = {}
+        self.scoring = 0
+        self._draining = self._stopping = False
+        self._thread = threading.get_ident()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def live(self) -> int:
+        """How many programs are live."""
+        return len(self._live)
+
+    def slowest(self, count: int = 5) -> list[tuple[str, float]]:
+        """The live items that run for the longest time, with their seconds."""
+        now = time.monotonic()
+        longest = heapq.nsmallest(count, self._live.values(), key=lambda live: live.began)
+        several = self._settings.samples > 1
+        return [
+            (f"{live.item.id}#{live.sample}" if several else live.item.id, now - live.began)
+            for live in longest
+        ]
+
+    def drain(self) -> None:
+        """Start nothing more, and finish what is live."""
+        self._draining = True
+
+    async def results(
+        self, items: AsyncIterator[Item], *, earlier: bool = True
+    ) -> AsyncGenerator[Result, None]:
+        """Each result as it ends, once it is in the file; also those that were there ``earlier``,
+        if they are wanted. Raises what ended the batch before its end: the same batch goes on then.
+        """
+        done: asyncio.Queue[Result | None] = asyncio.Queue(self._settings.max_live)
+        work = self._work(items, done if earlier else None)
+        self._runtime.listen(self._saw)
+        running = asyncio.create_task(self._run(work, done), name="batch")
+        try:
+            with lent(self._runtime):
+                while (result := await done.get()) is not None:
+                    yield result
+            await running
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # which was raised above, or nobody wants any more
+            self._runtime.registry.unlisten(self._saw)
+            await work.aclose()
+            if self._out is not None:
+                await self._out.flush()
+        if self._out is not None and not self._draining:
+            self._out.finish()
+
+    # -- what is to be run -------------------------------------------------------------
+
+    async def _work(
+        self, items: AsyncIterator[Item], done: asyncio.Queue[Result | None] | None
+    ) -> AsyncGenerator[_Work, None]:
+        """What is left to do; the samples of an input come one after the other, so that they find
+        their prompt in the cache. Results that are there already go to ``done``.
+        """
+        count = 0
+        async for item in items:
+            for sample in range(self._settings.samples):
+                count += 1
+                if self._out is None:
+                    yield _Work(item, sample, 1)
+                elif not self._out.has(item.id, sample):
+                    yield _Work(item, sample, self._out.attempt(item.id, sample))
+                else:
+                    self.ended += 1
+                    if done is not None:
+                        await done.put(self._out.read(item.id, sample))
+                    self._stop_stragglers()
+        self.total = count
+        self._stop_stragglers()
+
+    async def _run(
+        self, work: AsyncGenerator[_Work, None], done: asyncio.Queue[Result | None]
+    ) -> None:
+        """Do the work, ``max_live`` items at once. None in ``done`` says that there is no more."""
+        room = asyncio.Semaphore(self._settings.max_live)
+
+        async def finish(each: _Work) -> None:
+            try:
+                await done.put(await self._result(each))
+            finally:
+                room.release()
+
+        try:
+            async with asyncio.TaskGroup() as workers:
+                while True:
+                    await room.acquire()
+                    if self._draining or self._stopping:
+                        break
+                    if (each := await anext(work, None)) is None:
+                        break
+                    workers.create_task(finish(each), name=f"batch/{each.item.id}")
+        except BaseExceptionGroup as group:
+            await done.put(None)
+            raise _first(group) from None
+        await done.put(None)
+
+    # -- one item ----------------------------------------------------------------------
+
+    async def _result(self, work: _Work) -> Result:
+        item, run_id = work.item, run_name(self._target.name, work.item.id, work.sample)
+        run_id = f"{run_id}-{work.attempt}"
+        began = time.monotonic()
+        try:
+            given = self._target.accept(item.input)
+            run = await self._target.start(self._runtime, given, run_id, skips=self._settings.skips)
+        except UsageError as error:
+            result = Result(item.id, work.sample, "failed", error=_said(error), program=run_id)
+            return await self._ended(replace(result, attempt=work.attempt))
+        live = _Live(item, work.sample, run, began)
+        self._live[run.id] = live
+        if self._stopping:
+            live.over = "stop-when"
+            run.cancel()
+        try:
+            await self._until_ended(live)
+        finally:
+            if run.ended_at is None:
+                await self._leave(run)
+            del self._live[run.id]
+        if (fatal := _fatal_in(run.error)) is not None:
+            raise fatal
+        self.scoring += 1
+        try:
+            result = await self._scored(await self._read(live, work, run_id), live)
+        finally:
+            self.scoring -= 1
+        return await self._ended(result)
+
+    async def _until_ended(self, live: _Live) -> None:
+        assert live.run.task is not None
+        limit = self._settings.limits.timeout
+        while not live.run.task.done():
+            wait_s: float | None = _AGAIN_S
+            if live.over is None:
+                wait_s = None if limit is None else live.began + limit - time.monotonic()
+            _, late = await asyncio.wait([live.run.task], timeout=wait_s and max(0.0, wait_s))
+            if late and live.over is None:
+                live.over = "timeout"
+            if late:
+                live.run.cancel()
+
+    async def _leave(self, run: Run) -> None:
+        """This process ends, or the batch: the next one goes on with the run."""
+        assert run.task is not None
+        run.left = True
+        run.cancel()
+        await asyncio.wait([run.task])
+
+    async def _read(self, live: _Live, work: _Work, run_id: str) -> Result:
+        """The result of a run that has ended."""
+        run, usage = live.run, live.run.row.usage
+        over = live.over or self._settings.limits.at_end(run)
+        result = Result(
+            live.item.id,
+            live.sample,
+            "done",
+            over=over,
+            seconds=time.monotonic() - live.began,
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.output_tokens,
+            cached_tokens=usage.cached_tokens,
+            calls=max(0, run.row.finished_calls - live.refused),
+            tools=sum(node.kind is NodeKind.TOOL for node in run.dag.nodes()),
+            cost=self._cost(run),
+            program=run_id,
+            attempt=work.attempt,
+        )
+        if run.state is RunState.DONE:
+            return replace(result, result=run.result)
+        if live.over is not None:
+            try:
+                kept = await self._target.partial(run_id)
+            except AgentrtError:
+                kept = None
+            words = _OVER[live.over].format(limits=self._settings.limits)
+            return replace(result, state="stopped", result=kept, error=words)
+        if run.state is RunState.INTERRUPTED:
+            words = "it waits for a human's answer, and a batch has nobody to ask"
+        else:
+            words = "it was cancelled by its own code" if run.error is None else _said(run.error)
+        return replace(result, state="failed", error=words)
+
+    def _cost(self, run: Run) -> float | None:
+        if self._settings.price is None:
+            return None
+        usage, (prompt, output) = run.row.usage, self._settings.price
+        return (usage.prompt_tokens * prompt + usage.output_tokens * output) / 1e6
+
+    async def _ended(self, result: Result) -> Result:
+        if self._out is not None:
+            await self._out.put(result)
+        await self._target.forget(result.program)
+        self.ended += 1
+        self._stop_stragglers()
+        return result
+
+    # -- scores ------------------------------------------------------------------------
+
+    async def _scored(self, result: Result, live: _Live) -> Result:
+        if result.state != "done" or not self._scores:
+            return result
+        numbers: dict[str, float] = {}
+        errors: dict[str, str] = {}
+        limit = self._settings.limits.timeout
+        for score in self._scores:
+            try:
+                async with asyncio.timeout(limit) as timer:
+                    value = await self._score(score, live, result)
+                numbers |= score.numbers(value)
+            except (Exception, SystemExit) as error:
+                if (fatal := _fatal_in(error)) is not None:
+                    raise fatal from None
+                late = f"it took longer than {limit:g} s (timeout)" if timer.expired() else ""
+                errors[score.name] = late or _said(error)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                errors[score.name] = "it was cancelled by its own code"
+        return replace(result, scores=numbers, score_errors=errors)
+
+    async def _score(self, score: Score, live: _Live, result: Result) -> Any:
+        if not score.uses_model:
+            return await score.of(live.item.record, result.result)
+        name = run_name(score.name, result.id, result.sample)
+        run = self._runtime.start(
+            self._judges[score.name],
+            {"record": live.item.record, "result": result.result},
+            durable=Durable(id=f"{name}-{result.attempt}", skips=True),
+        )
+        assert run.task is not None
+        try:
+            await asyncio.wait([run.task])
+        finally:
+            if run.ended_at is None:
+                await self._leave(run)
+        if run.error is not None:
+            raise run.error
+        if run.state is not RunState.DONE:
+            raise ScoreError(f"its program was {run.state}")
+        return run.result
+
+    # -- limits ------------------------------------------------------------------------
+
+    def _saw(self, event: Event) -> None:
+        """A node began: on any thread."""
+        live = self._live.get(event.program_id)
+        if live is None or not isinstance(event, NodeStarted):
+            return
+        if event.node.kind is NodeKind.CALL:
+            # Also of a program that goes on although it was stopped.
+            live.over = live.over or self._settings.limits.at_call(live.run)
+            if live.over is not None:
+                live.refused += 1
+                self._cancel(live.run)
+
+    def _cancel(self, run: Run) -> None:
+        if threading.get_ident() == self._thread:
+            run.cancel()
+        else:
+            self._loop.call_soon_threadsafe(run.cancel)
+
+    def _stop_stragglers(self) -> None:
+        share = self._settings.stop_when
+        if share is None or self.total is None or self._stopping:
+            return
+        if self.ended >= math.ceil(share * self.total - 1e-9):
+            self._stopping = True
+            for live in self._live.values():
+                if live.over is None:
+                    live.over = "stop-when"
+                    self._cancel(live.run)
+
+
+_OVER: Mapping[Over, str] = {
+    "max-tokens-total": "its calls have used {limits.max_tokens_total} tokens (max-tokens-total)",
+    "max-calls": "it has made {limits.max_calls} calls (max-calls)",
+    "timeout": "it took longer than {limits.timeout} s (timeout)",
+    "stop-when": "enough others had ended (stop-when)",
+}
+
+
+def run_name(type: str, item_id: str, sample: int) -> str:
+    """What the programs of an item are called in a journal, before the number of the attempt."""
+    name = item_id
+    if not _PLAIN.fullmatch(item_id):
+        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", item_id)[:40].strip("-")
+        name = f"{plain}~{key_of(item_id).hex()[:8]}"
+    return f"{type}-{name}~{sample}" if sample else f"{type}-{name}"
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(text_of(error).split())
+    if isinstance(error, UsageError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _fatal_in(error: BaseException | None) -> BaseException | None:
+    """The error of an engine or a journal that a program's error is, or follows from."""
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, _FATAL):
+            return each
+        left += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            left += each.exceptions
+    return None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a group that ended a batch: that of the others follows from it."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+# -- from Python -----------------------------------------------------------------------------
+
+
+async def batch(
+    program: Any,
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    *,
+    runtime: Runtime | None = None,
+    executor: Executor | None = None,
+    model: str | None = None,
+    out: str | Path | None = None,
+    retry: Retry | None = None,
+    input_field: str | None = None,
+    id_field: str | None = None,
+    samples: int = 1,
+    max_live: int = DEFAULT_LIVE,
+    scores: Sequence[Score] = (),
+    max_tokens_total: int | None = None,
+    max_calls: int | None = None,
+    timeout: float | None = None,
+    stop_when: str | float | None = None,
+    price: tuple[float, float] | None = None,
+    seed: int = 0,
+) -> AsyncGenerator[Result, None]:
+    """Run a program or a LangGraph graph on each input, and give each `Result` as it ends.
+
+    ``inputs`` may be any iterable, also an asynchronous one, or an `InputFile`; it is read as
+    programs begin. An input is given to the program as it is, with its number from 1 as its id;
+    ``input_field`` and ``id_field`` name the fields of inputs that are records.
+
+    It runs on an open ``runtime``, on an ``executor``, or on an embedded engine for ``model``; the
+    default is a small model that fits this machine. With ``out``, each result is a line of that
+    file before it is given, and a journal is beside it: the same batch goes on after a kill, and
+    gives the results that are there first. With a runtime of your own, programs go on if that has
+    a journal. ``retry`` makes results that ``failed``, or ``all``, again.
+
+    ``samples`` runs are made of each input, ``max_live`` of all are live at once. The limits
+    ``max_tokens_total``, ``max_calls`` and ``timeout`` (seconds) are for each run; once the share
+    ``stop_when`` of all has ended, such as ``"99%"``, the rest is stopped. ``price`` is that of a
+    million tokens, of prompts and of outputs.
+
+    Raises `UsageError` for what cannot be used, `EngineError` and `JournalWriteError` where the
+    batch cannot go on. What a program raises is in its result.
+    """
+    settings = Settings(
+        samples,
+        max_live,
+        Limits(max_tokens_total, max_calls, timeout),
+        read_share(stop_when),
+        price,
+        skips=True,
+    )
+    async with AsyncExitStack() as stack:
+        path = None if out is None else Path(out)
+        file = None
+        if path is not None:
+            file = ResultFile(path, retry=retry)
+            stack.callback(file.close)
+        elif retry is not None:
+            raise ConfigError(f"retry={retry!r} is for a file of results: name it with out=")
+        target = await stack.enter_async_context(opened_target(program, beside=path))
+        if runtime is None:
+            journal = await _journal_beside(stack, path, target)
+            runtime = Runtime(executor or _engine(model), seed=seed, journal=journal)
+            await stack.enter_async_context(runtime)
+        total = len(inputs) * samples if isinstance(inputs, Sized) else None
+        whole = Batch(target, runtime, settings, scores=scores, out=file, total=total)
+        async with aclosing(
+            whole.results(items_of(inputs, Fields(input_field, id_field)))
+        ) as results:
+            async for result in results:
+                yield result
+
+
+def journal_beside(out: Path) -> Path:
+    """The journal of the programs whose results are in this file."""
+    return out.with_name(f"{out.name}.journal")
+
+
+async def _journal_beside(
+    stack: AsyncExitStack, out: Path | None, target: Target
+) -> Journal | None:
+    if out is None or not isinstance(target, ProgramTarget):
+        return None
+    opened = await Journal.open(partial(SQLiteStore, journal_beside(out)))
+    return await stack.enter_async_context(opened)
+
+
+def _engine(model: str | None) -> Executor:
+    from agentrt.executors.vllm.engine import VLLMEngine
+    from agentrt.executors.vllm.options import EngineOptions
+
+    return VLLMEngine(EngineOptions(model=model))
+
+
+async def items_of(
+    inputs: Iterable[Any] | AsyncIterable[Any], fields: Fields | None = None
+) -> AsyncGenerator[Item, None]:
+    """Inputs as items, read one at a time; an `Item` is taken as it is. Raises `UsageError` for a
+    record without the fields that are named, and for an id that was there before.
+    """
+    fields = fields or Fields()
+    seen: set[bytes] = set()
+    number = 0
+    async for record in _each(inputs):
+        number += 1
+        item: Item | Problem
+        if isinstance(record, Item):
+            item = record
+        else:
+            item = fields.item(record, number, f"input {number}")
+        if isinstance(item, Problem):
+            raise UsageError(f"{item.place}: {item.reason}")
+        if (key := key_of(item.id)) in seen:
+            raise UsageError(f"input {number}: id {item.id!r} is there twice")
+        seen.add(key)
+        yield item
+
+
+async def _each(inputs: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    if isinstance(inputs, AsyncIterable):
+        async for record in inputs:
+            yield record
+    else:
+        for record in inputs:
+            yield record

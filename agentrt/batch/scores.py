@@ -1,0 +1,170 @@
+"""Scores: functions that say how good a result is.
+
+    @score
+    def exact(record, result):
+        return result.strip() == record["answer"]
+
+A score may be async, may ask a model (``async def judge(ctx, record, result)``), or be a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, overload
+
+from agentrt import files
+from agentrt.batch.plain import as_json
+from agentrt.errors import AgentrtError, ConfigError
+from agentrt.interrupts.schema import name_of
+from agentrt.program import Context, Program
+
+_FORMS = "(record, result), or (ctx, record, result) to ask a model"
+_STDERR = 400
+
+
+class ScoreError(AgentrtError):
+    """A score that gave no number."""
+
+
+class Score:
+    """A named score. ``uses_model`` says whether its function takes a context."""
+
+    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+        self.function = function
+        self.name = name or name_of(function)
+        parameters = [
+            parameter
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            and parameter.default is parameter.empty
+        ]
+        if len(parameters) not in (2, 3):
+            names = ", ".join(parameter.name for parameter in parameters)
+            raise ConfigError(f"score {self.name} takes ({names}); a score takes {_FORMS}")
+        self.uses_model = len(parameters) == 3
+        if self.uses_model and not inspect.iscoroutinefunction(function):
+            raise ConfigError(f"score {self.name} asks a model, so it must be 'async def'")
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function itself."""
+        return self.function(*arguments)
+
+    def __repr__(self) -> str:
+        return f"<score {self.name}>"
+
+    def program(self) -> Program:
+        """The program that a score which uses a model is run as; its input has both values."""
+
+        async def scored(ctx: Context, pair: Mapping[str, Any]) -> Any:
+            return await self.function(ctx, pair["record"], pair["result"])
+
+        return Program(scored, self.name)
+
+    async def of(self, record: Any, result: Any) -> Any:
+        """What the function returns. One that is not async runs in a thread."""
+        if inspect.iscoroutinefunction(self.function):
+            return await self.function(record, result)
+        value = await asyncio.to_thread(self.function, record, result)
+        return await value if inspect.isawaitable(value) else value
+
+    def numbers(self, value: Any) -> dict[str, float]:
+        """Its value as numbers by name: True is 1, False is 0, and a mapping has several, which are
+        called after the score. None is no number. Raises `ScoreError` for all else.
+        """
+        if value is None:
+            return {}
+        if isinstance(value, Mapping):
+            return {
+                f"{self.name}.{key}": self._number(item)
+                for key, item in value.items()
+                if item is not None
+            }
+        return {self.name: self._number(value)}
+
+    def _number(self, value: Any) -> float:
+        if hasattr(value, "item") and callable(value.item):  # of numpy, or a tensor
+            value = value.item()
+        if isinstance(value, bool | int | float) and math.isfinite(value):
+            return float(value)
+        raise ScoreError(
+            f"it returned {value!r:.80}; a score is a number, True or False, a mapping of names to "
+            "numbers, or None"
+        )
+
+
+@overload
+def score(function: Callable[..., Any], /) -> Score: ...
+
+
+@overload
+def score(*, name: str | None = None) -> Callable[[Callable[..., Any]], Score]: ...
+
+
+def score(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None
+) -> Score | Callable[[Callable[..., Any]], Score]:
+    """Turn a function of a record and a result into a score, named after it or by ``name``.
+
+    The record is the whole record of the input. The function returns a number, True or False, a
+    mapping of names to numbers, or None for a result without a score.
+    """
+    if function is not None:
+        return Score(function)
+    return lambda decorated: Score(decorated, name)
+
+
+def score_process(command: str | Sequence[str], *, name: str | None = None) -> Score:
+    """A score that a process computes. It reads one JSON object with ``record`` and ``result`` on
+    its standard input; the last line that it prints is the score, as JSON. Raises `ConfigError`
+    for a command that is empty.
+    """
+    try:
+        words = shlex.split(command) if isinstance(command, str) else [*command]
+    except ValueError as error:
+        raise ConfigError(f"score command {command!r}: {error}") from error
+    if not words:
+        raise ConfigError("the command of a score is empty; give a program and its arguments")
+
+    async def run(record: Any, result: Any) -> Any:
+        return await _output(words, as_json({"record": record, "result": result}))
+
+    files_named = [word for word in words if "." in PurePath(word).name] or words
+    stem = PurePath(files_named[0]).name.partition(".")[0]
+    return Score(run, name or re.sub(r"\W+", "_", stem))
+
+
+async def _output(words: Sequence[str], said: str) -> Any:
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe)
+    except OSError as error:
+        raise ScoreError(f"{words[0]}: {error.strerror or error}") from error
+    try:
+        out, err = await process.communicate(said.encode("utf-8", "replace"))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        told = " ".join(err.decode("utf-8", "replace").split())[-_STDERR:]
+        raise ScoreError(f"{words[0]} ended with exit code {process.returncode}: {told}")
+    lines = out.decode("utf-8", "replace").strip().splitlines()
+    if not lines:
+        raise ScoreError(f"{words[0]} printed nothing; its last line is to be the score")
+    try:
+        return files.parse_json(lines[-1])
+    except ValueError as error:
+        raise ScoreError(f"{words[0]} printed {lines[-1]!r:.80}, which is not JSON") from error
+
+
+def scores_among(names: Mapping[str, Any]) -> list[Score]:
+    """The scores among a module's names, each once."""
+    return [*{id(value): value for value in names.values() if isinstance(value, Score)}.values()]

@@ -1,0 +1,169 @@
+"""What a batch runs for each input: a program, or a LangGraph graph."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrt.errors import UsageError
+from agentrt.program import Context, Program
+from agentrt.runtime import Runtime
+from agentrt.runtime.durable import Durable
+from agentrt.runtime.run import Run
+
+
+class Target(Protocol):
+    """Starts the run of an input. ``name`` is the type of its programs."""
+
+    @property
+    def name(self) -> str: ...
+
+    def accept(self, given: Any) -> Any:
+        """The input as the program gets it. Raises `UsageError` for one that it cannot have."""
+
+    async def start(self, runtime: Runtime, given: Any, run_id: str, *, skips: bool) -> Run:
+        """Start the run of an accepted input, or go on with the one of this id. With ``skips``,
+        values that cannot be recorded are left out of the journal.
+        """
+
+    async def partial(self, run_id: str) -> Any:
+        """What a run that was stopped has come to, None if that is not known."""
+
+    async def forget(self, run_id: str) -> None:
+        """The run has ended: keep nothing of it in memory."""
+
+
+class ProgramTarget:
+    """An agentrt program, which goes on from the runtime's journal."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.name = program.name
+
+    def accept(self, given: Any) -> Any:
+        if given is None and self._program.needs_input:
+            raise UsageError(f"program {self.name!r} needs an input, and this one is null")
+        if not self._program.takes_input:
+            raise UsageError(f"program {self.name!r} takes no input; give it one: (ctx, input)")
+        return given
+
+    async def start(self, runtime: Runtime, given: Any, run_id: str, *, skips: bool) -> Run:
+        return runtime.start(self._program, given, durable=Durable(id=run_id, skips=skips))
+
+    async def partial(self, run_id: str) -> Any:
+        return None
+
+    async def forget(self, run_id: str) -> None:
+        """A program's run leaves nothing behind."""
+
+
+class GraphTarget:
+    """A LangGraph graph. Each item is a thread, which goes on from its last checkpoint."""
+
+    def __init__(self, graph: Any, name: str, threads: Any, *, forgets: bool) -> None:
+        self._graph, self._threads, self._forgets = graph, threads, forgets
+        self.name = name
+
+    def accept(self, given: Any) -> Any:
+        from agentrt.integrations.langgraph.inputs import graph_input, input_fields
+
+        fields = input_fields(self._graph)
+        if fields is not None and isinstance(given, dict) and any(key in fields for key in given):
+            # The other fields of a record are for its id and its scores.
+            given = {key: value for key, value in given.items() if key in fields}
+        return graph_input(self._graph, self.name, given)
+
+    async def start(self, runtime: Runtime, given: Any, run_id: str, *, skips: bool) -> Run:
+        from agentrt.integrations.langgraph.graphs import graph_program, program_terms
+        from agentrt.integrations.langgraph.threads import standing_of, thread_config
+
+        terms = program_terms(self._graph)
+        if self._threads is None:
+            program = graph_program(self._graph, self.name, {})
+        else:
+            config = thread_config(run_id)
+            standing = await standing_of(self._graph, run_id)
+            program = graph_program(self._graph, self.name, config, self._threads.durability)
+            if standing.exists and not standing.next:
+                program, given = self._ended(run_id), None
+            elif standing.exists:
+                given = None
+        # A graph's journal is its checkpointer: that of the runtime is for programs.
+        durable = None if runtime.journal is not None else Durable(id=run_id)
+        return runtime.start(program, given, **terms, session=run_id, durable=durable)
+
+    def _ended(self, thread: str) -> Program:
+        """A program with the result of a thread that has ended."""
+
+        async def ended(ctx: Context, given: Any) -> Any:
+            return await self.partial(thread)
+
+        return Program(ended, self.name)
+
+    async def partial(self, run_id: str) -> Any:
+        from agentrt.integrations.langgraph.threads import thread_config
+
+        if self._threads is None:
+            return None
+        values = (await self._graph.aget_state(thread_config(run_id))).values
+        names = self._graph.output_channels
+        if isinstance(names, str):
+            return values.get(names) if isinstance(values, dict) else values
+        return {name: values[name] for name in names if name in values}
+
+    async def forget(self, run_id: str) -> None:
+        if self._forgets:
+            await self._threads.saver.adelete_thread(run_id)
+
+
+@asynccontextmanager
+async def opened_target(
+    program: Any,
+    *,
+    name: str | None = None,
+    checkpointer: str | None = None,
+    beside: Path | None = None,
+) -> AsyncIterator[Target]:
+    """The target for a program or a graph. A graph's threads are in ``checkpointer`` (``memory``
+    or ``sqlite:FILE``), by default its own, or else in a file ``beside`` that of the results, or
+    in memory until they end. Raises `UsageError` for anything else.
+    """
+    if isinstance(program, Program):
+        yield ProgramTarget(program)
+        return
+    from agentrt.integrations.langgraph.graphs import Access, graph_name, open_graph
+    from agentrt.integrations.langgraph.threads import (
+        in_memory,
+        open_checkpointer,
+        own_checkpointer,
+    )
+
+    async with AsyncExitStack() as stack:
+        graph = await open_graph(program, stack, Access())
+        threads, forgets = own_checkpointer(graph), False
+        if checkpointer is None and threads is None and beside is not None:
+            checkpointer = f"sqlite:{beside.with_name(f'{beside.name}.threads')}"
+        if graph.checkpointer is False:
+            threads = None
+        elif checkpointer is not None:
+            threads = await stack.enter_async_context(open_checkpointer(checkpointer))
+            graph = graph.copy(update={"checkpointer": threads.saver})
+        elif threads is None:
+            threads, forgets = in_memory(), True
+            graph = graph.copy(update={"checkpointer": threads.saver})
+        yield GraphTarget(graph, graph_name(graph, name or "graph"), threads, forgets=forgets)
+
+
+def lent(runtime: Runtime) -> Any:
+    """While the context is open, chat models without an engine of their own use this runtime. Only
+    if LangChain is loaded: to load it takes a second.
+    """
+    if "langchain_core" not in sys.modules:
+        return nullcontext()
+    from agentrt.integrations.langchain.client import RuntimeClient
+    from agentrt.integrations.langchain.shared import lend
+
+    return lend(RuntimeClient.borrow(runtime))

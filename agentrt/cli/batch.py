@@ -1,0 +1,367 @@
+"""``agentrt run --inputs``: checks the records, runs the program on each, and says how it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from signal import SIGTERM
+from typing import Any
+
+import click
+from rich.console import Console
+
+from agentrt.batch.inputs import Condition, Fields, InputFile, InputsError
+from agentrt.batch.limits import Limits, read_share
+from agentrt.batch.results import Result, ResultFile, read_results
+from agentrt.batch.runner import DEFAULT_LIVE, Batch, Settings, items_of, journal_beside
+from agentrt.batch.scores import Score, score_process, scores_among
+from agentrt.batch.statistics import summarize
+from agentrt.batch.targets import ProgramTarget, Target, opened_target
+from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
+from agentrt.cli.engines import NOTES, check_kind, engine_options, make_executor, read_fleet
+from agentrt.cli.execute import make_room, shown
+from agentrt.cli.faults import FAILED, ImportFailedError
+from agentrt.cli.journals import (
+    JournalPlan,
+    describe_engine,
+    journal_options,
+    opened_journal,
+    read_journal,
+)
+from agentrt.cli.load import GraphTarget, LoadedTarget, import_file, load_program, split_target
+from agentrt.cli.results import print_summary
+from agentrt.cli.screen import LiveScreen, Screen
+from agentrt.cli.signals import Drain, Interrupts
+from agentrt.cli.streams import say
+from agentrt.cli.tools import ToolSources, read_tools
+from agentrt.cli.traces import opened_runtime, read_traces
+from agentrt.errors import AgentrtError, ConfigError, ProgramLoadError, UsageError
+from agentrt.executors.base import Executor
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.interrupts.questions import no_human
+from agentrt.journal.store import SQLiteStore
+from agentrt.runtime import Runtime
+from agentrt.serving.questions.asked import ServerQuestions
+
+_NOT_WITH_INPUTS = {
+    "input_text": "--input",
+    "answers": "--human",
+    "thread": "--thread",
+    "dag": "--dag",
+    "trace": "--trace",
+}
+_COMMAND = "cmd:"
+_LIVE_S, _PLAIN_S = 0.5, 10.0
+"""Seconds between lines of progress: on a terminal, where they are replaced, and elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A batch as the command line says it."""
+
+    program: LoadedTarget
+    inputs: InputFile
+    out: ResultFile
+    settings: Settings
+    scores: Sequence[Score]
+    engine: EngineOptions
+    tools: ToolSources
+    journal: JournalPlan
+    checkpointer: str | None
+    seed: int
+    traces: str | None
+    dashboard: int | None
+
+
+def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, Any]) -> int:
+    """Run the batch, and return the exit code. Raises `UsageError` for what cannot be used."""
+    for name, flag in _NOT_WITH_INPUTS.items():
+        if options[name]:
+            raise UsageError(f"{flag} is for a single input: leave it out with --inputs")
+    if options["n"] != 1:
+        raise UsageError("--n repeats one input; for several runs of each record give --samples N")
+    if options["out"] is None:
+        raise UsageError("--inputs needs a file for the results: give --out FILE.jsonl")
+    check_kind(options["kind"], click.get_current_context(), engine_flags)
+    engine, fleet = engine_options(dict(options), engine_flags), read_fleet(dict(options))
+    tools, traces = read_tools(dict(options)), read_traces(options["traces"], engine_flags)
+    settings, journal = _settings(options), _journal(options)
+    conditions = [Condition.parse(text) for text in options["where"]]
+    program = load_program(target)
+    scores = _scores(target, options["score_targets"])
+    fields = Fields(options["input_field"], options["id_field"])
+    inputs = InputFile(options["inputs"], fields, conditions=conditions, limit=options["limit"])
+    out = ResultFile(options["out"], retry=options["retry"])
+    job = _Job(
+        program,
+        inputs,
+        out,
+        settings,
+        scores,
+        engine,
+        tools,
+        journal,
+        options["checkpointer"],
+        options["seed"],
+        traces,
+        options["dashboard"],
+    )
+    try:
+        with opened_output(verbose=engine.verbose) as (log, screen, last_words):
+            executor = make_executor(engine, fleet, screen.progress, restarts=True)
+            if note := NOTES.get(fleet.kind):
+                screen.announce(note)
+            drain = Drain(SIGTERM)
+            work = _execute(job, executor, screen, log, drain)
+            complete = Interrupts(last_words, drain).run(work)
+            return _conclude(job, screen.console, complete=complete, as_json=options["as_json"])
+    finally:
+        inputs.close()
+        out.close()
+
+
+def _settings(options: Mapping[str, Any]) -> Settings:
+    limits = Limits(options["max_tokens_total"], options["max_calls"], options["timeout"])
+    price = None
+    if options["price"] is not None:
+        try:
+            prompt, output = map(float, options["price"].split(","))
+        except ValueError as error:
+            raise ConfigError(
+                f"--price {options['price']!r}: give two numbers, such as 0.15,0.6"
+            ) from error
+        price = prompt, output
+    source = click.get_current_context().get_parameter_source("on_unrecordable")
+    return Settings(
+        options["samples"] or 1,
+        options["max_live"] or DEFAULT_LIVE,
+        limits,
+        read_share(options["stop_when"]),
+        price,
+        skips=options["journal"] is None and source is not click.core.ParameterSource.COMMANDLINE,
+    )
+
+
+def _journal(options: Mapping[str, Any]) -> JournalPlan:
+    """The journal that is named, or that beside the results."""
+    if options["journal_content"] != "full":
+        raise UsageError(
+            f"--journal-content {options['journal_content']}: a batch goes on from its journal, "
+            "which needs full; leave it out"
+        )
+    if (named := options["journal"]) is not None:
+        plan = read_journal(options)
+        assert plan is not None, named
+        return plan
+    path = journal_beside(options["out"])
+    return JournalPlan(partial(SQLiteStore, path), journal_options(options))
+
+
+def _scores(target: str, named: Sequence[str]) -> list[Score]:
+    """The scores of the program's file, and those that are named. Raises `UsageError`."""
+    path, _ = split_target(target)
+    scores = scores_among(vars(import_file(path))) if path.suffix == ".py" else []
+    for text in named:
+        if text.startswith(_COMMAND):
+            scores.append(score_process(text.removeprefix(_COMMAND)))
+            continue
+        path, name = split_target(text)
+        there = scores_among(vars(import_file(path)))
+        chosen = [score for score in there if name is None or score.name == name]
+        if not chosen:
+            known = ", ".join(score.name for score in there) or "none"
+            raise UsageError(
+                f"--score {text}: no such score; {path} has {known}. A score is a function of a "
+                "record and a result with the decorator @score of agentrt"
+            )
+        scores += chosen
+    distinct = [*{id(score): score for score in scores}.values()]
+    names = [score.name for score in distinct]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two scores are called {name!r}; rename one: @score(name=...)")
+    return distinct
+
+
+@asynccontextmanager
+async def _opened(job: _Job) -> AsyncIterator[Target]:
+    """The program or the graph. Raises `ProgramLoadError` and `ImportFailedError`."""
+    async with AsyncExitStack() as stack:
+        program = job.program
+        if not isinstance(program, GraphTarget):
+            if job.checkpointer is not None:
+                raise UsageError(
+                    f"--checkpointer is for LangGraph graphs, and {program.name!r} is an agentrt "
+                    "program; leave it out"
+                )
+            opening = opened_target(program)
+        else:
+            opening = opened_target(
+                program.value,
+                name=program.name,
+                checkpointer=job.checkpointer,
+                beside=job.out.path,
+            )
+        try:
+            opened = await stack.enter_async_context(opening)
+        except ProgramLoadError as error:
+            assert isinstance(program, GraphTarget)
+            raise ProgramLoadError(
+                f"{program.path}: {program.name!r} is no graph: {error}"
+            ) from None
+        except AgentrtError:
+            raise
+        except Exception as error:
+            assert isinstance(program, GraphTarget)
+            raise ImportFailedError(str(program.path)) from error
+        yield opened
+
+
+async def _execute(
+    job: _Job, executor: Executor, screen: Screen, log: EngineLog, drain: Drain
+) -> bool:
+    """Check all records, then run what is left. Returns whether the whole batch has ended."""
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(_opened(job))
+        total, left = _check(job, target)
+        await stack.enter_async_context(screen.showing())
+        if not left:
+            screen.announce(f"all {total} results are in {job.out.path} already")
+            return True
+        if left < total:
+            screen.announce(f"{total - left} of {total} results are in {job.out.path} already")
+        journal = None
+        if isinstance(target, ProgramTarget):
+            journal = await stack.enter_async_context(opened_journal(job.journal))
+        others_answer = job.dashboard is not None or job.tools.broker is not None
+        runtime = stack.enter_context(
+            opened_runtime(
+                executor,
+                job.traces,
+                ask_human=None if others_answer else no_human,
+                tools=job.tools.transports(screen.announce),
+                events=job.tools.events(),
+                seed=job.seed,
+                journal=journal,
+            )
+        )
+        make_room(job.settings.max_live)
+        await start_engine(runtime, screen.progress, log)
+        stack.push_async_callback(_close, runtime, screen)
+        await describe_engine(runtime, job.engine.scheduler)
+        await stack.enter_async_context(shown(runtime, job.dashboard, screen.announce))
+        await stack.enter_async_context(job.tools.asking(ServerQuestions(runtime)))
+        batch = Batch(target, runtime, job.settings, scores=job.scores, out=job.out, total=total)
+        return await _play(job, batch, screen, drain, left)
+
+
+async def _close(runtime: Runtime, screen: Screen) -> None:
+    screen.progress("stopping the engine")
+    await runtime.close()
+
+
+def _check(job: _Job, target: Target) -> tuple[int, int]:
+    """The number of results of the batch, and of those that are left to be made. Raises
+    `InputsError` after a line for each record that cannot be used.
+    """
+    left, samples = 0, range(job.settings.samples)
+
+    def count(item: Any) -> None:
+        nonlocal left
+        left += sum(not job.out.has(item.id, sample) for sample in samples)
+
+    try:
+        total = job.inputs.check(target.accept, each=count) * job.settings.samples
+    except InputsError as error:
+        for problem in error.problems:
+            say(f"error: {problem}")
+        raise
+    return total, left
+
+
+async def _play(job: _Job, batch: Batch, screen: Screen, drain: Drain, left: int) -> bool:
+    """Run the batch, with its progress on the screen."""
+    progress = _Progress(batch, screen, left)
+
+    def draining(signal: str) -> None:
+        batch.drain()
+        screen.announce(f"{signal}: finishing {batch.live} live programs, nothing new starts")
+
+    ticking = asyncio.create_task(progress.tick(), name="progress")
+    try:
+        with drain.possible(draining):
+            async with aclosing(batch.results(items_of(job.inputs), earlier=False)) as results:
+                async for result in results:
+                    progress.saw(result)
+    finally:
+        ticking.cancel()
+        await asyncio.wait([ticking])
+    return drain.first is None
+
+
+class _Progress:
+    """Says how far a batch is: a line that is replaced on a terminal, and one every 10 seconds
+    elsewhere.
+    """
+
+    def __init__(self, batch: Batch, screen: Screen, left: int) -> None:
+        self._batch, self._screen, self._left = batch, screen, left
+        self._began = time.monotonic()
+        self._ended = self._failed = 0
+        self._pause = _LIVE_S if isinstance(screen, LiveScreen) else _PLAIN_S
+
+    def saw(self, result: Result) -> None:
+        """Another result is there."""
+        self._ended += 1
+        self._failed += result.failed
+
+    async def tick(self) -> None:
+        """Say it again and again, until cancelled."""
+        while True:
+            self._screen.progress(self.line())
+            await asyncio.sleep(self._pause)
+
+    def line(self) -> str:
+        """How far it is now."""
+        seconds = max(1e-3, time.monotonic() - self._began)
+        rate = self._ended / seconds
+        left = max(0, self._left - self._ended)
+        words = [f"{self._ended} of {self._left} ended", f"{self._failed} failed"]
+        words.append(f"{self._batch.live} live")
+        if self._batch.scoring:
+            words.append(f"{self._batch.scoring} being scored")
+        if self._ended:
+            speed = f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min"
+            words += [speed, f"{_duration(left / rate)} left"]
+        if slowest := self._batch.slowest():
+            named = ", ".join(f"{item} {_duration(length)}" for item, length in slowest)
+            words.append(f"slowest: {named}")
+        return ", ".join(words[:-1]) + f"; {words[-1]}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _conclude(job: _Job, console: Console, *, complete: bool, as_json: bool) -> int:
+    """Say what the results are, and return the exit code."""
+    summary = summarize(read_results(job.out.path))
+    if as_json:
+        click.echo(json.dumps(summary))
+    print_summary(summary, console)
+    path = job.out.path
+    where = f"results: {path}"
+    if not complete:
+        say(f"{where}; stopped before its end, the same command goes on")
+        return FAILED
+    say(where)
+    fault = any(each["errors"] for each in summary["scores"].values()) or summary["failed"]
+    return FAILED if fault or any(over != "stop-when" for over in summary["over"]) else 0

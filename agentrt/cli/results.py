@@ -1,0 +1,263 @@
+"""``agentrt results``: what files of results say, alone and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.streams import counted, printable
+from agentrt.errors import UsageError
+
+_COMMANDS = {
+    "show": ("agentrt.cli.results:show", "Show the scores, costs and failures of results."),
+    "diff": ("agentrt.cli.results:diff", "Compare the results of two runs, input by input."),
+}
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+_CHANGED = 20
+
+
+class _Results(LazyGroup):
+    def hint(self, name: str) -> str:
+        return super().hint(name) or f"; did you mean 'agentrt results show {name}'?"
+
+
+@click.command(cls=_Results, lazy=_COMMANDS)
+def results() -> None:
+    """Show and compare the results of 'agentrt run --inputs'.
+
+    FILE is what --out named, also while it is written.
+    """
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@_json
+def show(file: Path, as_json: bool) -> None:
+    """Show the scores, costs and failures of results.
+
+    A score's mean is over inputs, with its 95% interval by bootstrap. pass@k is
+    the unbiased estimate of Chen et al. 2021; a result without the score counts
+    as not passed.
+    """
+    from agentrt.batch.results import read_results
+    from agentrt.batch.statistics import summarize
+
+    summary = summarize(read_results(file))
+    if as_json:
+        click.echo(json.dumps(summary))
+    else:
+        print_summary(summary, Console(markup=False, emoji=False))
+
+
+@click.command()
+@click.argument("before", type=click.Path(path_type=Path), metavar="A")
+@click.argument("after", type=click.Path(path_type=Path), metavar="B")
+@click.option(
+    "--id", "item", metavar="ID", help="Compare the programs of this input, node by node."
+)
+@click.option("--sample", type=click.IntRange(0), default=0, metavar="N", help="Its sample.  [0]")
+@click.option(
+    "--journal-a", "first_journal", metavar="FILE", help="The journal of A.  [default: A.journal]"
+)
+@click.option(
+    "--journal-b", "second_journal", metavar="FILE", help="The journal of B.  [default: B.journal]"
+)
+@click.option(
+    "--dag",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --id, write both execution graphs: .json for data, .mmd for a Mermaid drawing.",
+)
+@_json
+def diff(
+    before: Path,
+    after: Path,
+    item: str | None,
+    sample: int,
+    first_journal: str | None,
+    second_journal: str | None,
+    dag: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare the results of two runs, input by input.
+
+    p is that of a two-sided sign test over the inputs whose score changed.
+    """
+    from agentrt.batch.results import read_results
+    from agentrt.batch.statistics import compare
+
+    if item is not None:
+        places = (before, first_journal), (after, second_journal)
+        _diff_programs(places, item, sample, dag, as_json=as_json)
+        return
+    if dag is not None or first_journal is not None or second_journal is not None:
+        raise UsageError("--dag, --journal-a and --journal-b are for one input: give its --id")
+    comparison = compare(read_results(before), read_results(after))
+    if not comparison["both"]:
+        raise UsageError(f"{before} and {after} have no input in common; compare runs of one file")
+    if as_json:
+        click.echo(json.dumps(comparison))
+    else:
+        _print_comparison(comparison, Console(markup=False, emoji=False))
+
+
+def _diff_programs(
+    places: tuple[tuple[Path, str | None], tuple[Path, str | None]],
+    item: str,
+    sample: int,
+    dag: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """The two programs of one input, by their journals."""
+    from agentrt.batch.results import read_results
+    from agentrt.batch.runner import journal_beside
+    from agentrt.cli.journal import history_at
+    from agentrt.cli.journal_text import comparison_text
+    from agentrt.cli.values import check_output
+    from agentrt.graph import write
+    from agentrt.journal.analysis.comparison import comparison
+    from agentrt.journal.analysis.rendering import dag_of
+
+    check_output("--dag", dag, (".json", ".mmd"))
+    histories = []
+    for file, journal in places:
+        for result in read_results(file):
+            if (result.id, result.sample) == (item, sample):
+                where = journal or str(journal_beside(file))
+                histories.append(history_at(where, result.program))
+                break
+        else:
+            raise UsageError(f"{file} has no result of the input {item!r}, sample {sample}")
+    first, second = histories
+    if dag is not None:
+        write([dag_of(history) for history in histories], dag)
+    if as_json:
+        click.echo(json.dumps(comparison(first, second)))
+    else:
+        for line in comparison_text(first, second):
+            click.echo(printable(line))
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def print_summary(summary: dict[str, Any], console: Console) -> None:
+    """The tables of one file of results."""
+    if not summary["results"]:
+        console.print("no results yet")
+        return
+    ended = [f"{summary['done']} done", f"{summary['failed']} failed"]
+    if summary["stopped"]:
+        ended.append(f"{summary['stopped']} stopped")
+    count = counted(summary["results"], "result")
+    if summary["inputs"] != summary["results"]:
+        count += f" of {counted(summary['inputs'], 'input')}"
+    console.print(f"{count}: {', '.join(ended)}")
+    for name, number in summary["over"].items():
+        console.print(f"over {name}: {number}")
+    tokens = f"{summary['tokens']} tokens ({summary['output_tokens']} of them written)"
+    seconds = summary["seconds"]
+    cost = "" if summary["cost"] is None else f", cost {summary['cost']:.4f}"
+    took = ", ".join(f"{name} {length:.1f}" for name, length in seconds.items())
+    console.print(f"{summary['calls']} calls, {tokens}, {summary['tools']} tool calls{cost}")
+    console.print(f"seconds a result: {took}")
+    slowest = ", ".join(f"{_named(each)} {each['seconds']:.1f} s" for each in summary["slowest"])
+    console.print(f"slowest: {slowest}")
+    if summary["scores"]:
+        console.print(_score_table(summary["scores"]))
+        for name, each in summary["scores"].items():
+            if each["errors"]:
+                raised = f"{each['errors']} times; first: {each['first_error']}"
+                console.print(f"score {name} raised {raised}")
+    for each in summary["failures"]:
+        console.print(f"failed: {_named(each)}: {each['error']}")
+    unseen = summary["failed"] - len(summary["failures"])
+    if unseen > 0 and summary["failures"]:
+        console.print(f"failed: {unseen} more")
+
+
+def _named(each: dict[str, Any]) -> str:
+    return f"{each['id']}#{each['sample']}" if each["sample"] else str(each["id"])
+
+
+def _score_table(scores: dict[str, Any]) -> Table:
+    table = Table("score", box=None, pad_edge=False)
+    ks = sorted({int(k) for each in scores.values() for k in each.get("pass", ())})
+    columns = ["mean", "95% interval", "scored", "raised", "missing"]
+    for name in (*columns, *(f"pass@{k}" for k in ks)):
+        table.add_column(name, justify="right")
+    for name, each in scores.items():
+        passes = [each.get("pass", {}).get(str(k)) for k in ks]
+        table.add_row(
+            name,
+            _number(each["mean"]),
+            _interval(each),
+            str(each["scored"]),
+            str(each["errors"]),
+            str(each["missing"]),
+            *map(_number, passes),
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _interval(each: dict[str, Any]) -> str:
+    return "" if each["low"] is None else f"{each['low']:.3f} to {each['high']:.3f}"
+
+
+def _print_comparison(comparison: dict[str, Any], console: Console) -> None:
+    only = f"{comparison['only_before']} only in A, {comparison['only_after']} only in B"
+    console.print(f"{counted(comparison['both'], 'result')} in both files; {only}")
+    moved = {name: count for name, count in comparison["states"].items() if not _stays(name)}
+    for name, count in moved.items():
+        console.print(f"{name}: {count}")
+    console.print(f"{comparison['other_results']} have another result")
+    for name in ("tokens", "seconds"):
+        first, second = comparison[name]
+        ratio = f" ({second / first:.2f} times A)" if first else ""
+        console.print(f"{name}: A {first:.0f}, B {second:.0f}{ratio}")
+    if comparison["scores"]:
+        table = Table("score", box=None, pad_edge=False)
+        columns = ("A", "B", "B - A", "95% interval", "better", "worse", "same", "p")
+        for name in columns:
+            table.add_column(name, justify="right")
+        for name, each in comparison["scores"].items():
+            table.add_row(
+                name,
+                _number(each["before"]),
+                _number(each["after"]),
+                _number(each["difference"]),
+                _interval(each),
+                str(each["better"]),
+                str(each["worse"]),
+                str(each["same"]),
+                f"{each['p']:.3g}",
+            )
+        console.print(table)
+    for each in comparison["changed"][:_CHANGED]:
+        scores = ", ".join(
+            f"{name} {_value(a)} -> {_value(b)}" for name, (a, b) in each["scores"].items()
+        )
+        states = "" if each["states"][0] == each["states"][1] else " -> ".join(each["states"])
+        console.print(f"changed: {_named(each)}: {', '.join(filter(None, (states, scores)))}")
+    if (rest := len(comparison["changed"]) - _CHANGED) > 0:
+        console.print(f"changed: {rest} more; --json has all")
+
+
+def _stays(name: str) -> bool:
+    first, _, second = name.partition(" -> ")
+    return first == second
+
+
+def _value(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"

@@ -1,0 +1,36 @@
+"""The command line on the scripted engine, for tests that kill its process at any moment."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import agentrt.executors.vllm.engine as engine
+from agentrt.cli.app import call as run
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.request import Call
+from tests.doubles.scripted import ScriptedExecutor
+
+
+class Engine(ScriptedExecutor):
+    """Repeats the question. Each call is a line of the file ``CALLS``, if that is named."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(self.say)
+        path = os.environ.get("CALLS")
+        self.file = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def say(self, call: Call) -> str:
+        self.calls.clear()  # which would grow with each input
+        self.ended.clear()
+        self.totals.clear()
+        assert call.spec.messages
+        text = str(call.spec.messages[-1]["content"])
+        if self.file is not None:
+            os.write(self.file, f"{text}\n".encode())
+        return f"said {text}"
+
+
+if __name__ == "__main__":
+    engine.VLLMEngine = Engine  # type: ignore[misc, assignment]  # in its place
+    sys.exit(run(sys.argv[1:]))

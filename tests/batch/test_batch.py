@@ -1,0 +1,444 @@
+"""Batches from Python, on the scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt import Context, Runtime, program, tool
+from agentrt.batch import InputFile, Item, Result, Score, batch, read_results, score
+from agentrt.errors import ConfigError, EngineDiedError, UsageError
+from agentrt.executors.base import Chunk
+from agentrt.program import Program
+from agentrt.request import Call
+from tests.doubles.scripted import ScriptedExecutor
+
+
+@program
+async def twice(ctx: Context, question: Any) -> str:
+    if question == "bad":
+        raise ValueError("a bad question")
+    first = await ctx.llm(f"first {question}")
+    return (await ctx.llm(f"second {first.text}")).text
+
+
+def echo(call: Call) -> str:
+    assert call.spec.messages
+    return str(call.spec.messages[-1]["content"])
+
+
+async def results(inputs: Any, code: Program = twice, **options: Any) -> list[Result]:
+    options.setdefault("executor", ScriptedExecutor(echo))
+    return [each async for each in batch(code, inputs, **options)]
+
+
+def by_id(found: list[Result]) -> dict[str, Result]:
+    assert len({(each.id, each.sample) for each in found}) == len(found)
+    return {each.id: each for each in found}
+
+
+async def test_each_input_has_a_result_with_what_it_cost() -> None:
+    found = by_id(await results(["tea", "bad"], price=(1e6, 2e6)))
+    tea, bad = found["1"], found["2"]
+    assert (tea.state, tea.result, tea.calls, tea.error) == ("done", "second first tea", 2, None)
+    assert (tea.output_tokens, tea.prompt_tokens, tea.tokens) == (8, 8, 16)
+    assert tea.cost == 24.0
+    assert (bad.state, bad.result, bad.error) == ("failed", None, "ValueError: a bad question")
+
+
+async def test_inputs_are_read_as_programs_begin() -> None:
+    """1. A million inputs, two at once. 2. The reader stops at the third result."""
+    read = 0
+
+    def inputs() -> Iterator[int]:
+        nonlocal read
+        for number in range(10**6):
+            read += 1
+            yield number
+
+    found = []
+    async with aclosing(
+        batch(twice, inputs(), executor=ScriptedExecutor(echo), max_live=2)
+    ) as all_:
+        async for each in all_:
+            found.append(each)
+            if len(found) == 3:
+                break
+    assert read <= 8
+
+
+async def test_asynchronous_inputs_and_those_of_a_file(tmp_path: Path) -> None:
+    async def inputs() -> AsyncIterator[dict[str, str]]:
+        yield {"name": "a", "q": "tea"}
+        yield {"name": "b", "q": "coffee"}
+
+    found = by_id(await results(inputs(), input_field="q", id_field="name"))
+    assert {each.id: each.result for each in found.values()} == {
+        "a": "second first tea",
+        "b": "second first coffee",
+    }
+    path = tmp_path / "x.csv"
+    path.write_text("id,input\na,tea\n", "utf-8")
+    assert [each.id for each in await results(InputFile(str(path)))] == ["a"]
+
+
+async def test_no_more_are_live_than_are_allowed() -> None:
+    live = most = 0
+
+    @program
+    async def counted(ctx: Context, number: int) -> None:
+        nonlocal live, most
+        live += 1
+        most = max(most, live)
+        await ctx.llm("word " * number)
+        live -= 1
+
+    await results(range(1, 30), counted, max_live=4)
+    assert most == 4
+
+
+async def test_samples_of_an_input_begin_together() -> None:
+    engine = ScriptedExecutor(echo)
+    found = await results(["a", "b"], executor=engine, samples=3, max_live=2)
+    assert sorted((each.id, each.sample) for each in found) == [
+        (item, sample) for item in ("1", "2") for sample in range(3)
+    ]
+    order = [echo(call) for call in engine.calls if echo(call).startswith("first")]
+    assert order == ["first a"] * 3 + ["first b"] * 3
+    assert len({call.program_id for call in engine.calls}) == 6
+
+
+# -- again -----------------------------------------------------------------------------------
+
+
+async def test_the_same_batch_goes_on_and_gives_what_was_there(tmp_path: Path) -> None:
+    """1. A batch is left after one result. 2. The same batch gives all, and makes no call again."""
+    out, inputs = tmp_path / "r.jsonl", ["tea", "coffee", "water"]
+    async with aclosing(
+        batch(twice, inputs, executor=ScriptedExecutor(echo), out=out, max_live=1)
+    ) as some_results:
+        async for first in some_results:
+            assert first.id == "1"
+            break
+    engine = ScriptedExecutor(echo)
+    found = by_id(await results(inputs, executor=engine, out=out, max_live=1))
+    assert sorted(found) == ["1", "2", "3"]
+    assert found["1"].earlier
+    assert not found["3"].earlier
+    assert "first tea" not in map(echo, engine.calls)
+    again = ScriptedExecutor(echo)
+    await results(inputs, executor=again, out=out)
+    assert again.calls == []
+
+
+class Dies(ScriptedExecutor):
+    """It dies at the call that says so; before that, each call is answered."""
+
+    async def generate(self, call: Call, *, stream: bool) -> Any:
+        if echo(call) == "second first 3":
+            raise EngineDiedError("it was killed")
+        async for chunk in super().generate(call, stream=stream):
+            assert isinstance(chunk, Chunk)
+            yield chunk
+
+
+async def test_an_engine_that_dies_is_no_result(tmp_path: Path) -> None:
+    """1. The engine dies during the third input. 2. The batch ends with its error, and there is no
+    line for what was under way. 3. With another engine the same batch goes on: calls that were
+    answered are not made again.
+    """
+    out = tmp_path / "r.jsonl"
+    with pytest.raises(EngineDiedError):
+        await results([1, 2, 3, 4], executor=Dies(echo), out=out, max_live=1)
+    assert [each.id for each in read_results(out)] == ["1", "2"]
+    engine = ScriptedExecutor(echo)
+    found = by_id(await results([1, 2, 3, 4], executor=engine, out=out, max_live=1))
+    assert {each.state for each in found.values()} == {"done"}
+    assert next(map(echo, engine.calls)) == "second first 3"
+    assert found["3"].calls == 2
+
+
+async def test_a_retry_makes_the_failed_again_as_new_programs(tmp_path: Path) -> None:
+    out, mended = tmp_path / "r.jsonl", False
+
+    @program
+    async def flaky(ctx: Context, number: int) -> str:
+        text = (await ctx.llm(f"number {number}", temperature=1.0)).text
+        if number == 2 and not mended:
+            raise ValueError("not yet")
+        return text
+
+    first = by_id(await results([1, 2], flaky, out=out))
+    assert first["2"].state == "failed"
+    assert by_id(await results([1, 2], flaky, out=out))["2"].state == "failed"
+    mended, engine = True, ScriptedExecutor(echo)
+    found = by_id(await results([1, 2], flaky, out=out, retry="failed", executor=engine))
+    assert (found["1"].attempt, found["2"].attempt, found["2"].state) == (1, 2, "done")
+    assert list(map(echo, engine.calls)) == ["number 2"]
+    assert len(out.read_text("utf-8").splitlines()) == 2
+
+
+async def test_another_input_under_the_same_id_is_told_of(tmp_path: Path) -> None:
+    """Its program is in the journal with the earlier input, and does not go on with another."""
+    out = tmp_path / "r.jsonl"
+    with pytest.raises(EngineDiedError):
+        await results([3], executor=Dies(echo), out=out)
+    [other] = await results([4], out=out)
+    assert other.error is not None
+    assert "with another input" in other.error
+
+
+# -- limits ----------------------------------------------------------------------------------
+
+
+@program
+async def endless(ctx: Context, number: int) -> None:
+    while True:
+        await ctx.llm("three more words")
+
+
+@program
+async def careful(ctx: Context, number: int) -> str:
+    said: list[str] = []
+    try:
+        while True:
+            said.append((await ctx.llm("three more words")).text)
+    except asyncio.CancelledError:
+        return f"{len(said)} answers"
+
+
+@pytest.mark.parametrize("code", [endless, careful])
+@pytest.mark.parametrize(
+    ("limit", "name", "calls"),
+    [({"max_calls": 3}, "max-calls", 3), ({"max_tokens_total": 20}, "max-tokens-total", 2)],
+)
+async def test_a_program_over_a_limit_ends_with_what_it_has(
+    code: Program, limit: dict[str, int], name: str, calls: int
+) -> None:
+    found = by_id(await results([1, 2], code, **limit))
+    for each in found.values():
+        assert each.over == name
+        assert each.calls == calls
+        assert each.output_tokens == 5 * calls
+        if code is careful:
+            assert (each.state, each.result) == ("done", f"{calls} answers")
+        else:
+            assert each.state == "stopped"
+            assert each.error is not None
+            assert name in each.error
+
+
+async def test_a_program_that_was_stopped_makes_no_more_calls() -> None:
+    @program
+    async def insists(ctx: Context, number: int) -> int:
+        answers = 0
+        for _ in range(8):
+            try:
+                await ctx.llm("word")
+                answers += 1
+            except asyncio.CancelledError:
+                pass
+        return answers
+
+    [each] = await results([1], insists, max_calls=3)
+    assert (each.result, each.calls, each.over) == (3, 3, "max-calls")
+
+
+async def test_a_limit_counts_calls_beside_each_other() -> None:
+    @program
+    async def wide(ctx: Context, number: int) -> int:
+        await asyncio.gather(*(ctx.llm("word") for _ in range(number)))
+        return number
+
+    found = by_id(await results([3, 4], wide, max_calls=3))
+    assert (found["1"].state, found["1"].over) == ("done", None)
+    assert (found["2"].state, found["2"].over) == ("stopped", "max-calls")
+
+
+async def test_calls_of_an_earlier_process_count(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    with pytest.raises(EngineDiedError):
+        await results([3], executor=Dies(echo), out=out)
+    [each] = await results([3], out=out, max_calls=1)
+    assert (each.state, each.over) == ("stopped", "max-calls")
+
+
+async def test_the_call_that_goes_over_the_tokens_is_told_of() -> None:
+    [each] = await results(["tea"], max_tokens_total=15)
+    assert (each.state, each.over, each.tokens) == ("done", "max-tokens-total", 16)
+    [within] = await results(["tea"], max_tokens_total=16)
+    assert within.over is None
+
+
+@program
+async def waits(ctx: Context, number: int) -> int:
+    if number < 0:
+        await asyncio.Event().wait()
+    return number
+
+
+async def test_a_program_that_takes_too_long() -> None:
+    found = by_id(await results([1, -1], waits, timeout=0.05))
+    assert (found["1"].state, found["2"].state) == ("done", "stopped")
+    assert found["2"].over == "timeout"
+
+
+async def test_a_program_that_does_not_let_itself_be_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agentrt.batch.runner._AGAIN_S", 0.01)
+    cancelled = 0
+
+    @program
+    async def stubborn(ctx: Context, number: int) -> str:
+        nonlocal cancelled
+        while cancelled < 3:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled += 1
+        return "done at last"
+
+    [each] = await results([1], stubborn, timeout=0.01)
+    assert (each.result, each.over) == ("done at last", "timeout")
+
+
+async def test_stragglers_are_stopped_once_enough_have_ended(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    inputs = [*range(97), -1, -2, -3]
+    found = await results(inputs, waits, stop_when="97%", out=out, max_live=8)
+    stopped = [each for each in found if each.over == "stop-when"]
+    assert len(found) == len(list(read_results(out))) == 100
+    assert len(stopped) == 3
+    assert not any(each.failed for each in found)
+    assert len(await results(iter(inputs), waits, stop_when=0.97, out=out)) == 100
+
+
+# -- scores ----------------------------------------------------------------------------------
+
+
+def scored(record: Any, result: str) -> float:
+    return len(result) / 10
+
+
+async def later(record: Any, result: str) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {"long": len(result) > 100, "none": None}
+
+
+async def judge(ctx: Context, record: Any, result: str) -> int:
+    return len((await ctx.llm(f"judge {result}")).text)
+
+
+def raises(record: Any, result: str) -> int:
+    return int(record["answer"])
+
+
+def exits(record: Any, result: str) -> None:
+    raise SystemExit("no")
+
+
+def text(record: Any, result: str) -> str:
+    return "good"
+
+
+def in_a_thread(record: Any, result: str) -> bool:
+    return threading.current_thread() is not threading.main_thread()
+
+
+async def test_scores_of_all_kinds_and_those_that_raise(tmp_path: Path) -> None:
+    functions = (scored, later, judge, raises, exits, text, in_a_thread)
+    found = by_id(
+        await results(["tea", "bad"], scores=[score(each) for each in functions], timeout=60)
+    )
+    tea = found["1"]
+    assert tea.scores == {"scored": 1.6, "later.long": 0.0, "judge": 22.0, "in_a_thread": 1.0}
+    assert set(tea.score_errors) == {"raises", "exits", "text"}
+    assert "TypeError" in tea.score_errors["raises"]
+    assert "'good'" in tea.score_errors["text"]
+    assert (tea.state, tea.calls) == ("done", 2)  # what a judge costs is not the program's
+    assert (found["2"].scores, found["2"].score_errors) == ({}, {})
+
+
+async def test_a_score_that_takes_too_long_is_an_error() -> None:
+    async def endless_score(record: Any, result: str) -> int:
+        await asyncio.Event().wait()
+        return 1
+
+    [each] = await results(["tea"], scores=[score(endless_score)], timeout=0.2)
+    assert (each.state, each.scores) == ("done", {})
+    assert "longer than 0.2 s" in each.score_errors["endless_score"]
+
+
+async def test_an_engine_that_dies_during_a_score_is_no_result(tmp_path: Path) -> None:
+    async def asks(ctx: Context, record: Any, result: str) -> int:
+        return len((await ctx.llm("second first 3")).text)
+
+    out = tmp_path / "r.jsonl"
+    with pytest.raises(EngineDiedError):
+        await results([1], executor=Dies(echo), out=out, scores=[score(asks)])
+    assert list(read_results(out)) == []
+    [each] = await results([1], out=out, scores=[score(asks)])
+    assert each.scores == {"asks": 14.0}
+
+
+@pytest.mark.parametrize(
+    "function", [lambda: 1, lambda result: 1, lambda a, b, c, d: 1, lambda ctx, record, result: 1]
+)
+def test_functions_that_are_no_scores(function: Any) -> None:
+    with pytest.raises(ConfigError, match="score"):
+        Score(function)
+
+
+# -- mistakes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "says"),
+    [
+        ([Item("a", 1, 1), Item("a", 2, 2)], {}, "is there twice"),
+        (["tea"], {"input_field": "q"}, "no field 'q'"),
+        ([1], {"samples": 0}, "samples must be at least 1"),
+        ([1], {"max_calls": 0}, "max_calls must be above 0"),
+        ([1], {"stop_when": "99"}, "give a share such as 99%"),
+        ([1], {"retry": "all"}, "name it with out="),
+        ([1], {"out": "/no/such/folder/r.jsonl"}, "there is no folder"),
+    ],
+)
+async def test_mistakes(inputs: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        await results(inputs, **options)
+
+
+async def test_a_runtime_of_your_own_and_tools() -> None:
+    @tool
+    async def look(item: str) -> str:
+        return item
+
+    @program
+    async def looks(ctx: Context, item: str) -> str:
+        await ctx.tool(look, item=item)
+        return str(await ctx.tool(look, item=item))
+
+    async with Runtime(ScriptedExecutor(echo)) as runtime:
+        found = [each async for each in batch(looks, ["a"], runtime=runtime)]
+        assert [(each.result, each.tools, each.calls) for each in found] == [("a", 2, 0)]
+        assert runtime.runs == {}
+
+
+async def test_a_program_that_asks_a_human_fails() -> None:
+    @program
+    async def asks(ctx: Context, number: int) -> Any:
+        return await ctx.human("go on?")
+
+    [each] = await results([1], asks)
+    assert each.state == "failed"
+    assert each.error is not None
+    assert "go on?" in each.error

@@ -1,0 +1,257 @@
+"""`agentrt run --inputs` and `agentrt results`, on an engine that echoes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.batch.conftest import Records, lines
+from tests.cli.conftest import Run, Write
+
+ASK = """
+from agentrt import score
+
+@program
+async def ask(ctx, question):
+    if question == "bad":
+        raise ValueError("a bad question")
+    return (await ctx.llm(str(question))).text
+
+@score
+def right(record, result):
+    return result == record["answer"]
+"""
+QUESTIONS = [
+    {"id": "a", "question": "tea", "answer": "tea"},
+    {"id": "b", "question": "coffee", "answer": "tea"},
+    {"id": "c", "question": "bad", "answer": ""},
+]
+
+
+def test_from_a_file_to_a_table_of_scores(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    arguments = ("run", write(ASK), "--inputs", records(QUESTIONS), "--out", out)
+    ran = command(*arguments, "--input-field", "question", "--json")
+    assert ran.code == 1  # one has failed
+    assert [each["id"] for each in sorted(lines(out), key=lambda each: each["id"])] == [*"abc"]
+    assert ran.json["scores"]["right"]["mean"] == 0.5
+    assert "3 results: 2 done, 1 failed" in ran.err
+    assert "failed: c: ValueError: a bad question" in ran.err
+    shown = command("results", "show", out)
+    assert shown.code == 0
+    assert "0.500" in shown.out
+    assert command("results", "show", out, "--json").json == ran.json
+    again = command(*arguments, "--input-field", "question")
+    assert "all 3 results are in" in again.err
+    assert "warming up" not in again.err  # no engine has been started
+    assert len(lines(out)) == 3
+
+
+def test_two_runs_are_compared_and_their_programs(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    field = ("--input-field", "question", "--inputs", records(QUESTIONS))
+    command("run", write(ASK), *field, "--out", tmp_path / "a.jsonl")
+    changed = ASK.replace("llm(str(question))", "llm('tea')")
+    command("run", write(changed), *field, "--out", tmp_path / "b.jsonl")
+    diff = ("results", "diff", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    told = command(*diff)
+    assert told.code == 0
+    assert "changed: b: right 0 -> 1" in told.out
+    assert command(*diff, "--json").json["scores"]["right"]["better"] == 1
+    program = command(*diff, "--id", "b")
+    assert "coffee" in program.out
+    assert command(*diff, "--id", "b", "--dag", tmp_path / "d.json", "--json").code == 0
+    assert len(json.loads((tmp_path / "d.json").read_text("utf-8"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--out", "{tmp}/no/r.jsonl"], "there is no folder"),
+        ([], "give --out FILE"),
+        (["--out", "{tmp}"], "that is a folder"),
+        (["--out", "{inputs}"], "not a result"),
+        (["--out", "{out}", "--input-field", "nothing"], "nothing was run"),
+        (["--out", "{out}", "--id-field", "nothing"], "nothing was run"),
+        (["--out", "{out}", "--where", "answer"], "FIELD=VALUE"),
+        (["--out", "{out}", "--where", "nothing=1"], "no record has the field"),
+        (["--out", "{out}", "--n", "2"], "--samples"),
+        (["--out", "{out}", "--input", "tea"], "leave it out"),
+        (["--out", "{out}", "--human", "yes"], "leave it out"),
+        (["--out", "{out}", "--stop-when", "often"], "99%"),
+        (["--out", "{out}", "--price", "1"], "0.15,0.6"),
+        (["--out", "{out}", "--score", "{inputs}"], "not a Python file"),
+        (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
+        (["--out", "{out}", "--score", "cmd:"], "is empty"),
+        (["--out", "{out}", "--journal-content", "none"], "needs full"),
+        (["--out", "{out}", "--checkpointer", "memory"], "LangGraph"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(
+    options: list[str], says: str, write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    program, inputs = write(ASK), records(QUESTIONS)
+    before = inputs.read_bytes()
+    places = {"tmp": tmp_path, "out": tmp_path / "r.jsonl", "inputs": inputs, "program": program}
+    given = [option.format(**places) for option in options]
+    ran = command("run", program, "--inputs", inputs, *given)
+    assert ran.code == 2, ran.err
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    assert "warming up" not in ran.err
+    assert inputs.read_bytes() == before
+
+
+def test_options_of_a_batch_need_its_inputs(write: Write, command: Run) -> None:
+    ran = command("run", write(ASK), "--input", "tea", "--samples", 3)
+    assert (ran.code, "--inputs FILE" in ran.said) == (2, True)
+
+
+def test_each_broken_record_is_a_line(write: Write, command: Run, tmp_path: Path) -> None:
+    inputs = tmp_path / "x.jsonl"
+    inputs.write_text('{"id": 1}\n{"id":\n{"id": 1}\n', "utf-8")
+    ran = command("run", write(ASK), "--inputs", inputs, "--out", tmp_path / "r.jsonl")
+    assert ran.code == 2
+    first, second, last = ran.err.splitlines()
+    assert "line 2: not JSON" in first
+    assert "line 3: id '1' is there twice; it was first in line 1" in second
+    assert "2 of 3 records cannot be used; nothing was run" in last
+
+
+GRAPH = """
+from typing import TypedDict
+from langgraph.graph import StateGraph
+from agentrt.integrations.langchain import ChatAgentRT
+
+class State(TypedDict, total=False):
+    question: str
+    answer: str
+
+async def reply(state):
+    return {"answer": (await ChatAgentRT().ainvoke(state["question"])).text}
+
+builder = StateGraph(State)
+builder.add_node(reply)
+builder.set_entry_point("reply")
+graph = builder.compile(name="asks")
+"""
+
+
+def test_a_graph_takes_the_fields_that_it_has(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    questions = [{"id": "a", "question": "tea", "level": 1}, {"id": "b", "question": "mate"}]
+    arguments = ("run", write(GRAPH), "--inputs", records(questions), "--out", out)
+    ran = command(*arguments)
+    assert ran.code == 0, ran.err
+    assert {each["id"]: each["result"]["answer"] for each in lines(out)} == {
+        "a": "tea",
+        "b": "mate",
+    }
+    assert {each["calls"] for each in lines(out)} == {1}
+    wrong = command(
+        "run", write(GRAPH), "--inputs", records([{"id": 1, "question": 5}]), "--out", out
+    )
+    assert (wrong.code, "takes text as 'question'" in wrong.err) == (2, True)
+
+
+def test_scores_of_another_file_and_of_a_command(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    scores, out = tmp_path / "more.py", tmp_path / "r.jsonl"
+    scores.write_text(
+        "from agentrt import score\n@score\nasync def judge(ctx, record, result):\n"
+        "    return len((await ctx.llm(f'judge {result}')).text)\n",
+        "utf-8",
+    )
+    grade, fails = tmp_path / "grade.sh", tmp_path / "fails.sh"
+    grade.write_text("#!/bin/sh\nread line\necho some words\nprintf '%s' \"${#line}\"\n", "utf-8")
+    fails.write_text("#!/bin/sh\necho no reason >&2\nexit 3\n", "utf-8")
+    for file in (grade, fails):
+        file.chmod(0o755)
+    given = ("--score", scores, "--score", f"cmd:{grade}", "--score", f"cmd:{fails}")
+    questions = records(QUESTIONS[:1])
+    where = ("--inputs", questions, "--input-field", "question", "--out", out)
+    ran = command("run", write(ASK), *where, *given)
+    assert ran.code == 1  # a score has raised; the result is there
+    [line] = lines(out)
+    told = json.dumps({"record": QUESTIONS[0], "result": "tea"})
+    assert line["scores"] == {"right": 1.0, "judge": len("judge tea"), "grade": len(told)}
+    assert "exit code 3: no reason" in line["score_errors"]["fails"]
+    assert (line["state"], line["result"]) == ("done", "tea")
+
+
+def test_stragglers_limits_and_a_retry(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    questions = records([{"id": n, "input": "hang" if n == 5 else "tea"} for n in range(10)])
+    arguments = ("run", write(ASK), "--inputs", questions, "--out", out)
+    ran = command(*arguments, "--stop-when", "90%", "--where", "id>=0")
+    assert "over stop-when: 1" in ran.err
+    assert {each["id"]: each["over"] for each in lines(out)}["5"] == "stop-when"
+    ran = command(*arguments, "--retry", "failed", "--timeout", "0.05")
+    assert (ran.code, "over timeout: 1" in ran.err) == (1, True)
+    assert {each["id"]: each["attempt"] for each in lines(out)} == {
+        str(n): 2 if n == 5 else 1 for n in range(10)
+    }
+
+
+TERM = """
+import os
+ended = []
+
+@program
+async def ask(ctx, number):
+    if not ended:
+        os.kill(os.getpid(), {signal})
+    ended.append(number)
+    return str(await ctx.llm(str(number)))
+"""
+
+
+def test_a_term_signal_finishes_what_is_live(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    """1. SIGTERM comes during the first of two programs that are live at once. 2. They end, and
+    nothing new starts. 3. The same command goes on.
+    """
+    out, inputs = tmp_path / "r.jsonl", records({"id": n, "input": n} for n in range(20))
+    source = TERM.format(signal=int(signal.SIGTERM))
+    arguments = ("--inputs", inputs, "--out", out, "--max-live", 2)
+    ran = command("run", write(source), *arguments)
+    assert (ran.code, "the same command goes on" in ran.said) == (1, True)
+    assert 1 <= len(lines(out)) < 20
+    before = out.read_bytes()
+    ran = command("run", write(source.replace("if not ended", "if False")), *arguments)
+    assert ran.code == 0, ran.err
+    assert out.read_bytes().startswith(before)
+    assert sorted(int(each["id"]) for each in lines(out)) == list(range(20))
+
+
+def test_ctrl_c_writes_no_result_of_what_is_live(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    out, inputs = tmp_path / "r.jsonl", records({"id": n, "input": n} for n in range(3))
+    source = TERM.format(signal=int(signal.SIGINT))
+    ran = command("run", write(source), "--inputs", inputs, "--out", out)
+    assert ran.code == 130
+    assert lines(out) == []
+    ran = command(
+        "run", write(source.replace("if not ended", "if False")), "--inputs", inputs, "--out", out
+    )
+    assert (ran.code, len(lines(out))) == (0, 3)
+
+
+def test_results_of_what_is_no_file_of_results(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("hello\n", "utf-8")
+    for file in ("x", "none", "."):
+        ran = command("results", "show", tmp_path / file)
+        assert (ran.code, "name a file of results" in ran.said) == (2, True)

@@ -1,0 +1,218 @@
+"""Records of all formats, and each kind that cannot be used."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrt.batch import Condition, Fields, InputFile
+from agentrt.batch.inputs import InputsError
+from agentrt.errors import UsageError
+
+RECORDS = [{"id": "a", "q": "one", "level": 1}, {"id": "b", "q": "two,\n2", "level": 5}]
+
+
+def jsonl(path: Path) -> None:
+    path.write_text("\n\n".join(json.dumps(each) for each in RECORDS), "utf-8")
+
+
+def json_list(path: Path) -> None:
+    path.write_text(json.dumps(RECORDS, indent=1), "utf-8-sig")
+
+
+def csv(path: Path) -> None:
+    path.write_text('id,q,level\r\na,one,1\r\nb,"two,\n2",5\r\n', "utf-8-sig")
+
+
+def tsv(path: Path) -> None:
+    path.write_text('id\tq\tlevel\na\tone\t1\nb\t"two,\n2"\t5\n', "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("x.jsonl", jsonl), ("x.json", json_list), ("x.csv", csv), ("x.tsv", tsv)]
+)
+def test_each_format_is_read_again_and_again(
+    name: str, write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    write(tmp_path / name)
+    inputs = InputFile(str(tmp_path / name), Fields("q"), conditions=[Condition.parse("level>=1")])
+    for _ in range(2):
+        assert [(item.id, item.input) for item in inputs] == [("a", "one"), ("b", "two,\n2")]
+    assert inputs.check(lambda given: given) == 2
+
+
+def test_parquet_is_read_in_batches(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(RECORDS), path)
+    assert [item.record for item in InputFile(str(path), Fields("q"))] == RECORDS
+
+
+def test_rows_of_parquet_become_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader asks pyarrow for a few rows at a time: here by a double of its module."""
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1")
+    module: Any = ModuleType("pyarrow.parquet")
+    asked = []
+
+    class Double:
+        def __init__(self, file: Any) -> None:
+            assert file.read() == b"PAR1"
+
+        def iter_batches(self, batch_size: int) -> Any:
+            asked.append(batch_size)
+            return [SimpleNamespace(to_pylist=lambda each=each: [each]) for each in RECORDS]
+
+    module.ParquetFile = Double
+    package: Any = ModuleType("pyarrow")
+    package.parquet = module
+    monkeypatch.setitem(sys.modules, "pyarrow", package)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
+    assert [item.record for item in InputFile(str(path), Fields("q"))] == RECORDS
+    assert asked == [256]
+
+
+def test_without_pyarrow_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(UsageError, match=r"agentrt\[parquet\]"):
+        InputFile(str(path))
+
+
+@pytest.mark.parametrize("text", ['{"id": 1}\n{"id": 2}\n', '\n[{"id": 1},\n {"id": 2}]'])
+def test_the_standard_input_is_jsonl_or_a_list(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    inputs = InputFile("-")
+    assert [item.id for item in inputs] == [item.id for item in inputs] == ["1", "2"]
+    inputs.close()
+
+
+def items(tmp_path: Path, records: list[Any], **options: Any) -> list[tuple[str, Any]]:
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in records), "utf-8")
+    return [(item.id, item.input) for item in InputFile(str(path), **options)]
+
+
+def test_what_is_the_id_and_the_input_where_nothing_is_named(tmp_path: Path) -> None:
+    assert items(tmp_path, ["tea", "coffee"]) == [("1", "tea"), ("2", "coffee")]
+    assert items(tmp_path, [{"x": 1}]) == [("1", {"x": 1})]
+    assert items(tmp_path, [{"id": 7, "input": "tea"}]) == [("7", "tea")]
+    assert items(tmp_path, [{"id": 7, "name": "n", "q": "tea"}], fields=Fields("q", "name")) == [
+        ("n", "tea")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "ids"),
+    [
+        ("level=5", ["b"]),
+        ("level!=5", ["a"]),
+        ("level>1", ["b"]),
+        ("level<=1", ["a"]),
+        ("q<p", ["a"]),
+        ("q=one", ["a"]),
+        ("q~^t", ["b"]),
+        ("level~5", ["b"]),
+        ("some", None),
+        ("q~(", None),
+    ],
+)
+@pytest.mark.parametrize("write", [jsonl, csv])
+def test_conditions(
+    condition: str, ids: list[str] | None, write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Of a CSV file, whose values are all text, they hold as of JSON."""
+    path = tmp_path / f"x.{write.__name__}"
+    write(path)
+    if ids is None:
+        with pytest.raises(UsageError, match="--where"):
+            Condition.parse(condition)
+    else:
+        inputs = InputFile(str(path), conditions=[Condition.parse(condition)])
+        assert [item.id for item in inputs] == ids
+
+
+def test_the_limit_counts_what_the_conditions_leave(tmp_path: Path) -> None:
+    records = [{"id": number, "even": number % 2 == 0} for number in range(10)]
+    conditions = [Condition.parse("even=true")]
+    found = items(tmp_path, records, conditions=conditions, limit=2)
+    assert [item_id for item_id, _ in found] == ["0", "2"]
+
+
+BROKEN = [
+    ("x.jsonl", b'{"id": 1}\n{"id"\n{"id": 2}\n', {"line 2": "not JSON"}),
+    ("x.jsonl", b'{"id": 1}\n\xff\n', {"line 2": "not UTF-8"}),
+    ("x.jsonl", b'{"id": 1}\n{"id": NaN}\n', {"line 2": "not JSON"}),
+    ("x.jsonl", b'{"id": 1}\n{"x": 1}\n"tea"\n', {"line 2": "no field 'id'", "line 3": "a text"}),
+    ("x.jsonl", b'{"id": 1}\n{"id": ""}\n{"id": [1]}\n', {"line 2": "id ''", "line 3": "id [1]"}),
+    ("x.jsonl", b'{"id": 1}\n{"id": 2}\n{"id": "1"}\n', {"line 3": "first in line 1"}),
+    ("x.jsonl", b'[\n{"id": 1},\n', {"line 1": ".json", "line 2": "not JSON"}),
+    ("x.csv", b"id,q\na,b\nc\nd,e,f\n", {"line 3": "1 values", "line 4": "3 values"}),
+    ("x.csv", b'id,q\na,b\nc,"d"e\n', {"line 3": "bad CSV"}),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "problems"), BROKEN)
+def test_each_record_that_cannot_be_used_is_one_line(
+    name: str, content: bytes, problems: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputsError, match="nothing was run") as raised:
+        InputFile(str(tmp_path / name)).check(lambda given: given)
+    said = raised.value.problems
+    assert len(said) == len(problems), said
+    for line, (place, reason) in zip(said, problems.items(), strict=True):
+        assert f"{name}, {place}: " in line
+        assert reason in line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.json", b'{"id": 1}', "give a JSON list"),
+        ("x.json", b'{"id": 1}\n{"id": 2}\n', ".jsonl"),
+        ("x.json", b"\xff", "UTF-8"),
+        ("x.csv", b"", "names the columns"),
+        ("x.csv", b"a,a\n1,2\n", "is there twice"),
+        ("x.csv", b"a\n\xff\n", "UTF-8"),
+        ("x.jsonl", b"", "there is no record"),
+        ("x.txt", b"", "it can end in .jsonl"),
+        ("none.jsonl", None, "no such file"),
+        (".", None, "directory"),
+    ],
+)
+def test_files_that_cannot_be_used(
+    name: str, content: bytes | None, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError) as raised:
+        InputFile(str(path)).check(lambda given: given)
+    assert says in str(raised.value)
+
+
+def test_a_condition_on_a_field_that_no_record_has(tmp_path: Path) -> None:
+    jsonl(tmp_path / "x.jsonl")
+    inputs = InputFile(str(tmp_path / "x.jsonl"), conditions=[Condition.parse("lvl=5")])
+    with pytest.raises(InputsError, match="no record has the field 'lvl'"):
+        inputs.check(lambda given: given)
+
+
+def test_many_broken_records_are_told_of_in_part(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("{\n" * 1000, "utf-8")
+    with pytest.raises(InputsError, match="1000 of 1000 records") as raised:
+        InputFile(str(tmp_path / "x.jsonl")).check(lambda given: given)
+    assert len(raised.value.problems) == 20

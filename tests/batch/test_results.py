@@ -1,0 +1,185 @@
+"""Files of results: a line is whole or absent, and a retry replaces lines."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt.batch import Result, read_results
+from agentrt.batch.results import ResultFile
+from agentrt.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def result(item: str, state: Any = "done", **values: Any) -> Result:
+    return Result(item, values.pop("sample", 0), state, **values)
+
+
+async def written(path: Path, *results: Result, **options: Any) -> ResultFile:
+    file = ResultFile(path, **options)
+    await asyncio.gather(*map(file.put, results))
+    return file
+
+
+async def test_a_line_that_was_cut_off_anywhere_is_repaired(tmp_path: Path) -> None:
+    """1. Two results. 2. The file is cut at each byte of the second one. 3. It is opened again: the
+    second one is whole, or absent and can be written.
+    """
+    path = tmp_path / "r.jsonl"
+    (await written(path, result("a", result={"text": "ü\n"}), result("b"))).close()
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for size in range(first, len(whole) + 1):
+        path.write_bytes(whole[:size])
+        file = ResultFile(path)
+        assert file.has("a", 0)
+        assert file.has("b", 0) == (size >= len(whole) - 1)
+        if not file.has("b", 0):
+            await file.put(result("b"))
+        file.close()
+        assert path.read_bytes() == whole
+
+
+async def test_a_reader_does_not_see_a_line_that_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    (await written(path, result("a"), result("b"))).close()
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [each.id for each in read_results(path)] == ["a"]
+
+
+async def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    before = result(
+        "a",
+        "stopped",
+        result=[1, "x"],
+        error="late",
+        over="timeout",
+        seconds=1.5,
+        prompt_tokens=3,
+        scores={"s": 0.5},
+        cost=0.25,
+        program="p-a-1",
+        attempt=2,
+        sample=4,
+    )
+    (await written(path, before)).close()
+    [after] = read_results(path)
+    assert after.to_line() == before.to_line()
+    assert after.earlier
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), {1: {2, 3}}, "\ud800", object, b"\xff", 1 << 20000, [float("inf")]],
+    ids=range(7),
+)
+async def test_any_result_is_a_line_of_json(value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    (await written(path, result("a", result=value), result("b"))).close()
+    assert [each.id for each in read_results(path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"hello", b'{"id": 1}\n', b"[1, 2]\n", b"\xff\xfe\n", b"SQLite format 3\0 and so on"],
+)
+def test_a_file_of_something_else_is_refused_and_left_as_it_is(
+    content: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="name"):
+        ResultFile(path)
+    assert path.read_bytes() == content
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from agentrt.batch.results import ResultFile
+file = ResultFile(Path(sys.argv[1]))
+print("open", flush=True)
+input()
+"""
+
+
+def test_two_processes_cannot_write_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    command = [sys.executable, "-c", HOLDS, str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(UsageError, match="another process writes it"):
+            ResultFile(path)
+        holder.communicate("\n")
+    ResultFile(path).close()
+
+
+@pytest.mark.parametrize("name", ["no/r.jsonl", "."])
+def test_a_place_that_cannot_be_written(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--out"):
+        ResultFile(tmp_path / name)
+
+
+async def test_a_full_disk_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.jsonl"
+    file = await written(path, result("a"))
+    whole, write = path.read_bytes(), os.pwrite
+
+    def full(number: int, data: bytes, offset: int) -> int:
+        if offset > len(whole):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(number, data[:10], offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space"):
+        await file.put(result("b"))
+    assert path.read_bytes() == whole
+    monkeypatch.setattr(os, "pwrite", write)
+    await file.put(result("b"))
+    file.close()
+    assert [each.id for each in read_results(path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("retry", ["failed", "all"])
+async def test_a_retry_goes_on_after_a_kill_and_replaces_its_lines(
+    retry: Any, tmp_path: Path
+) -> None:
+    """1. One result is there, one failed. 2. A retry makes the failed one again, which fails again,
+    and is killed. 3. The same retry does not make it a third time. 4. At its end each is there
+    once.
+    """
+    path = tmp_path / "r.jsonl"
+    (await written(path, result("a"), result("b", "failed"))).close()
+    file = ResultFile(path, retry=retry)
+    assert (file.has("a", 0), file.has("b", 0)) == (retry == "failed", False)
+    assert file.attempt("b", 0) == 2
+    await file.put(result("b", "failed", attempt=2))
+    file.close()  # as a kill does
+    file = ResultFile(path, retry=retry)
+    assert (file.has("a", 0), file.has("b", 0)) == (retry == "failed", True)
+    if retry == "all":
+        await file.put(result("a", attempt=2))
+    file.finish()
+    await file.put(result("c"))
+    file.close()
+    last = {each.id: (each.state, each.attempt) for each in read_results(path)}
+    first = 1 if retry == "failed" else 2
+    assert last == {"a": ("done", first), "b": ("failed", 2), "c": ("done", 1)}
+    assert len(path.read_bytes().splitlines()) == 3
+    assert sorted(os.listdir(tmp_path)) == ["r.jsonl", "r.jsonl.lock"]  # noqa: PTH208
+    again = ResultFile(path, retry=retry)
+    assert not again.has("b", 0)
+    again.close()
