@@ -63,7 +63,7 @@ class Emitter(Protocol):
 
     def checkpoint(self) -> Callable[[T], T]: ...
 
-    def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any: ...
+    def spawned(self, name: str, inputs: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any: ...
 
 
 class ForwardingEmitter:
@@ -122,5 +122,5 @@ class ForwardingEmitter:
     def checkpoint(self) -> Callable[[T], T]:
         return self.inner.checkpoint()
 
-    def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
-        return self.inner.spawned(name, given, work)
+    def spawned(self, name: str, inputs: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
+        return self.inner.spawned(name, inputs, work)

@@ -350,7 +350,7 @@ class LiveEmitter:
         self.own_scope("checkpoint")
         return Checkpoint(self.run)
 
-    def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
+    def spawned(self, name: str, inputs: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
         return work
 
 

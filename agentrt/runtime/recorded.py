@@ -228,9 +228,9 @@ class Recorded:
             return self._live.checkpoint()
         return Checkpoint(self._live.run, _LoopStates(self, self._record, place).keep)
 
-    def at_once(self, kind: str, name: str, asked: Any, make: Callable[[], T]) -> T:
+    def at_once(self, kind: str, name: str, request: Any, make: Callable[[], T]) -> T:
         """Return the recorded value of a node that takes no time, or what ``make`` makes."""
-        node = self._enter(kind, name, asked)
+        node = self._enter(kind, name, request)
         if node is None:
             return make()
         past, record = node.past, node.program
@@ -243,9 +243,9 @@ class Recorded:
         node.put(result)
         return result
 
-    def spawned(self, name: str, given: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
+    def spawned(self, name: str, inputs: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
         try:
-            node = self._enter("spawn", name, {"given": list(given)})
+            node = self._enter("spawn", name, {"given": list(inputs)})
         except BaseException:
             work.close()
             raise
@@ -271,14 +271,14 @@ class Recorded:
 
     # -- the way of a node -------------------------------------------------------------
 
-    def _enter(self, kind: str, name: str, asked: Any) -> NodeRecord | None:
+    def _enter(self, kind: str, name: str, request: Any) -> NodeRecord | None:
         """Return the record of a node that the code comes to; None where the code is at no place
         of the program that a later life could find again.
         """
         scope = self._live.own_scope(name)
         if scope.place is None:
             return None
-        return self._record.enter(scope.place, kind, name, scope.path, asked)
+        return self._record.enter(scope.place, kind, name, scope.path, request)
 
     async def _through(
         self,

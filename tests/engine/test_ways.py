@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,6 +18,9 @@ from langchain.agents import create_agent
 from agentrt import Context, Runtime, program
 from agentrt.executors.replicas import RestartedEngine
 from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.journal import Journal
+from agentrt.journal.store import SQLiteStore
+from agentrt.runtime.durable import Durable
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.langgraph import api
 from agentrt.serving.server import ServedGraph, Server
@@ -81,6 +85,24 @@ async def test_a_call_of_a_program(runtime: Runtime) -> None:
     with walked() as way:
         await runtime.start(asks).wait()
     check(way.since("Context.llm"), "A program's call", hops=12, files=15)
+
+
+async def test_a_journal_adds_its_emitter_alone(runtime: Runtime, tmp_path: Path) -> None:
+    @program
+    async def asks(ctx: Context) -> str:
+        return (await ctx.llm("Hello?", max_tokens=2)).text
+
+    journal = await Journal.open(lambda: SQLiteStore(tmp_path / "journal"))
+    async with Runtime(Lent(runtime.executor), journal=journal) as recorded:
+        await recorded.frontend()
+        with walked() as way:
+            await recorded.start(asks, durable=Durable()).wait()
+        with walked() as bare:
+            await recorded.start(asks).wait()
+    await journal.close()
+    added = [function for _, function in set(way.hops) - set(bare.hops)]
+    assert sorted(added) == ["Recorded._through", "Recorded.call"]
+    assert len(way.hops) == len(bare.hops) + len(added)
 
 
 async def test_a_streamed_chat_over_http(http: httpx.AsyncClient) -> None:
