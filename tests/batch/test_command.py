@@ -86,7 +86,7 @@ def test_two_runs_are_compared_and_their_programs(
         (["--out", "{out}", "--human", "yes"], "leave it out"),
         (["--out", "{out}", "--stop-when", "often"], "99%"),
         (["--out", "{out}", "--price", "1"], "0.15,0.6"),
-        (["--out", "{out}", "--score", "{inputs}"], "not a Python file"),
+        (["--out", "{out}", "--score", "{inputs}"], "neither a Python file"),
         (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
         (["--out", "{out}", "--score", "cmd:"], "is empty"),
         (["--out", "{out}", "--journal-content", "none"], "needs full"),
