@@ -106,7 +106,7 @@ def test_a_proxy_that_cannot_be_used_is_named(
     text = str(raised.value)
     assert text.startswith(f"{name}={value!r}: ")
     assert words in text
-    assert text.endswith("give one as http://HOST:PORT, or unset it")
+    assert text.endswith(f"set {name} to http://HOST:PORT, or unset it")
     assert environment_fault(FAR) == text
 
 
@@ -176,5 +176,5 @@ def test_libraries_of_others_are_told_of_this_machine(monkeypatch: pytest.Monkey
 def test_brackets_break_libraries_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "[::1]")
     assert environment_fault(FAR) == (
-        "NO_PROXY='[::1]': an address stands without brackets there, as in ::1"
+        "NO_PROXY='[::1]': addresses have no brackets there; write ::1, not [::1]"
     )

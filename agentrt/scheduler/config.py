@@ -121,7 +121,7 @@ class SchedulerConfig:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.retention not in RETENTIONS:
             raise ConfigError(
-                f"unknown retention {self.retention!r}; known: {', '.join(RETENTIONS)}"
+                f"unknown retention {self.retention!r}; available: {', '.join(RETENTIONS)}"
             )
         self._check_admission()
         for name in ("retention_ttl", "stale_after_s"):
@@ -142,7 +142,7 @@ class SchedulerConfig:
     def _check_admission(self) -> None:
         if self.admission not in ADMISSIONS and ":" not in self.admission:
             raise ConfigError(
-                f"unknown admission {self.admission!r}; known: {', '.join(ADMISSIONS)}, or "
+                f"unknown admission {self.admission!r}; available: {', '.join(ADMISSIONS)}, or "
                 "package.module:Class"
             )
         if self.admission_cap < 1:
@@ -188,7 +188,7 @@ class SchedulerConfig:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ConfigError(
-                f"unknown scheduler setting {unknown[0]!r}; known: {', '.join(sorted(known))}"
+                f"unknown scheduler setting {unknown[0]!r}; available: {', '.join(sorted(known))}"
             )
         settings = dict(values)
         if "beta" in settings and settings["beta"] is None:

@@ -57,7 +57,7 @@ class Retention(ABC):
         return 0.0
 
     def expired(self, blocks: CachedBlocks, now: float) -> bool:
-        """Return whether the blocks are no longer protected, and count like any other block."""
+        """Return whether the blocks' protection has ended: they may be evicted like all others."""
         return False
 
 

@@ -137,7 +137,9 @@ def family_of(owner: object) -> Family:
 
 
 class Pending:
-    """The ends that callbacks saw while the task itself did not run. `Scope.settle` joins them."""
+    """What a task's callbacks have observed since the task last ran: results that they read, and
+    waits with ended tasks. `Scope.settle` joins them into the task's scope.
+    """
 
     __slots__ = ("known", "sealed", "seen", "waits")
 

@@ -90,7 +90,7 @@ def test_target(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--policy", "lifo"], ["unknown policy 'lifo'", "known: atlas"]),
+        (["--policy", "lifo"], ["unknown policy 'lifo'", "available: atlas"]),
         (["--input", "{goal: tea}"], ["--input", "bad JSON", "@FILE.txt"]),
         (["--input", "[1, 2"], ["--input", "bad JSON", "@FILE.txt"]),
         (["--input", "@missing.txt"], ["@missing.txt", "no such file", "@@"]),
@@ -111,14 +111,14 @@ def test_target(
         (["--lane", "nan"], ["lane", "share of the batch", "nan"]),
         (["--retention", "mru"], ["--retention", "'lru', 'ttl', 'cost'"]),
         (["--admission", "all"], ["--admission", "'off', 'cap', 'memory'"]),
-        (["--admission-cap", "2"], ["--admission-cap is for --admission cap", "memory now"]),
+        (["--admission-cap", "2"], ["--admission-cap", "only with --admission cap", "memory now"]),
         (
             ["--policy", "fcfs", "--ttft-target", "2"],
-            ["--ttft-target is for --admission memory", "off now"],
+            ["--ttft-target", "only with --admission memory", "off now"],
         ),
         (
             ["--admission", "cap", "--ttft-target", "2"],
-            ["--ttft-target is for --admission memory", "cap now"],
+            ["--ttft-target", "only with --admission memory", "cap now"],
         ),
         (["--ttft-target", "0"], ["'--ttft-target'", "x>0"]),
         (["--beta", "nan"], ["beta", "positive", "inf"]),
@@ -126,7 +126,7 @@ def test_target(
         (["--router", "agentix"], ["--router agentix", "--replicas N"]),
         (
             ["--replicas", "2", "--router", "x"],
-            ["no router 'x'", "agentix, cost, least-used, prefix"],
+            ["router 'x'", "agentix, cost, least-used, prefix"],
         ),
         (["--replicas", "2", *ADAPTIVE, "bad.json"], ["bad.json", "a file that agentrt wrote"]),
         (

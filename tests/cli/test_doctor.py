@@ -122,8 +122,8 @@ def test_what_an_option_names_is_missing(option: tuple[str, str], says: str) -> 
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        (("--broker", "http://x"), "give mqtt://"),
-        (("--broker", "mqtts://127.0.0.1:\x1b[1m"), "is no broker"),
+        (("--broker", "http://x"), "write mqtt://"),
+        (("--broker", "mqtts://127.0.0.1:\x1b[1m"), "is not a broker"),
         (("--database", "mysql://x"), "give sqlite:FILE"),
     ],
 )

@@ -58,10 +58,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (ECHO, "", [*ON_T[2:], "--checkpointer", "memory"], ["unknown thread 't'", "memory has"]),
         (ECHO, "", ["--checkpointer", "redis:x"], ["'redis:x'", "memory or sqlite:FILE"]),
         (ECHO, "", ["--checkpointer", "sqlite:"], ["'sqlite:'", "sqlite:FILE"]),
-        (ECHO, "", ["--checkpointer", "sqlite:no/t.db"], ["no folder 'no'", "make it"]),
-        (ECHO, "", ["--checkpointer", "sqlite:folder.db"], ["that is a folder"]),
+        (ECHO, "", ["--checkpointer", "sqlite:no/t.db"], ["folder 'no' does not exist"]),
+        (ECHO, "", ["--checkpointer", "sqlite:folder.db"], ["folder.db is a folder"]),
         (ECHO, "", [*WITH_INPUT, "--checkpointer", "sqlite:notes.db"], ["not a database", "new"]),
-        (ECHO, "", [*WITH_INPUT, "--checkpointer", "sqlite:other.db"], ["of something else"]),
+        (ECHO, "", [*WITH_INPUT, "--checkpointer", "sqlite:other.db"], ["no checkpoints"]),
         (ECHO, "", [*ON_T, "--human", "@no.txt"], ["--human @no.txt: no such"]),
         (PROGRAM, "", ["--thread", "t"], ["--thread is for LangGraph graphs", "'good'"]),
         (PROGRAM, "", SQLITE, ["--checkpointer is for LangGraph graphs"]),
@@ -78,7 +78,7 @@ def test_a_pydantic_state_needs_all_its_fields(write: Write, refused: Refused) -
         f"{HEAD}from pydantic import BaseModel\nclass Form(BaseModel):\n    who: str\n"
         "    why: str\ndef one(state: Form) -> dict:\n    return {}\ngraph = chain(Form, one)\n"
     )
-    refused("run", path, "--input", '{"who": "a"}', says=["needs 'why' in its --input"])
+    refused("run", path, "--input", '{"who": "a"}', says=["'why'", "--input"])
 
 
 @pytest.mark.parametrize(

@@ -41,5 +41,5 @@ def test_a_program_uses_a_server_of_the_file_beside_one_that_is_not_there(
 def test_a_bad_file_is_a_usage_error(write: Write, refused: Refused, tmp_path: Path) -> None:
     file = servers(tmp_path, old={"type": "sse", "url": "http://localhost/sse"})
     for command in ("run", "serve"):
-        says = ["mcp.json: server 'old'", "type 'sse'", "give its URL"]
+        says = ["mcp.json: server 'old'", "type 'sse'", "set its URL"]
         refused(command, write(GOOD), "--mcp", file, says=says)

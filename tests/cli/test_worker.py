@@ -34,9 +34,9 @@ async def asks(ctx):
     ("target", "options", "said"),
     [
         (TOOLS, [], ["a worker needs a broker", "--broker mqtt://HOST"]),
-        (TOOLS, ["--broker", "http://x"], ["'http://x' is no broker"]),
-        (TOOLS, ["--broker", "mqtt://x", "--broker-ca", "no.pem"], ["certificates are for TLS"]),
-        (TOOLS, ["--broker", "mqtt://x", "--name", "a b"], ["'a b' is no name for a worker"]),
+        (TOOLS, ["--broker", "http://x"], ["'http://x' is not a broker"]),
+        (TOOLS, ["--broker", "mqtt://x", "--broker-ca", "no.pem"], ["certificates need TLS"]),
+        (TOOLS, ["--broker", "mqtt://x", "--name", "a b"], ["'a b'"]),
         ("x = 1", ["--broker", "mqtt://x"], ["no tools", "@tool"]),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_worker_loads_no_engine(write: Write) -> None:
     )
     done = python("-c", script, "worker", write(TOOLS), "--broker", "mqtt://x/+")
     assert done.stdout == "2 []\n"
-    assert "no prefix for MQTT topics" in done.stderr
+    assert "is not a prefix for MQTT topics" in done.stderr
 
 
 def test_a_program_calls_a_worker(run_program: Run, tmp_path: Path) -> None:
@@ -95,7 +95,10 @@ def test_a_worker_that_the_broker_refuses_says_so_and_ends(tmp_path: Path) -> No
         worker = WorkerProcess(url, folder=tmp_path, AGENTRT_BROKER_PASSWORD="hidden")
         _, said = worker.process.communicate(timeout=60)
     assert worker.process.returncode == 2
-    assert said == f"error: broker {url}: it refused the user 'robot' with this password\n"
+    assert said.startswith(f"error: broker {url}: ")
+    assert said.count("\n") == 1
+    assert "'robot'" in said
+    assert "hidden" not in said
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,10 @@ def test_a_worker_that_the_broker_refuses_says_so_and_ends(tmp_path: Path) -> No
     [
         (["--on", "mqtt:a=good"], "--on needs a broker"),
         (["--on", "http:a=good", "--broker", "mqtt://x"], "mqtt:TOPIC=PROGRAM"),
-        (["--on", "mqtt:a/#/b=good", "--broker", "mqtt://x"], "'a/#/b' is no topic filter"),
+        (
+            ["--on", "mqtt:a/#/b=good", "--broker", "mqtt://x"],
+            "'a/#/b' is not a valid topic filter",
+        ),
         (["--on", "mqtt:a=bad", "--broker", "mqtt://x"], "no program of this name is served"),
         (["--on", "mqtt:a=good", "--broker", "mqtt://x"], "it takes no input"),
     ],

@@ -53,5 +53,5 @@ def test_a_program_that_asks_on_leaves_its_questions_open() -> None:
     assert dag.close(3.0, NodeState.INTERRUPTED) == tuple(nodes)
     ends = [NodeState.INTERRUPTED, NodeState.CANCELLED, NodeState.INTERRUPTED]
     assert [node.state for node in nodes] == ends
-    with pytest.raises(InvariantError, match="program p is interrupted: not to done"):
+    with pytest.raises(InvariantError, match="cannot close program p as done: it is interrupted"):
         dag.close(4.0, NodeState.DONE)

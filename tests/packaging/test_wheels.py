@@ -119,7 +119,7 @@ def test_the_demo_shows_programs_and_a_dashboard_without_an_engine(bare: Bare) -
     page = httpx.get(f"{found[1]}/dashboard", timeout=60)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert said.startswith("no model runs: answers are made up")
+    assert said.startswith("--engine simulated runs no model")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert re.findall(r"^(\w+)-\d ", out, re.MULTILINE) == ["report"] * 3 + ["lookup"] * 5
     assert "First run, " in out

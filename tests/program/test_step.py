@@ -107,7 +107,7 @@ async def test_the_model_is_told_of_errors_and_of_tools_that_there_are_not() -> 
     first, unknown, arguments = run.result
     assert first == ("LookupError", "Error: LookupError: no lamp here")
     assert unknown[0] == "UnknownToolError"
-    assert "(look)" in unknown[1]
+    assert "'fly'; available: look" in unknown[1]
     assert arguments[0] == "ToolArgumentsError"
 
 
@@ -164,7 +164,7 @@ async def test_a_bare_description_cannot_be_run() -> None:
 
     run = await run_with(made)
     assert isinstance(run.error, ConfigError)
-    assert "only the description" in str(run.error)
+    assert "only a tool's description" in str(run.error)
 
 
 async def test_two_tools_of_one_name_are_refused() -> None:
@@ -182,4 +182,4 @@ async def test_two_tools_of_one_name_are_refused() -> None:
 
     run = await run_with(made)
     assert isinstance(run.error, ConfigError)
-    assert "two tools are named 'look'" in str(run.error)
+    assert "two tools have the name 'look'" in str(run.error)

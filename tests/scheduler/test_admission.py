@@ -35,14 +35,14 @@ def test_admissions_go_by_name() -> None:
     [
         (
             {"admission": "all"},
-            "unknown admission 'all'; known: off, cap, memory, or package.module:Class",
+            "unknown admission 'all'; available: off, cap, memory, or package.module:Class",
         ),
         (
             {"admission": "no.such:Thing"},
-            "^admission 'no.such:Thing' does not load: .*; known: off, cap, memory, or package.mod",
+            "admission 'no.such:Thing': .*; available: off, cap, memory, or package.mod",
         ),
         ({"admission": "math:no:Thing"}, "module 'math' has no attribute 'no:Thing'"),
-        ({"admission": "agentrt.scheduler.records:QueuedCall"}, "is no subclass of Admission"),
+        ({"admission": "agentrt.scheduler.records:QueuedCall"}, "is not a subclass of Admission"),
         ({"admission_cap": 0}, "admission_cap must be at least 1"),
         ({"ttft_target": 0.0}, "ttft_target must be positive seconds"),
         ({"ttft_target": math.inf}, "ttft_target must be positive seconds"),

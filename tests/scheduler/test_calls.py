@@ -399,7 +399,7 @@ def test_parts_and_listeners_hear_of_each_event_once_and_when_it_was() -> None:
 
 
 def test_the_cores_own_events_are_refused() -> None:
-    with pytest.raises(InvariantError, match="CallReranked is the core's own event"):
+    with pytest.raises(InvariantError, match="CallReranked is reported by the core"):
         SchedulerCore(SchedulerConfig("plas")).handle(CallReranked(a_call(), 0.0))
 
 

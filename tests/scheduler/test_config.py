@@ -23,8 +23,8 @@ def test_settings_survive_json(beta: float) -> None:
     [
         ({"quanta": (1, 0)}, "quanta must be positive"),
         ({"beta": 0}, "beta must be positive"),
-        ({"lane": -0.01}, "lane must be a share of the batch, 0 to below 1, got -0.01"),
-        ({"lane": 1.0}, "lane must be a share of the batch, 0 to below 1, got 1.0"),
+        ({"lane": -0.01}, "lane must be a share of the batch, at least 0 and below 1, got -0.01"),
+        ({"lane": 1.0}, "lane must be a share of the batch, at least 0 and below 1, got 1.0"),
         ({"max_promoted": -1}, "max_promoted must not be negative"),
         ({"stale_after_s": 0}, "stale_after_s must be positive"),
     ],
@@ -41,9 +41,11 @@ def test_the_least_settings_are_taken() -> None:
 
 
 def test_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"setting 'colour'; known: admission, admission_cap, "):
+    with pytest.raises(
+        ConfigError, match=r"setting 'colour'; available: admission, admission_cap, "
+    ):
         SchedulerConfig.from_dict({"colour": 1})
-    with pytest.raises(ConfigError, match=r"bad scheduler setting: .*int"):
+    with pytest.raises(ConfigError, match=r"scheduler setting: .*int"):
         SchedulerConfig.from_dict({"quanta": 1})
     assert SchedulerConfig.from_dict({"policy": "plas"}) == SchedulerConfig(policy="plas")
 

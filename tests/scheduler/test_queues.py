@@ -80,12 +80,12 @@ def test_a_call_is_neither_queued_nor_started_twice() -> None:
         harness.core.queue.put(call)
     with pytest.raises(InvariantError, match=r"^call a cannot go from 'waiting' to 'running'"):
         harness.core.handle(CallStarted(call, 0))
-    with pytest.raises(InvariantError, match=r"^call a is queued already$"):
+    with pytest.raises(InvariantError, match=r"^call a is already queued$"):
         harness.arrive("a", "p")
     harness.core.queue.take()
     with pytest.raises(InvariantError, match=r"^call a cannot go from 'unqueued' to 'unqueued'"):
         harness.core.handle(CallPreempted(call, 0))
-    with pytest.raises(InvariantError, match=r"^no call waits$"):
+    with pytest.raises(InvariantError, match="no call waits"):
         harness.core.queue.take()
 
 

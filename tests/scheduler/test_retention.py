@@ -36,7 +36,7 @@ def waits_for(blocks: CachedBlocks) -> tuple[str | None, float]:
 
 def test_lru_replaces_nothing_and_other_names_are_refused() -> None:
     assert make_retention(SchedulerConfig(retention="lru"), Learned()) is None
-    with pytest.raises(ConfigError, match=r"retention 'mru'; known: lru, ttl, cost"):
+    with pytest.raises(ConfigError, match=r"retention 'mru'; available: lru, ttl, cost"):
         SchedulerConfig(retention="mru")
     with pytest.raises(ConfigError, match="retention_ttl must be positive seconds"):
         SchedulerConfig(retention_ttl=0)

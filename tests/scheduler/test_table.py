@@ -65,10 +65,10 @@ def test_service_elsewhere_counts_here() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"program_id": "q"}, "row of q is filed under p"),
-        ({"tools": -1}, "program p ended more interrupts"),
-        ({"humans": -1}, "program p ended more interrupts"),
-        ({"events": -1}, "program p ended more interrupts"),
+        ({"program_id": "q"}, "the row of q has the key p"),
+        ({"tools": -1}, "program p has ended more interrupts"),
+        ({"humans": -1}, "program p has ended more interrupts"),
+        ({"events": -1}, "program p has ended more interrupts"),
         ({"path_s": 0.1}, "program p has a path longer"),
     ],
 )
@@ -223,7 +223,7 @@ def test_atlas_falls_back_to_the_scalar() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown policy 'lifo'; known: atlas, .*fcfs"):
+    with pytest.raises(ConfigError, match=r"unknown policy 'lifo'; available: atlas, .*fcfs"):
         make_policy(SchedulerConfig(policy="lifo"))
     assert policy_names()[0] == "atlas"
 

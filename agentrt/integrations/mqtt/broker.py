@@ -57,7 +57,8 @@ class Broker:
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(str(file) for file in (self.ca, self.cert, self.key) if file)
             raise ConfigError(
-                f"broker {self}: cannot use {files} for TLS: {error}; name PEM files that match"
+                f"broker {self}: cannot use {files} for TLS: {error}; give PEM files "
+                "that belong together"
             ) from error
         return context
 

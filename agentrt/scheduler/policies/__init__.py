@@ -67,13 +67,13 @@ _NEEDED = {
 """Settings that only one retention or admission policy uses."""
 
 
-def check_settings(config: SchedulerConfig, names: Iterable[str]) -> None:
+def check_settings(config: SchedulerConfig, given: Iterable[str]) -> None:
     """Raise `ConfigError` for the first setting that has no effect with this configuration.
 
-    ``names`` are the settings that the user has set, to any value.
+    ``given`` are the names of the settings that the user has set, to any value.
     """
     reads = policy_class(config.policy).settings
-    for name in names:
+    for name in given:
         option = f"--{name.replace('_', '-')}"
         if name in _NEEDED:
             field, needed = _NEEDED[name]
@@ -107,7 +107,7 @@ def policy_class(name: str) -> type[Policy]:
                 "abstract methods"
             )
         return policy
-    raise ConfigError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")
+    raise ConfigError(f"unknown policy {name!r}; available: {', '.join(policy_names())}")
 
 
 __all__ = [

@@ -57,8 +57,8 @@ class Adaptive(Policy):
         super().__init__(config)
         self._least_quantum_s = config.level_quanta[0]
         self._visits: dict[EngineProgram, dict[tuple[Kind, int], float]] = {}
-        """For each live program: the kinds and ages at which it was seen, and its attained service
-        at that time.
+        """For each live program: its attained service when its model was first asked about a kind
+        at an age.
         """
 
     def promoter(self, slots: int) -> Promoter | None:

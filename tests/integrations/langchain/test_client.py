@@ -265,7 +265,7 @@ def test_a_runtime_is_borrowed_where_it_lives() -> None:
     with pytest.raises(ConfigError, match=r"RuntimeClient\.borrow"):
         RuntimeClient.borrow(runtime)
     loop = asyncio.new_event_loop()
-    with pytest.raises(ConfigError, match="does not run"):
+    with pytest.raises(ConfigError, match="is not running"):
         RuntimeClient.borrow(runtime, loop).call(ASK)
     loop.close()
     with pytest.raises(EngineDiedError, match="closed"):

@@ -89,7 +89,7 @@ EXITS = "import sys; sys.stderr.write('no licence\\n'); sys.exit(3)"
     ("server", "words"),
     [
         (StdioServer("x", "no-such-command"), "No such file .*no-such-command"),
-        (StdioServer("x", sys.executable, ("-c", EXITS)), "its last words: no licence"),
+        (StdioServer("x", sys.executable, ("-c", EXITS)), "stderr: no licence"),
         (StdioServer("x", sys.executable, cwd="/no/such/folder"), "No such file .*/no/such"),
         (http(NOBODY, "x"), "All connection attempts failed"),
     ],

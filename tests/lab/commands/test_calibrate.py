@@ -98,8 +98,8 @@ def test_it_measures_fits_tells_and_writes(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--out", "steps.txt"], "name a file that ends in .json"),
-        (["--out", "no/such/steps.json"], "there is no folder 'no/such'"),
+        (["--out", "steps.txt"], "must end in .json"),
+        (["--out", "no/such/steps.json"], "folder 'no/such' does not exist"),
         (["--model", "./nowhere"], "no such folder"),
         (["--rounds", "0"], "0 is not in the range"),
         (["extra"], "unexpected extra argument"),

@@ -113,10 +113,10 @@ def _needs_two(config: Any, other: Any) -> Any: ...
 @pytest.mark.parametrize(
     ("factory", "what"),
     [
-        (_needs_a_database, "needs database"),
-        (_needs_two, "needs other"),
+        (_needs_a_database, "required parameters database"),
+        (_needs_two, "required parameters other"),
         (lambda: 3, "of type int"),
-        (min, "takes nothing, a config"),
+        (min, "a config and a ServerRuntime"),
     ],
 )
 async def test_a_function_that_makes_no_graph_is_refused(factory: Any, what: str) -> None:

@@ -31,8 +31,8 @@ from tests.serving.langgraph.serve import serving
         ("sqlite:///x.db", "give sqlite:FILE"),
         ("mysql://x", "give sqlite:FILE"),
         ("agentrt.db", "give sqlite:FILE"),
-        ("sqlite:/no/such/folder/x.db", "there is no folder '/no/such/folder'; make it"),
-        ("sqlite:/", "that is a folder"),
+        ("sqlite:/no/such/folder/x.db", "folder '/no/such/folder' does not exist"),
+        ("sqlite:/", "sqlite:/ is a folder"),
     ],
 )
 def test_what_is_no_database_is_refused(given_: str, message: str) -> None:
@@ -120,7 +120,7 @@ async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     [
         (3, "'bad' is no graph: it is of type int"),
         (lambda: 1 / 0, "makes 'bad' raised ZeroDivisionError"),
-        (lambda a, b: None, "needs b; one that makes a graph takes"),
+        (lambda a, b: None, "parameters b; "),
     ],
 )
 def test_what_is_no_graph_is_told(tmp_path: Path, value: Any, message: str) -> None:
