@@ -349,10 +349,20 @@ def _format_of(path: Path) -> str:
 
 
 def _sniffed(file: IO[bytes]) -> str:
-    """The format of what came through a pipe: JSON if it begins with ``[``, else JSONL."""
+    """The format of what came through a pipe, by how it begins."""
     file.seek(0)
-    head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return "json" if head.startswith(b"[") else "jsonl"
+    head = file.read(64 * 1024).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"["):
+        return "json"
+    first = head.splitlines()[0] if head else b""
+    try:
+        json.loads(first)
+    except ValueError:
+        if not first.startswith((b"{", b'"{')):
+            return "tsv" if b"\t" in first else "csv" if b"," in first else "jsonl"
+    return "jsonl"
 
 
 def _jsonl(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:

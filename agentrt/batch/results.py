@@ -40,7 +40,8 @@ class Result:
     ``sample`` counts from 0. ``seconds`` is the time in this process, ``tokens`` and ``calls``
     count what earlier processes had recorded, too. ``cost`` is None where no price is known.
     ``scores`` are numbers by name, ``score_errors`` has the scores that raised. ``program`` is its
-    id in the journal, or its thread; ``attempt`` counts the retries from 1. A result that was in
+    id in the journal, or its thread; ``attempt`` counts the retries from 1. ``digest`` is a
+    fingerprint of the input. A result that was in
     the file before this batch began is ``earlier``.
     """
 
@@ -61,6 +62,7 @@ class Result:
     score_errors: Mapping[str, str] = field(default_factory=dict)
     program: str = ""
     attempt: int = 1
+    digest: str = ""
     earlier: bool = False
 
     @property

@@ -25,6 +25,7 @@ from typing import Any
 
 from agentrt.batch.inputs import Fields, Item, Problem, key_of
 from agentrt.batch.limits import Limits, read_share
+from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
 from agentrt.batch.scores import Score, ScoreError
 from agentrt.batch.targets import ProgramTarget, Target, lent, opened_target
@@ -187,8 +188,10 @@ class Batch:
                     yield _Work(item, sample, self._out.attempt(item.id, sample))
                 else:
                     self.ended += 1
+                    result = self._out.read(item.id, sample)
+                    check_program(result, self._target.name, self._out.path)
                     if done is not None:
-                        await done.put(self._out.read(item.id, sample))
+                        await done.put(result)
                     self._stop_stragglers()
         self.total = count
         self._stop_stragglers()
@@ -230,7 +233,8 @@ class Batch:
             run = await self._target.start(self._runtime, given, run_id, skips=self._settings.skips)
         except UsageError as error:
             result = Result(item.id, work.sample, "failed", error=_said(error), program=run_id)
-            return await self._ended(replace(result, attempt=work.attempt))
+            digest = digest_of(item.input)
+            return await self._ended(replace(result, attempt=work.attempt, digest=digest))
         live = _Live(item, work.sample, run, began)
         self._live[run.id] = live
         if self._stopping:
@@ -289,6 +293,7 @@ class Batch:
             cost=self._cost(run),
             program=run_id,
             attempt=work.attempt,
+            digest=digest_of(live.item.input),
         )
         if run.state is RunState.DONE:
             return replace(result, result=run.result)
@@ -412,6 +417,21 @@ def run_name(type: str, item_id: str, sample: int) -> str:
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", item_id)[:40].strip("-")
         name = f"{plain}~{key_of(item_id).hex()[:8]}"
     return f"{type}-{name}~{sample}" if sample else f"{type}-{name}"
+
+
+def digest_of(given: Any) -> str:
+    """A fingerprint of an input: results of inputs that have changed since show by it."""
+    return key_of(as_json(given)).hex()[:12]
+
+
+def check_program(result: Result, name: str, path: Path) -> None:
+    """Raise `UsageError` for a result that is not one of the program ``name``."""
+    start = run_name(name, result.id, result.sample)
+    if result.program and not result.program.startswith(f"{start}-"):
+        raise UsageError(
+            f"{path} has results of another program: that of {result.id!r} is {result.program}, "
+            f"and this one would be {start}-1; name another file with --out"
+        )
 
 
 def _said(error: BaseException) -> str:

@@ -49,6 +49,10 @@ class Score:
             names = ", ".join(parameter.name for parameter in parameters)
             raise ConfigError(f"score {self.name} takes ({names}); a score takes {_FORMS}")
         self.uses_model = len(parameters) == 3
+        if not self.uses_model and parameters[0].name in ("ctx", "context"):
+            raise ConfigError(
+                f"score {self.name} takes a context and one value; a score takes {_FORMS}"
+            )
         if self.uses_model and not inspect.iscoroutinefunction(function):
             raise ConfigError(f"score {self.name} asks a model, so it must be 'async def'")
         functools.update_wrapper(self, function)

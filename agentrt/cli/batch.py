@@ -15,10 +15,18 @@ from typing import Any
 import click
 from rich.console import Console
 
-from agentrt.batch.inputs import Condition, Fields, InputFile, InputsError
+from agentrt.batch.inputs import Condition, Fields, InputFile, InputsError, Item
 from agentrt.batch.limits import Limits, read_share
 from agentrt.batch.results import Result, ResultFile, read_results
-from agentrt.batch.runner import DEFAULT_LIVE, Batch, Settings, items_of, journal_beside
+from agentrt.batch.runner import (
+    DEFAULT_LIVE,
+    Batch,
+    Settings,
+    check_program,
+    digest_of,
+    items_of,
+    journal_beside,
+)
 from agentrt.batch.scores import Score, score_process, scores_among
 from agentrt.batch.statistics import summarize
 from agentrt.batch.targets import ProgramTarget, Target, opened_target
@@ -269,11 +277,17 @@ def _check(job: _Job, target: Target) -> tuple[int, int]:
     """The number of results of the batch, and of those that are left to be made. Raises
     `InputsError` after a line for each record that cannot be used.
     """
-    left, samples = 0, range(job.settings.samples)
+    left = changed = 0
 
-    def count(item: Any) -> None:
-        nonlocal left
-        left += sum(not job.out.has(item.id, sample) for sample in samples)
+    def count(item: Item) -> None:
+        nonlocal left, changed
+        for sample in range(job.settings.samples):
+            if not job.out.has(item.id, sample):
+                left += 1
+                continue
+            result = job.out.read(item.id, sample)
+            check_program(result, target.name, job.out.path)
+            changed += result.digest != digest_of(item.input)
 
     try:
         total = job.inputs.check(target.accept, each=count) * job.settings.samples
@@ -281,6 +295,11 @@ def _check(job: _Job, target: Target) -> tuple[int, int]:
         for problem in error.problems:
             say(f"error: {problem}")
         raise
+    if changed:
+        say(
+            f"warning: {changed} results in {job.out.path} are of inputs that have changed since; "
+            "--retry all makes them again"
+        )
     return total, left
 
 
@@ -339,7 +358,7 @@ class _Progress:
             speed = f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min"
             words += [speed, f"{_duration(left / rate)} left"]
         if slowest := self._batch.slowest():
-            named = ", ".join(f"{item} {_duration(length)}" for item, length in slowest)
+            named = ", ".join(f"{item} ({_duration(length)})" for item, length in slowest)
             words.append(f"slowest: {named}")
         return ", ".join(words[:-1]) + f"; {words[-1]}"
 

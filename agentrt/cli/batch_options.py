@@ -30,7 +30,7 @@ inputs_options = together(
         "--inputs",
         "FILE|-",
         "Run the program on each record of this file: .jsonl, .json (a list), .csv, .tsv or "
-        ".parquet. - reads JSONL, or a JSON list, from the standard input.",
+        ".parquet. - reads the standard input, in any of these formats.",
         once=True,
     ),
     _batch.file(

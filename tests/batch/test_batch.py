@@ -195,6 +195,18 @@ async def test_another_input_under_the_same_id_is_told_of(tmp_path: Path) -> Non
     assert "with another input" in other.error
 
 
+async def test_a_file_of_another_program_is_not_continued(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    await results([1], out=out)
+
+    @program
+    async def other(ctx: Context, question: Any) -> None: ...
+
+    with pytest.raises(UsageError, match="results of another program"):
+        await results([1, 2], other, out=out)
+    assert len(list(read_results(out))) == 1
+
+
 # -- limits ----------------------------------------------------------------------------------
 
 
@@ -390,7 +402,14 @@ async def test_an_engine_that_dies_during_a_score_is_no_result(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "function", [lambda: 1, lambda result: 1, lambda a, b, c, d: 1, lambda ctx, record, result: 1]
+    "function",
+    [
+        lambda: 1,
+        lambda result: 1,
+        lambda a, b, c, d: 1,
+        lambda ctx, record, result: 1,
+        lambda ctx, result: 1,
+    ],
 )
 def test_functions_that_are_no_scores(function: Any) -> None:
     with pytest.raises(ConfigError, match="score"):

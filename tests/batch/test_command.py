@@ -162,6 +162,58 @@ def test_a_graph_takes_the_fields_that_it_has(
     assert (wrong.code, "takes text as 'question'" in wrong.err) == (2, True)
 
 
+TWO_NODES = """
+from typing import TypedDict
+from langgraph.graph import StateGraph
+from agentrt.integrations.langchain import ChatAgentRT
+
+class State(TypedDict, total=False):
+    question: str
+    first: str
+    second: str
+
+async def one(state):
+    return {"first": (await ChatAgentRT().ainvoke(state["question"])).text}
+
+async def two(state):
+    return {"second": (await ChatAgentRT().ainvoke(state["question"])).text}
+
+builder = StateGraph(State)
+builder.add_node(one)
+builder.add_node(two)
+builder.set_entry_point("one")
+builder.add_edge("one", "two")
+graph = builder.compile(name="asks")
+"""
+
+
+def test_a_graph_over_a_limit_has_the_state_that_it_came_to(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    out, inputs = tmp_path / "r.jsonl", records([{"id": "a", "question": "tea"}])
+    ran = command("run", write(TWO_NODES), "--inputs", inputs, "--out", out, "--max-calls", 1)
+    assert (ran.code, "over max-calls: 1 (a)" in ran.err) == (1, True)
+    [line] = lines(out)
+    assert (line["state"], line["result"]) == ("stopped", {"question": "tea", "first": "tea"})
+    again = command("run", write(TWO_NODES), "--inputs", inputs, "--out", out, "--retry", "failed")
+    assert again.code == 0, again.err
+    [line] = lines(out)
+    assert (line["attempt"], line["result"]["second"]) == (2, "tea")
+
+
+def test_inputs_that_have_changed_are_told_of(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    arguments = ("run", write(ASK), "--input-field", "question", "--out", out, "--inputs")
+    command(*arguments, records(QUESTIONS[:2]))
+    changed = [QUESTIONS[0], {**QUESTIONS[1], "question": "mate"}]
+    ran = command(*arguments, records(changed))
+    assert "warning: 1 results" in ran.err
+    assert command(*arguments, records(changed), "--retry", "all").code == 0
+    assert "warning" not in command(*arguments, records(changed)).err
+
+
 def test_scores_of_another_file_and_of_a_command(
     write: Write, records: Records, command: Run, tmp_path: Path
 ) -> None:

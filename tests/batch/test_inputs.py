@@ -90,8 +90,17 @@ def test_without_pyarrow_the_message_says_what_to_install(
         InputFile(str(path))
 
 
-@pytest.mark.parametrize("text", ['{"id": 1}\n{"id": 2}\n', '\n[{"id": 1},\n {"id": 2}]'])
-def test_the_standard_input_is_jsonl_or_a_list(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id": 1}\n{"id": 2}\n',
+        '\n[{"id": 1},\n {"id": 2}]',
+        "id,q\n1,a\n2,b\n",
+        "q\tid\na\t1\nb,c\t2\n",
+        '"tea, or"\n"coffee"\n',
+    ],
+)
+def test_the_standard_input_is_of_any_format(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     inputs = InputFile("-")
     assert [item.id for item in inputs] == [item.id for item in inputs] == ["1", "2"]
