@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import hashlib
 import io
 import json
@@ -15,10 +16,13 @@ import re
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+import zstandard
 
 from agentrt import files
 from agentrt.errors import UsageError
@@ -32,6 +36,7 @@ FORMATS = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
+_COMPRESSED = (".gz", ".zst")
 _LINE = 64 * 1024 * 1024
 """The most bytes of a line, and of a field of a CSV file."""
 _ROWS = 256
@@ -313,10 +318,11 @@ class InputFile:
             return
         assert self._path is not None
         try:
-            with self._path.open("rb") as file:
+            with _opened(self._path) as file:
                 yield from reader[self._format](file, self.name)
-        except OSError as error:
-            raise UsageError(f"{self.name}: {error.strerror or error}") from error
+        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{self.name}: it cannot be read: {reason}") from error
 
     def close(self) -> None:
         """Remove the copy of a pipe. Idempotent."""
@@ -339,13 +345,25 @@ def _copied(source: IO[bytes]) -> IO[bytes]:
 
 
 def _format_of(path: Path) -> str:
-    kind = FORMATS.get(path.suffix.lower())
+    plain = path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path
+    kind = FORMATS.get(plain.suffix.lower())
     if kind is None:
         raise UsageError(
             f"--inputs {path}: unknown kind of file {path.suffix or path.name!r}; it can end in "
-            f"{', '.join(FORMATS)}"
+            f"{', '.join(FORMATS)}, and in {' or '.join(_COMPRESSED)} after that"
         )
     return kind
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The file, decompressed as it is read."""
+    match path.suffix.lower():
+        case ".gz":
+            return gzip.open(path, "rb")  # type: ignore[return-value]  # typeshed lacks the IO
+        case ".zst":
+            return io.BufferedReader(zstandard.open(path, "rb"))
+        case _:
+            return path.open("rb")
 
 
 def _sniffed(file: IO[bytes]) -> str:

@@ -30,7 +30,7 @@ inputs_options = together(
         "--inputs",
         "FILE|-",
         "Run the program on each record of this file: .jsonl, .json (a list), .csv, .tsv or "
-        ".parquet. - reads the standard input, in any of these formats.",
+        ".parquet, also with .gz or .zst. - reads the standard input, in any of these formats.",
         once=True,
     ),
     _batch.file(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import sys
@@ -11,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import zstandard
 
 from agentrt.batch import Condition, Fields, InputFile
 from agentrt.batch.inputs import InputsError
@@ -46,6 +48,25 @@ def test_each_format_is_read_again_and_again(
     for _ in range(2):
         assert [(item.id, item.input) for item in inputs] == [("a", "one"), ("b", "two,\n2")]
     assert inputs.check(lambda given: given) == 2
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("write", [jsonl, csv])
+def test_compressed_files(suffix: str, write: Callable[[Path], None], tmp_path: Path) -> None:
+    """They are read to their end, and what is cut off is told of."""
+    path = tmp_path / f"x.{write.__name__}"
+    write(path)
+    raw = path.read_bytes()
+    packed = gzip.compress(raw) if suffix == ".gz" else zstandard.compress(raw)
+    file = path.with_name(path.name + suffix)
+    file.write_bytes(packed)
+    inputs = InputFile(str(file), Fields("q"))
+    for _ in range(2):
+        assert [item.input for item in inputs] == ["one", "two,\n2"]
+    for broken in (packed[:-9], b"not compressed", b""):
+        file.write_bytes(broken)
+        with pytest.raises(UsageError):
+            InputFile(str(file)).check(lambda given: given)
 
 
 def test_parquet_is_read_in_batches(tmp_path: Path) -> None:
