@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import inspect
 import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, overload
 
 from agentrt import files
@@ -34,7 +35,9 @@ class ScoreError(AgentrtError):
 
 
 class Score:
-    """A named score. ``uses_model`` says whether its function takes a context."""
+    """A named score. ``uses_model`` says whether its function takes a context; ``code`` is a
+    fingerprint of its file.
+    """
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
         self.function = function
@@ -55,6 +58,7 @@ class Score:
             )
         if self.uses_model and not inspect.iscoroutinefunction(function):
             raise ConfigError(f"score {self.name} asks a model, so it must be 'async def'")
+        self.code = _fingerprint(function)
         functools.update_wrapper(self, function)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -123,6 +127,15 @@ def score(
     if function is not None:
         return Score(function)
     return lambda decorated: Score(decorated, name)
+
+
+def _fingerprint(function: Callable[..., Any]) -> str:
+    """A fingerprint of the file that a function is in; "" where there is none."""
+    try:
+        source = Path(inspect.getfile(function)).read_bytes()
+    except (OSError, TypeError):
+        return ""
+    return hashlib.blake2b(source, digest_size=4).hexdigest()
 
 
 def score_process(command: str | Sequence[str], *, name: str | None = None) -> Score:

@@ -48,7 +48,14 @@ from agentrt.cli.signals import Drain, Interrupts
 from agentrt.cli.streams import say
 from agentrt.cli.tools import ToolSources, read_tools
 from agentrt.cli.traces import opened_runtime, read_traces
-from agentrt.errors import AgentrtError, ConfigError, ProgramLoadError, UsageError
+from agentrt.errors import (
+    AgentrtError,
+    ConfigError,
+    EngineError,
+    JournalWriteError,
+    ProgramLoadError,
+    UsageError,
+)
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.interrupts.questions import no_human
@@ -104,7 +111,8 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
     scores = _scores(target, options["score_targets"])
     fields = Fields(options["input_field"], options["id_field"])
     inputs = InputFile(options["inputs"], fields, conditions=conditions, limit=options["limit"])
-    out = ResultFile(options["out"], retry=options["retry"])
+    names = [score.name for score in scores]
+    out = ResultFile(options["out"], retry=options["retry"], scores=names)
     job = _Job(
         program,
         inputs,
@@ -126,7 +134,11 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
                 screen.announce(note)
             drain = Drain(SIGTERM)
             work = _execute(job, executor, screen, log, drain)
-            complete = Interrupts(last_words, drain).run(work)
+            try:
+                complete = Interrupts(last_words, drain).run(work)
+            except (EngineError, JournalWriteError, OSError):
+                say(f"results so far: {out.path}; once the cause is gone, the same command goes on")
+                raise
             return _conclude(job, screen.console, complete=complete, as_json=options["as_json"])
     finally:
         inputs.close()

@@ -185,14 +185,12 @@ async def test_a_retry_makes_the_failed_again_as_new_programs(tmp_path: Path) ->
     assert len(out.read_text("utf-8").splitlines()) == 2
 
 
-async def test_another_input_under_the_same_id_is_told_of(tmp_path: Path) -> None:
-    """Its program is in the journal with the earlier input, and does not go on with another."""
+async def test_with_another_input_under_the_same_id_a_program_begins_anew(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     with pytest.raises(EngineDiedError):
         await results([3], executor=Dies(echo), out=out)
     [other] = await results([4], out=out)
-    assert other.error is not None
-    assert "with another input" in other.error
+    assert (other.state, other.result, other.calls) == ("done", "second first 4", 2)
 
 
 async def test_a_file_of_another_program_is_not_continued(tmp_path: Path) -> None:

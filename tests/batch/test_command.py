@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.batch.conftest import Records, lines
-from tests.cli.conftest import Run, Write
+from tests.cli.conftest import Run, Write, python
 
 ASK = """
 from agentrt import score
@@ -185,6 +185,52 @@ builder.set_entry_point("one")
 builder.add_edge("one", "two")
 graph = builder.compile(name="asks")
 """
+
+
+def test_a_score_that_raised_is_mended_without_running_again(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    """1. A score raises for one of two results. 2. It is mended, and another one is added: both are
+    there, no call of the program is made again, and what had all scores is left as it was.
+    """
+    out, inputs = tmp_path / "r.jsonl", records([{"input": "tea", "answer": "tea"}, {"input": "b"}])
+    arguments = ("--inputs", inputs, "--out", out)
+    assert command("run", write(ASK), *arguments).code == 1
+    before = {each["id"]: each for each in lines(out)}
+    assert set(before["2"]["score_errors"]) == {"right"}
+    mended = ASK.replace("record['answer']", "X").replace(
+        'record["answer"]', 'record.get("answer")'
+    )
+    mended = mended.replace("await ctx.llm(str(question))", "await ctx.llm('not again')")
+    ran = command("run", write(mended), *arguments, "--retry", "scores")
+    assert (ran.code, "1 of 2 results" in ran.err) == (0, True), ran.err
+    after = {each["id"]: each for each in lines(out)}
+    assert after["1"] == before["1"]
+    assert after["2"] == {**before["2"], "scores": {"right": 0.0}, "score_errors": {}}
+    judged = mended + "\n@score\nasync def judge(ctx, record, result):\n    return 7\n"
+    assert command("run", write(judged), *arguments, "--retry", "scores").code == 0
+    assert [each["scores"] for each in lines(out)] == [
+        {**each["scores"], "judge": 7.0} for each in after.values()
+    ]
+
+
+def test_an_engine_that_dies_starts_again_or_the_same_command_goes_on(
+    write: Write, records: Records, tmp_path: Path
+) -> None:
+    """The first engine dies once; then each dies of one input, until it is given up."""
+    out = tmp_path / "r.jsonl"
+    command = ("-m", "tests.cli.dying", "run", write(ASK), "--out", out, "--max-live", 1)
+    inputs = [{"input": text, "answer": ""} for text in ("tea", "die once", "mate")]
+    ran = python(*command, "--inputs", records(inputs))
+    assert (ran.returncode, len(lines(out))) == (0, 3), ran.stderr
+    inputs = [*inputs, {"input": "die", "answer": ""}, {"input": "milk", "answer": ""}]
+    ran = python(*command, "--inputs", records(inputs))
+    assert (ran.returncode, len(lines(out))) == (1, 3), ran.stderr
+    assert "the same command goes on" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    inputs[3]["input"] = "soda"
+    ran = python(*command, "--inputs", records(inputs))
+    assert [each["result"] for each in lines(out)] == ["tea", "die once", "mate", "soda", "milk"]
 
 
 def test_a_graph_over_a_limit_has_the_state_that_it_came_to(
