@@ -160,7 +160,7 @@ class Fields:
 
     def item(self, record: Any, number: int, place: str) -> Item | Problem:
         """The record as an item, or what is wrong with it."""
-        given: Any = record
+        raw_value: Any = record
         id_value: Any = number
         for name in filter(None, (self.input, self.id)):
             if not isinstance(record, Mapping):
@@ -168,12 +168,12 @@ class Fields:
             if name not in record:
                 return Problem(place, f"no field {name!r}; it has {_listed(record)}")
         if self.input is not None:
-            given = record[self.input]
+            raw_value = record[self.input]
         if self.id is not None:
             id_value = record[self.id]
         if isinstance(id_value, bool) or not isinstance(id_value, str | int) or id_value == "":
             return Problem(place, f"id {id_value!r}: an id is a text or a whole number")
-        return Item(str(id_value), given, record, place)
+        return Item(str(id_value), raw_value, record, place)
 
 
 def _kind(value: Any) -> str:

@@ -77,13 +77,13 @@ class Result:
 
     def to_line(self) -> bytes:
         """Its line in a file of results."""
-        names = [one.name for one in dataclasses.fields(self) if one.name != "earlier"]
+        names = [entry.name for entry in dataclasses.fields(self) if entry.name != "earlier"]
         values = {name: getattr(self, name) for name in names}
         values["seconds"] = round(self.seconds, 3)
         return as_json(values).encode("utf-8", "replace") + b"\n"
 
 
-_NAMES = frozenset(one.name for one in dataclasses.fields(Result)) - {"earlier"}
+_NAMES = frozenset(entry.name for entry in dataclasses.fields(Result)) - {"earlier"}
 
 
 def read_result(line: bytes) -> Result:

@@ -238,8 +238,10 @@ class Batch:
         name = run_name(self._target.name, item.id, work.sample)
         run_id, began = f"{name}.{digest[:6]}-{work.attempt}", time.monotonic()
         try:
-            given = self._target.accept(item.input)
-            run = await self._target.start(self._runtime, given, run_id, skips=self._settings.skips)
+            accepted = self._target.accept(item.input)
+            run = await self._target.start(
+                self._runtime, accepted, run_id, skips=self._settings.skips
+            )
         except UsageError as error:
             result = Result(item.id, work.sample, "failed", error=_said(error), program=run_id)
             return await self._ended(replace(result, attempt=work.attempt, digest=digest))
@@ -430,9 +432,9 @@ def run_name(type: str, item_id: str, sample: int) -> str:
     return f"{type}-{name}~{sample}" if sample else f"{type}-{name}"
 
 
-def digest_of(given: Any) -> str:
+def digest_of(raw_value: Any) -> str:
     """A fingerprint of an input: results of inputs that have changed since show by it."""
-    return key_of(as_json(given)).hex()[:12]
+    return key_of(as_json(raw_value)).hex()[:12]
 
 
 def check_program(result: Result, name: str, path: Path) -> None:

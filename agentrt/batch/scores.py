@@ -171,8 +171,8 @@ async def _output(words: Sequence[str], said: str) -> Any:
             process.kill()
             await process.wait()
     if process.returncode:
-        told = " ".join(err.decode("utf-8", "replace").split())[-_STDERR:]
-        raise ScoreError(f"{words[0]} ended with exit code {process.returncode}: {told}")
+        words_said = " ".join(err.decode("utf-8", "replace").split())[-_STDERR:]
+        raise ScoreError(f"{words[0]} ended with exit code {process.returncode}: {words_said}")
     lines = out.decode("utf-8", "replace").strip().splitlines()
     if not lines:
         raise ScoreError(f"{words[0]} printed nothing; its last line is to be the score")

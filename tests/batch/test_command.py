@@ -60,9 +60,9 @@ def test_two_runs_are_compared_and_their_programs(
     changed = ASK.replace("llm(str(question))", "llm('tea')")
     command("run", write(changed), *field, "--out", tmp_path / "b.jsonl")
     diff = ("results", "diff", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
-    told = command(*diff)
-    assert told.code == 0
-    assert "changed: b: right 0 -> 1" in told.out
+    report = command(*diff)
+    assert report.code == 0
+    assert "changed: b: right 0 -> 1" in report.out
     assert command(*diff, "--json").json["scores"]["right"]["better"] == 1
     program = command(*diff, "--id", "b")
     assert "coffee" in program.out
@@ -99,8 +99,8 @@ def test_a_mistake_is_told_before_anything_runs(
     program, inputs = write(ASK), records(QUESTIONS)
     before = inputs.read_bytes()
     places = {"tmp": tmp_path, "out": tmp_path / "r.jsonl", "inputs": inputs, "program": program}
-    given = [option.format(**places) for option in options]
-    ran = command("run", program, "--inputs", inputs, *given)
+    raw_value = [option.format(**places) for option in options]
+    ran = command("run", program, "--inputs", inputs, *raw_value)
     assert ran.code == 2, ran.err
     assert says in ran.err
     assert "Traceback" not in ran.err
@@ -274,14 +274,14 @@ def test_scores_of_another_file_and_of_a_command(
     fails.write_text("#!/bin/sh\necho no reason >&2\nexit 3\n", "utf-8")
     for file in (grade, fails):
         file.chmod(0o755)
-    given = ("--score", scores, "--score", f"cmd:{grade}", "--score", f"cmd:{fails}")
+    raw_value = ("--score", scores, "--score", f"cmd:{grade}", "--score", f"cmd:{fails}")
     questions = records(QUESTIONS[:1])
     where = ("--inputs", questions, "--input-field", "question", "--out", out)
-    ran = command("run", write(ASK), *where, *given)
+    ran = command("run", write(ASK), *where, *raw_value)
     assert ran.code == 1  # a score has raised; the result is there
     [line] = lines(out)
-    told = json.dumps({"record": QUESTIONS[0], "result": "tea"})
-    assert line["scores"] == {"right": 1.0, "judge": len("judge tea"), "grade": len(told)}
+    report = json.dumps({"record": QUESTIONS[0], "result": "tea"})
+    assert line["scores"] == {"right": 1.0, "judge": len("judge tea"), "grade": len(report)}
     assert "exit code 3: no reason" in line["score_errors"]["fails"]
     assert (line["state"], line["result"]) == ("done", "tea")
 
