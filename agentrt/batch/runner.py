@@ -219,7 +219,9 @@ class Batch:
                     await room.acquire()
                     if self._draining or self._stopping:
                         break
-                    if (each := await anext(work, None)) is None:
+                    # What is there already may be enough, and inputs may be slow to come.
+                    each = await anext(work, None)
+                    if each is None or self._draining or self._stopping:
                         break
                     workers.create_task(finish(each), name=f"batch/{each.item.id}")
         except BaseExceptionGroup as group:

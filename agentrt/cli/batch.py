@@ -332,7 +332,11 @@ async def _play(job: _Job, batch: Batch, screen: Screen, drain: Drain, left: int
     finally:
         ticking.cancel()
         await asyncio.wait([ticking])
-    return drain.first is None
+    if drain.first is not None:
+        return False
+    if batch.total is not None and (unbegun := batch.total - batch.ended) > 0:
+        screen.announce(f"{unbegun} were not begun, since enough others had ended (stop-when)")
+    return True
 
 
 class _Progress:

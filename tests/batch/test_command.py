@@ -302,6 +302,22 @@ def test_stragglers_limits_and_a_retry(
     }
 
 
+def test_what_is_not_begun_when_enough_have_ended_is_told_of(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    """The same command makes no more of them, and one without --stop-when makes all."""
+    out, inputs = tmp_path / "r.jsonl", records({"id": n, "input": "tea"} for n in range(10))
+    score = "\ndef right(record, result):\n    return True\n"
+    program = write(ASK.partition("\ndef right")[0] + score)
+    arguments = ("run", program, "--inputs", inputs, "--out", out, "--max-live", 1)
+    for _ in range(2):
+        ran = command(*arguments, "--stop-when", "50%")
+        assert (ran.code, len(lines(out))) == (0, 5), ran.err
+        assert "5 were not begun" in ran.err
+    assert command(*arguments).code == 0
+    assert len(lines(out)) == 10
+
+
 TERM = """
 import os
 ended = []
