@@ -48,6 +48,6 @@ def relative_error(record: dict[str, Any], result: dict[str, Any]) -> float | No
 @score
 async def judge(ctx: Context, record: dict[str, Any], result: dict[str, Any]) -> bool:
     """Whether a model finds that the thought fits the question."""
-    asked = f"Question: {record['input']}\nThought: {result['thought']}\nDoes the thought fit?"
+    prompt = f"Question: {record['input']}\nThought: {result['thought']}\nDoes the thought fit?"
     schema = {"type": "string", "enum": ["yes", "no"]}
-    return bool((await ctx.llm(asked, schema=schema, max_tokens=8)).parsed == "yes")
+    return bool((await ctx.llm(prompt, schema=schema, max_tokens=8)).parsed == "yes")

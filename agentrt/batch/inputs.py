@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import hashlib
 import io
 import json
@@ -15,10 +16,13 @@ import re
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+import zstandard
 
 from agentrt import files
 from agentrt.errors import UsageError
@@ -32,6 +36,7 @@ FORMATS = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
+_COMPRESSED = (".gz", ".zst")
 _LINE = 64 * 1024 * 1024
 """The most bytes of a line, and of a field of a CSV file."""
 _ROWS = 256
@@ -155,7 +160,7 @@ class Fields:
 
     def item(self, record: Any, number: int, place: str) -> Item | Problem:
         """The record as an item, or what is wrong with it."""
-        given: Any = record
+        raw_value: Any = record
         id_value: Any = number
         for name in filter(None, (self.input, self.id)):
             if not isinstance(record, Mapping):
@@ -163,12 +168,12 @@ class Fields:
             if name not in record:
                 return Problem(place, f"no field {name!r}; it has {_listed(record)}")
         if self.input is not None:
-            given = record[self.input]
+            raw_value = record[self.input]
         if self.id is not None:
             id_value = record[self.id]
         if isinstance(id_value, bool) or not isinstance(id_value, str | int) or id_value == "":
             return Problem(place, f"id {id_value!r}: an id is a text or a whole number")
-        return Item(str(id_value), given, record, place)
+        return Item(str(id_value), raw_value, record, place)
 
 
 def _kind(value: Any) -> str:
@@ -313,10 +318,11 @@ class InputFile:
             return
         assert self._path is not None
         try:
-            with self._path.open("rb") as file:
+            with _opened(self._path) as file:
                 yield from reader[self._format](file, self.name)
-        except OSError as error:
-            raise UsageError(f"{self.name}: {error.strerror or error}") from error
+        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{self.name}: it cannot be read: {reason}") from error
 
     def close(self) -> None:
         """Remove the copy of a pipe. Idempotent."""
@@ -339,20 +345,42 @@ def _copied(source: IO[bytes]) -> IO[bytes]:
 
 
 def _format_of(path: Path) -> str:
-    kind = FORMATS.get(path.suffix.lower())
+    plain = path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path
+    kind = FORMATS.get(plain.suffix.lower())
     if kind is None:
         raise UsageError(
             f"--inputs {path}: unknown kind of file {path.suffix or path.name!r}; it can end in "
-            f"{', '.join(FORMATS)}"
+            f"{', '.join(FORMATS)}, and in {' or '.join(_COMPRESSED)} after that"
         )
     return kind
 
 
+def _opened(path: Path) -> IO[bytes]:
+    """The file, decompressed as it is read."""
+    match path.suffix.lower():
+        case ".gz":
+            return gzip.open(path, "rb")  # type: ignore[return-value]  # typeshed lacks the IO
+        case ".zst":
+            return io.BufferedReader(zstandard.open(path, "rb"))
+        case _:
+            return path.open("rb")
+
+
 def _sniffed(file: IO[bytes]) -> str:
-    """The format of what came through a pipe: JSON if it begins with ``[``, else JSONL."""
+    """The format of what came through a pipe, by how it begins."""
     file.seek(0)
-    head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return "json" if head.startswith(b"[") else "jsonl"
+    head = file.read(64 * 1024).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"["):
+        return "json"
+    first = head.splitlines()[0] if head else b""
+    try:
+        json.loads(first)
+    except ValueError:
+        if not first.startswith((b"{", b'"{')):
+            return "tsv" if b"\t" in first else "csv" if b"," in first else "jsonl"
+    return "jsonl"
 
 
 def _jsonl(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:

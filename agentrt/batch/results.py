@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from agentrt.errors import UsageError
 
 State = Literal["done", "failed", "stopped"]
 Over = Literal["max-tokens-total", "max-calls", "timeout", "stop-when"]
-Retry = Literal["failed", "all"]
+Retry = Literal["failed", "scores", "all"]
 STATES: tuple[State, ...] = ("done", "failed", "stopped")
 _BLOCK = 64 * 1024
 
@@ -40,7 +40,8 @@ class Result:
     ``sample`` counts from 0. ``seconds`` is the time in this process, ``tokens`` and ``calls``
     count what earlier processes had recorded, too. ``cost`` is None where no price is known.
     ``scores`` are numbers by name, ``score_errors`` has the scores that raised. ``program`` is its
-    id in the journal, or its thread; ``attempt`` counts the retries from 1. A result that was in
+    id in the journal, or its thread; ``attempt`` counts the retries from 1. ``digest`` is a
+    fingerprint of the input. A result that was in
     the file before this batch began is ``earlier``.
     """
 
@@ -61,6 +62,7 @@ class Result:
     score_errors: Mapping[str, str] = field(default_factory=dict)
     program: str = ""
     attempt: int = 1
+    digest: str = ""
     earlier: bool = False
 
     @property
@@ -75,13 +77,13 @@ class Result:
 
     def to_line(self) -> bytes:
         """Its line in a file of results."""
-        names = [one.name for one in dataclasses.fields(self) if one.name != "earlier"]
+        names = [entry.name for entry in dataclasses.fields(self) if entry.name != "earlier"]
         values = {name: getattr(self, name) for name in names}
         values["seconds"] = round(self.seconds, 3)
         return as_json(values).encode("utf-8", "replace") + b"\n"
 
 
-_NAMES = frozenset(one.name for one in dataclasses.fields(Result)) - {"earlier"}
+_NAMES = frozenset(entry.name for entry in dataclasses.fields(Result)) - {"earlier"}
 
 
 def read_result(line: bytes) -> Result:
@@ -133,12 +135,16 @@ class ResultFile:
     """A file of results that this process alone writes. Used in one event loop.
 
     With ``retry``, a round begins in which those that have no result (``failed``), or ``all``, are
-    made again; killed, the next process goes on with the round. Raises `UsageError` for a file that
-    cannot be written, or is not one of results.
+    made again, or those are scored again of which one of the ``scores`` has raised or is not there
+    (``scores``); killed, the next process goes on with the round. Raises `UsageError` for a file
+    that cannot be written, or is not one of results.
     """
 
-    def __init__(self, path: Path, *, retry: Retry | None = None) -> None:
+    def __init__(
+        self, path: Path, *, retry: Retry | None = None, scores: Collection[str] = ()
+    ) -> None:
         self.path = path
+        self._scores = tuple(scores)
         self._retry_file = path.with_name(path.name + ".retry")
         self._lock = self._locked()
         try:
@@ -219,19 +225,31 @@ class ResultFile:
         self._round = begun
         self._ended: dict[bytes, int] = {}
         self._attempts: dict[bytes, int] = {}
+        self._unscored: dict[bytes, int] = {}
         for start, result in _lines(self.path):
             self._count(start, result)
 
     def _count(self, start: int, result: Result) -> None:
         key = key_of(result.id, result.sample)
         again = False
+        self._unscored.pop(key, None)
         if self._round is not None and start < self._round[1]:
-            again = self._round[0] == "all" or result.state != "done"
+            mode = self._round[0]
+            if mode == "scores":
+                if result.state == "done" and not self._is_scored(result):
+                    self._unscored[key] = start
+            else:
+                again = mode == "all" or result.state != "done"
         if again:
             self._ended.pop(key, None)
             self._attempts[key] = result.attempt
         else:
             self._ended[key] = start
+
+    def _is_scored(self, result: Result) -> bool:
+        """Whether it has all scores, none of which has raised."""
+        there = {name.partition(".")[0] for name in result.scores}
+        return not result.score_errors and there.issuperset(self._scores)
 
     def _read_retry(self) -> tuple[str, int] | None:
         try:
@@ -241,8 +259,13 @@ class ResultFile:
             return None
 
     def has(self, item_id: str, sample: int) -> bool:
-        """Whether this sample of the input has ended, and is not to be made again."""
-        return key_of(item_id, sample) in self._ended
+        """Whether this sample of the input has ended, and is not to be made or scored again."""
+        key = key_of(item_id, sample)
+        return key in self._ended and key not in self._unscored
+
+    def unscored(self, item_id: str, sample: int) -> Result | None:
+        """The result of this sample if that is to be scored again, as it is in the file."""
+        return self.read(item_id, sample) if key_of(item_id, sample) in self._unscored else None
 
     def attempt(self, item_id: str, sample: int) -> int:
         """The number of the attempt with which this sample of the input goes on."""
@@ -264,6 +287,7 @@ class ResultFile:
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write(), name="results")
         await asyncio.shield(written)
+        self._unscored.pop(key_of(result.id, result.sample), None)
         self._ended[key_of(result.id, result.sample)] = -1
 
     async def _write(self) -> None:

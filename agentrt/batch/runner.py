@@ -25,6 +25,7 @@ from typing import Any
 
 from agentrt.batch.inputs import Fields, Item, Problem, key_of
 from agentrt.batch.limits import Limits, read_share
+from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
 from agentrt.batch.scores import Score, ScoreError
 from agentrt.batch.targets import ProgramTarget, Target, lent, opened_target
@@ -91,9 +92,12 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
+    """A sample of an input that is to be run; with ``unscored``, only that result is scored."""
+
     item: Item
     sample: int
     attempt: int
+    unscored: Result | None = None
 
 
 class Batch:
@@ -184,11 +188,15 @@ class Batch:
                 if self._out is None:
                     yield _Work(item, sample, 1)
                 elif not self._out.has(item.id, sample):
-                    yield _Work(item, sample, self._out.attempt(item.id, sample))
+                    if (unscored := self._out.unscored(item.id, sample)) is not None:
+                        check_program(unscored, self._target.name, self._out.path)
+                    yield _Work(item, sample, self._out.attempt(item.id, sample), unscored)
                 else:
                     self.ended += 1
+                    result = self._out.read(item.id, sample)
+                    check_program(result, self._target.name, self._out.path)
                     if done is not None:
-                        await done.put(self._out.read(item.id, sample))
+                        await done.put(result)
                     self._stop_stragglers()
         self.total = count
         self._stop_stragglers()
@@ -211,7 +219,9 @@ class Batch:
                     await room.acquire()
                     if self._draining or self._stopping:
                         break
-                    if (each := await anext(work, None)) is None:
+                    # What is there already may be enough, and inputs may be slow to come.
+                    each = await anext(work, None)
+                    if each is None or self._draining or self._stopping:
                         break
                     workers.create_task(finish(each), name=f"batch/{each.item.id}")
         except BaseExceptionGroup as group:
@@ -222,15 +232,21 @@ class Batch:
     # -- one item ----------------------------------------------------------------------
 
     async def _result(self, work: _Work) -> Result:
-        item, run_id = work.item, run_name(self._target.name, work.item.id, work.sample)
-        run_id = f"{run_id}-{work.attempt}"
-        began = time.monotonic()
+        if work.unscored is not None:
+            bare = replace(work.unscored, scores={}, score_errors={}, earlier=False)
+            return await self._ended(await self._scored(bare, work.item))
+        item, digest = work.item, digest_of(work.item.input)
+        # With another input under the same id, a program that was under way begins anew.
+        name = run_name(self._target.name, item.id, work.sample)
+        run_id, began = f"{name}.{digest[:6]}-{work.attempt}", time.monotonic()
         try:
-            given = self._target.accept(item.input)
-            run = await self._target.start(self._runtime, given, run_id, skips=self._settings.skips)
+            accepted = self._target.accept(item.input)
+            run = await self._target.start(
+                self._runtime, accepted, run_id, skips=self._settings.skips
+            )
         except UsageError as error:
             result = Result(item.id, work.sample, "failed", error=_said(error), program=run_id)
-            return await self._ended(replace(result, attempt=work.attempt))
+            return await self._ended(replace(result, attempt=work.attempt, digest=digest))
         live = _Live(item, work.sample, run, began)
         self._live[run.id] = live
         if self._stopping:
@@ -244,12 +260,7 @@ class Batch:
             del self._live[run.id]
         if (fatal := _fatal_in(run.error)) is not None:
             raise fatal
-        self.scoring += 1
-        try:
-            result = await self._scored(await self._read(live, work, run_id), live)
-        finally:
-            self.scoring -= 1
-        return await self._ended(result)
+        return await self._ended(await self._scored(await self._read(live, work, run_id), item))
 
     async def _until_ended(self, live: _Live) -> None:
         assert live.run.task is not None
@@ -289,6 +300,7 @@ class Batch:
             cost=self._cost(run),
             program=run_id,
             attempt=work.attempt,
+            digest=digest_of(live.item.input),
         )
         if run.state is RunState.DONE:
             return replace(result, result=run.result)
@@ -321,16 +333,23 @@ class Batch:
 
     # -- scores ------------------------------------------------------------------------
 
-    async def _scored(self, result: Result, live: _Live) -> Result:
+    async def _scored(self, result: Result, item: Item) -> Result:
         if result.state != "done" or not self._scores:
             return result
+        self.scoring += 1
+        try:
+            return await self._with_scores(result, item)
+        finally:
+            self.scoring -= 1
+
+    async def _with_scores(self, result: Result, item: Item) -> Result:
         numbers: dict[str, float] = {}
         errors: dict[str, str] = {}
         limit = self._settings.limits.timeout
         for score in self._scores:
             try:
                 async with asyncio.timeout(limit) as timer:
-                    value = await self._score(score, live, result)
+                    value = await self._score(score, item, result)
                 numbers |= score.numbers(value)
             except (Exception, SystemExit) as error:
                 if (fatal := _fatal_in(error)) is not None:
@@ -344,14 +363,15 @@ class Batch:
                 errors[score.name] = "it was cancelled by its own code"
         return replace(result, scores=numbers, score_errors=errors)
 
-    async def _score(self, score: Score, live: _Live, result: Result) -> Any:
+    async def _score(self, score: Score, item: Item, result: Result) -> Any:
         if not score.uses_model:
-            return await score.of(live.item.record, result.result)
+            return await score.of(item.record, result.result)
         name = run_name(score.name, result.id, result.sample)
         run = self._runtime.start(
             self._judges[score.name],
-            {"record": live.item.record, "result": result.result},
-            durable=Durable(id=f"{name}-{result.attempt}", skips=True),
+            {"record": item.record, "result": result.result},
+            # A judge whose code has changed begins anew.
+            durable=Durable(id=f"{name}.{score.code}-{result.attempt}", skips=True),
         )
         assert run.task is not None
         try:
@@ -406,12 +426,27 @@ _OVER: Mapping[Over, str] = {
 
 
 def run_name(type: str, item_id: str, sample: int) -> str:
-    """What the programs of an item are called in a journal, before the number of the attempt."""
+    """What the programs of a sample are called in a journal, before its input and its attempt."""
     name = item_id
     if not _PLAIN.fullmatch(item_id):
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", item_id)[:40].strip("-")
         name = f"{plain}~{key_of(item_id).hex()[:8]}"
     return f"{type}-{name}~{sample}" if sample else f"{type}-{name}"
+
+
+def digest_of(raw_value: Any) -> str:
+    """A fingerprint of an input: results of inputs that have changed since show by it."""
+    return key_of(as_json(raw_value)).hex()[:12]
+
+
+def check_program(result: Result, name: str, path: Path) -> None:
+    """Raise `UsageError` for a result that is not one of the program ``name``."""
+    start = run_name(name, result.id, result.sample)
+    if result.program and not result.program.startswith(f"{start}."):
+        raise UsageError(
+            f"{path} has results of another program: that of {result.id!r} is {result.program}, "
+            f"and the program is now {name!r}; name another file with --out"
+        )
 
 
 def _said(error: BaseException) -> str:
@@ -477,7 +512,7 @@ async def batch(
     default is a small model that fits this machine. With ``out``, each result is a line of that
     file before it is given, and a journal is beside it: the same batch goes on after a kill, and
     gives the results that are there first. With a runtime of your own, programs go on if that has
-    a journal. ``retry`` makes results that ``failed``, or ``all``, again.
+    a journal. ``retry`` makes results that ``failed``, or ``all``, again, or only their ``scores``.
 
     ``samples`` runs are made of each input, ``max_live`` of all are live at once. The limits
     ``max_tokens_total``, ``max_calls`` and ``timeout`` (seconds) are for each run; once the share
@@ -499,7 +534,7 @@ async def batch(
         path = None if out is None else Path(out)
         file = None
         if path is not None:
-            file = ResultFile(path, retry=retry)
+            file = ResultFile(path, retry=retry, scores=[score.name for score in scores])
             stack.callback(file.close)
         elif retry is not None:
             raise ConfigError(f"retry={retry!r} is for a file of results: name it with out=")

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import inspect
 import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, overload
 
 from agentrt import files
@@ -34,7 +35,9 @@ class ScoreError(AgentrtError):
 
 
 class Score:
-    """A named score. ``uses_model`` says whether its function takes a context."""
+    """A named score. ``uses_model`` says whether its function takes a context; ``code`` is a
+    fingerprint of its file.
+    """
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
         self.function = function
@@ -49,8 +52,13 @@ class Score:
             names = ", ".join(parameter.name for parameter in parameters)
             raise ConfigError(f"score {self.name} takes ({names}); a score takes {_FORMS}")
         self.uses_model = len(parameters) == 3
+        if not self.uses_model and parameters[0].name in ("ctx", "context"):
+            raise ConfigError(
+                f"score {self.name} takes a context and one value; a score takes {_FORMS}"
+            )
         if self.uses_model and not inspect.iscoroutinefunction(function):
             raise ConfigError(f"score {self.name} asks a model, so it must be 'async def'")
+        self.code = _fingerprint(function)
         functools.update_wrapper(self, function)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -121,6 +129,15 @@ def score(
     return lambda decorated: Score(decorated, name)
 
 
+def _fingerprint(function: Callable[..., Any]) -> str:
+    """A fingerprint of the file that a function is in; "" where there is none."""
+    try:
+        source = Path(inspect.getfile(function)).read_bytes()
+    except (OSError, TypeError):
+        return ""
+    return hashlib.blake2b(source, digest_size=4).hexdigest()
+
+
 def score_process(command: str | Sequence[str], *, name: str | None = None) -> Score:
     """A score that a process computes. It reads one JSON object with ``record`` and ``result`` on
     its standard input; the last line that it prints is the score, as JSON. Raises `ConfigError`
@@ -154,8 +171,8 @@ async def _output(words: Sequence[str], said: str) -> Any:
             process.kill()
             await process.wait()
     if process.returncode:
-        told = " ".join(err.decode("utf-8", "replace").split())[-_STDERR:]
-        raise ScoreError(f"{words[0]} ended with exit code {process.returncode}: {told}")
+        words_said = " ".join(err.decode("utf-8", "replace").split())[-_STDERR:]
+        raise ScoreError(f"{words[0]} ended with exit code {process.returncode}: {words_said}")
     lines = out.decode("utf-8", "replace").strip().splitlines()
     if not lines:
         raise ScoreError(f"{words[0]} printed nothing; its last line is to be the score")

@@ -81,6 +81,7 @@ def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
     """
     states: Counter[str] = Counter()
     over: Counter[str] = Counter()
+    first_over: dict[str, list[str]] = {}
     samples: Counter[str] = Counter()
     sums: dict[str, _ScoreSums] = {}
     totals = dict.fromkeys(("prompt_tokens", "output_tokens", "cached_tokens", "calls", "tools"), 0)
@@ -93,6 +94,8 @@ def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
         samples[result.id] += 1
         if result.over is not None:
             over[result.over] += 1
+            if len(first_over.setdefault(result.over, [])) < _SLOWEST:
+                first_over[result.over].append(result.id)
         for name in totals:
             totals[name] += getattr(result, name)
         if result.cost is not None:
@@ -114,6 +117,7 @@ def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
         "inputs": len(samples),
         **{state: states[state] for state in STATES},
         "over": dict(over),
+        "first_over": first_over,
         "tokens": totals["prompt_tokens"] + totals["output_tokens"],
         **totals,
         "cost": cost,
@@ -187,6 +191,7 @@ class _Kept:
     sample: int
     state: str
     digest: bytes
+    input_digest: str
     scores: Mapping[str, float]
     error: str | None
     tokens: int
@@ -200,6 +205,7 @@ def _kept(results: Iterable[Result]) -> dict[tuple[str, int], _Kept]:
             result.sample,
             result.state,
             key_of(as_json(result.result)),
+            result.digest,
             result.scores,
             result.error,
             result.tokens,
@@ -242,6 +248,7 @@ def compare(before: Iterable[Result], after: Iterable[Result], *, seed: int = 0)
         "only_before": len(first) - len(both),
         "only_after": len(second) - len(both),
         "states": dict(Counter(f"{first[key].state} -> {second[key].state}" for key in both)),
+        "other_inputs": sum(first[key].input_digest != second[key].input_digest for key in both),
         "other_results": sum(first[key].digest != second[key].digest for key in both),
         "tokens": [sum(side[key].tokens for key in both) for side in (first, second)],
         "seconds": [sum(side[key].seconds for key in both) for side in (first, second)],

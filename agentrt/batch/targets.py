@@ -21,10 +21,10 @@ class Target(Protocol):
     @property
     def name(self) -> str: ...
 
-    def accept(self, given: Any) -> Any:
+    def accept(self, raw_value: Any) -> Any:
         """The input as the program gets it. Raises `UsageError` for one that it cannot have."""
 
-    async def start(self, runtime: Runtime, given: Any, run_id: str, *, skips: bool) -> Run:
+    async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
         """Start the run of an accepted input, or go on with the one of this id. With ``skips``,
         values that cannot be recorded are left out of the journal.
         """
@@ -43,15 +43,15 @@ class ProgramTarget:
         self._program = program
         self.name = program.name
 
-    def accept(self, given: Any) -> Any:
-        if given is None and self._program.needs_input:
+    def accept(self, raw_value: Any) -> Any:
+        if raw_value is None and self._program.needs_input:
             raise UsageError(f"program {self.name!r} needs an input, and this one is null")
         if not self._program.takes_input:
             raise UsageError(f"program {self.name!r} takes no input; give it one: (ctx, input)")
-        return given
+        return raw_value
 
-    async def start(self, runtime: Runtime, given: Any, run_id: str, *, skips: bool) -> Run:
-        return runtime.start(self._program, given, durable=Durable(id=run_id, skips=skips))
+    async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
+        return runtime.start(self._program, raw_value, durable=Durable(id=run_id, skips=skips))
 
     async def partial(self, run_id: str) -> Any:
         return None
@@ -67,16 +67,20 @@ class GraphTarget:
         self._graph, self._threads, self._forgets = graph, threads, forgets
         self.name = name
 
-    def accept(self, given: Any) -> Any:
+    def accept(self, raw_value: Any) -> Any:
         from agentrt.integrations.langgraph.inputs import graph_input, input_fields
 
         fields = input_fields(self._graph)
-        if fields is not None and isinstance(given, dict) and any(key in fields for key in given):
+        if (
+            fields is not None
+            and isinstance(raw_value, dict)
+            and any(key in fields for key in raw_value)
+        ):
             # The other fields of a record are for its id and its scores.
-            given = {key: value for key, value in given.items() if key in fields}
-        return graph_input(self._graph, self.name, given)
+            raw_value = {key: value for key, value in raw_value.items() if key in fields}
+        return graph_input(self._graph, self.name, raw_value)
 
-    async def start(self, runtime: Runtime, given: Any, run_id: str, *, skips: bool) -> Run:
+    async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
         from agentrt.integrations.langgraph.graphs import graph_program, program_terms
         from agentrt.integrations.langgraph.threads import standing_of, thread_config
 
@@ -88,17 +92,17 @@ class GraphTarget:
             standing = await standing_of(self._graph, run_id)
             program = graph_program(self._graph, self.name, config, self._threads.durability)
             if standing.exists and not standing.next:
-                program, given = self._ended(run_id), None
+                program, raw_value = self._ended(run_id), None
             elif standing.exists:
-                given = None
+                raw_value = None
         # A graph's journal is its checkpointer: that of the runtime is for programs.
         durable = None if runtime.journal is not None else Durable(id=run_id)
-        return runtime.start(program, given, **terms, session=run_id, durable=durable)
+        return runtime.start(program, raw_value, **terms, session=run_id, durable=durable)
 
     def _ended(self, thread: str) -> Program:
         """A program with the result of a thread that has ended."""
 
-        async def ended(ctx: Context, given: Any) -> Any:
+        async def ended(ctx: Context, raw_value: Any) -> Any:
             return await self.partial(thread)
 
         return Program(ended, self.name)

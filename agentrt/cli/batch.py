@@ -15,10 +15,18 @@ from typing import Any
 import click
 from rich.console import Console
 
-from agentrt.batch.inputs import Condition, Fields, InputFile, InputsError
+from agentrt.batch.inputs import Condition, Fields, InputFile, InputsError, Item
 from agentrt.batch.limits import Limits, read_share
 from agentrt.batch.results import Result, ResultFile, read_results
-from agentrt.batch.runner import DEFAULT_LIVE, Batch, Settings, items_of, journal_beside
+from agentrt.batch.runner import (
+    DEFAULT_LIVE,
+    Batch,
+    Settings,
+    check_program,
+    digest_of,
+    items_of,
+    journal_beside,
+)
 from agentrt.batch.scores import Score, score_process, scores_among
 from agentrt.batch.statistics import summarize
 from agentrt.batch.targets import ProgramTarget, Target, opened_target
@@ -40,7 +48,14 @@ from agentrt.cli.signals import Drain, Interrupts
 from agentrt.cli.streams import say
 from agentrt.cli.tools import ToolSources, read_tools
 from agentrt.cli.traces import opened_runtime, read_traces
-from agentrt.errors import AgentrtError, ConfigError, ProgramLoadError, UsageError
+from agentrt.errors import (
+    AgentrtError,
+    ConfigError,
+    EngineError,
+    JournalWriteError,
+    ProgramLoadError,
+    UsageError,
+)
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.interrupts.questions import no_human
@@ -96,7 +111,8 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
     scores = _scores(target, options["score_targets"])
     fields = Fields(options["input_field"], options["id_field"])
     inputs = InputFile(options["inputs"], fields, conditions=conditions, limit=options["limit"])
-    out = ResultFile(options["out"], retry=options["retry"])
+    names = [score.name for score in scores]
+    out = ResultFile(options["out"], retry=options["retry"], scores=names)
     job = _Job(
         program,
         inputs,
@@ -118,7 +134,11 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
                 screen.announce(note)
             drain = Drain(SIGTERM)
             work = _execute(job, executor, screen, log, drain)
-            complete = Interrupts(last_words, drain).run(work)
+            try:
+                complete = Interrupts(last_words, drain).run(work)
+            except (EngineError, JournalWriteError, OSError):
+                say(f"results so far: {out.path}; once the cause is gone, the same command goes on")
+                raise
             return _conclude(job, screen.console, complete=complete, as_json=options["as_json"])
     finally:
         inputs.close()
@@ -269,11 +289,17 @@ def _check(job: _Job, target: Target) -> tuple[int, int]:
     """The number of results of the batch, and of those that are left to be made. Raises
     `InputsError` after a line for each record that cannot be used.
     """
-    left, samples = 0, range(job.settings.samples)
+    left = changed = 0
 
-    def count(item: Any) -> None:
-        nonlocal left
-        left += sum(not job.out.has(item.id, sample) for sample in samples)
+    def count(item: Item) -> None:
+        nonlocal left, changed
+        for sample in range(job.settings.samples):
+            if not job.out.has(item.id, sample):
+                left += 1
+                continue
+            result = job.out.read(item.id, sample)
+            check_program(result, target.name, job.out.path)
+            changed += result.digest != digest_of(item.input)
 
     try:
         total = job.inputs.check(target.accept, each=count) * job.settings.samples
@@ -281,6 +307,11 @@ def _check(job: _Job, target: Target) -> tuple[int, int]:
         for problem in error.problems:
             say(f"error: {problem}")
         raise
+    if changed:
+        say(
+            f"warning: {changed} results in {job.out.path} are of inputs that have changed since; "
+            "--retry all makes them again"
+        )
     return total, left
 
 
@@ -301,7 +332,11 @@ async def _play(job: _Job, batch: Batch, screen: Screen, drain: Drain, left: int
     finally:
         ticking.cancel()
         await asyncio.wait([ticking])
-    return drain.first is None
+    if drain.first is not None:
+        return False
+    if batch.total is not None and (unbegun := batch.total - batch.ended) > 0:
+        screen.announce(f"{unbegun} were not begun, since enough others had ended (stop-when)")
+    return True
 
 
 class _Progress:
@@ -339,7 +374,7 @@ class _Progress:
             speed = f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min"
             words += [speed, f"{_duration(left / rate)} left"]
         if slowest := self._batch.slowest():
-            named = ", ".join(f"{item} {_duration(length)}" for item, length in slowest)
+            named = ", ".join(f"{item} ({_duration(length)})" for item, length in slowest)
             words.append(f"slowest: {named}")
         return ", ".join(words[:-1]) + f"; {words[-1]}"
 

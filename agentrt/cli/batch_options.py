@@ -30,7 +30,7 @@ inputs_options = together(
         "--inputs",
         "FILE|-",
         "Run the program on each record of this file: .jsonl, .json (a list), .csv, .tsv or "
-        ".parquet. - reads JSONL, or a JSON list, from the standard input.",
+        ".parquet, also with .gz or .zst. - reads the standard input, in any of these formats.",
         once=True,
     ),
     _batch.file(
@@ -61,9 +61,10 @@ inputs_options = together(
     _batch.count("--samples", "Run each input N times.  [default: 1]"),
     _batch.text(
         "--retry",
-        "failed|all",
-        "Make those results again that failed, or all.",
-        type=click.Choice(["failed", "all"]),
+        "failed|scores|all",
+        "Make those results again that failed, or all; scores: score those again of which a score "
+        "raised or is new.",
+        type=click.Choice(["failed", "scores", "all"]),
     ),
     _batch.several(
         "--score",

@@ -161,7 +161,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         count += f" of {counted(summary['inputs'], 'input')}"
     console.print(f"{count}: {', '.join(ended)}")
     for name, number in summary["over"].items():
-        console.print(f"over {name}: {number}")
+        first = summary["first_over"][name]
+        rest = ", …" if number > len(first) else ""
+        console.print(f"over {name}: {number} ({', '.join(first)}{rest})")
     tokens = f"{summary['tokens']} tokens ({summary['output_tokens']} of them written)"
     seconds = summary["seconds"]
     cost = "" if summary["cost"] is None else f", cost {summary['cost']:.4f}"
@@ -222,6 +224,8 @@ def _print_comparison(comparison: dict[str, Any], console: Console) -> None:
     for name, count in moved.items():
         console.print(f"{name}: {count}")
     console.print(f"{comparison['other_results']} have another result")
+    if comparison["other_inputs"]:
+        console.print(f"{comparison['other_inputs']} have another input: they are not comparable")
     for name in ("tokens", "seconds"):
         first, second = comparison[name]
         ratio = f" ({second / first:.2f} times A)" if first else ""

@@ -39,14 +39,14 @@ async def results(inputs: Any, code: Program = twice, **options: Any) -> list[Re
     return [each async for each in batch(code, inputs, **options)]
 
 
-def by_id(found: list[Result]) -> dict[str, Result]:
-    assert len({(each.id, each.sample) for each in found}) == len(found)
-    return {each.id: each for each in found}
+def by_id(outcome: list[Result]) -> dict[str, Result]:
+    assert len({(each.id, each.sample) for each in outcome}) == len(outcome)
+    return {each.id: each for each in outcome}
 
 
 async def test_each_input_has_a_result_with_what_it_cost() -> None:
-    found = by_id(await results(["tea", "bad"], price=(1e6, 2e6)))
-    tea, bad = found["1"], found["2"]
+    outcome = by_id(await results(["tea", "bad"], price=(1e6, 2e6)))
+    tea, bad = outcome["1"], outcome["2"]
     assert (tea.state, tea.result, tea.calls, tea.error) == ("done", "second first tea", 2, None)
     assert (tea.output_tokens, tea.prompt_tokens, tea.tokens) == (8, 8, 16)
     assert tea.cost == 24.0
@@ -63,13 +63,13 @@ async def test_inputs_are_read_as_programs_begin() -> None:
             read += 1
             yield number
 
-    found = []
+    outcome = []
     async with aclosing(
         batch(twice, inputs(), executor=ScriptedExecutor(echo), max_live=2)
     ) as all_:
         async for each in all_:
-            found.append(each)
-            if len(found) == 3:
+            outcome.append(each)
+            if len(outcome) == 3:
                 break
     assert read <= 8
 
@@ -79,8 +79,8 @@ async def test_asynchronous_inputs_and_those_of_a_file(tmp_path: Path) -> None:
         yield {"name": "a", "q": "tea"}
         yield {"name": "b", "q": "coffee"}
 
-    found = by_id(await results(inputs(), input_field="q", id_field="name"))
-    assert {each.id: each.result for each in found.values()} == {
+    outcome = by_id(await results(inputs(), input_field="q", id_field="name"))
+    assert {each.id: each.result for each in outcome.values()} == {
         "a": "second first tea",
         "b": "second first coffee",
     }
@@ -106,8 +106,8 @@ async def test_no_more_are_live_than_are_allowed() -> None:
 
 async def test_samples_of_an_input_begin_together() -> None:
     engine = ScriptedExecutor(echo)
-    found = await results(["a", "b"], executor=engine, samples=3, max_live=2)
-    assert sorted((each.id, each.sample) for each in found) == [
+    outcome = await results(["a", "b"], executor=engine, samples=3, max_live=2)
+    assert sorted((each.id, each.sample) for each in outcome) == [
         (item, sample) for item in ("1", "2") for sample in range(3)
     ]
     order = [echo(call) for call in engine.calls if echo(call).startswith("first")]
@@ -128,10 +128,10 @@ async def test_the_same_batch_goes_on_and_gives_what_was_there(tmp_path: Path) -
             assert first.id == "1"
             break
     engine = ScriptedExecutor(echo)
-    found = by_id(await results(inputs, executor=engine, out=out, max_live=1))
-    assert sorted(found) == ["1", "2", "3"]
-    assert found["1"].earlier
-    assert not found["3"].earlier
+    outcome = by_id(await results(inputs, executor=engine, out=out, max_live=1))
+    assert sorted(outcome) == ["1", "2", "3"]
+    assert outcome["1"].earlier
+    assert not outcome["3"].earlier
     assert "first tea" not in map(echo, engine.calls)
     again = ScriptedExecutor(echo)
     await results(inputs, executor=again, out=out)
@@ -159,10 +159,10 @@ async def test_an_engine_that_dies_is_no_result(tmp_path: Path) -> None:
         await results([1, 2, 3, 4], executor=Dies(echo), out=out, max_live=1)
     assert [each.id for each in read_results(out)] == ["1", "2"]
     engine = ScriptedExecutor(echo)
-    found = by_id(await results([1, 2, 3, 4], executor=engine, out=out, max_live=1))
-    assert {each.state for each in found.values()} == {"done"}
+    outcome = by_id(await results([1, 2, 3, 4], executor=engine, out=out, max_live=1))
+    assert {each.state for each in outcome.values()} == {"done"}
     assert next(map(echo, engine.calls)) == "second first 3"
-    assert found["3"].calls == 2
+    assert outcome["3"].calls == 2
 
 
 async def test_a_retry_makes_the_failed_again_as_new_programs(tmp_path: Path) -> None:
@@ -179,20 +179,30 @@ async def test_a_retry_makes_the_failed_again_as_new_programs(tmp_path: Path) ->
     assert first["2"].state == "failed"
     assert by_id(await results([1, 2], flaky, out=out))["2"].state == "failed"
     mended, engine = True, ScriptedExecutor(echo)
-    found = by_id(await results([1, 2], flaky, out=out, retry="failed", executor=engine))
-    assert (found["1"].attempt, found["2"].attempt, found["2"].state) == (1, 2, "done")
+    outcome = by_id(await results([1, 2], flaky, out=out, retry="failed", executor=engine))
+    assert (outcome["1"].attempt, outcome["2"].attempt, outcome["2"].state) == (1, 2, "done")
     assert list(map(echo, engine.calls)) == ["number 2"]
     assert len(out.read_text("utf-8").splitlines()) == 2
 
 
-async def test_another_input_under_the_same_id_is_told_of(tmp_path: Path) -> None:
-    """Its program is in the journal with the earlier input, and does not go on with another."""
+async def test_with_another_input_under_the_same_id_a_program_begins_anew(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     with pytest.raises(EngineDiedError):
         await results([3], executor=Dies(echo), out=out)
     [other] = await results([4], out=out)
-    assert other.error is not None
-    assert "with another input" in other.error
+    assert (other.state, other.result, other.calls) == ("done", "second first 4", 2)
+
+
+async def test_a_file_of_another_program_is_not_continued(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    await results([1], out=out)
+
+    @program
+    async def other(ctx: Context, question: Any) -> None: ...
+
+    with pytest.raises(UsageError, match="results of another program"):
+        await results([1, 2], other, out=out)
+    assert len(list(read_results(out))) == 1
 
 
 # -- limits ----------------------------------------------------------------------------------
@@ -222,8 +232,8 @@ async def careful(ctx: Context, number: int) -> str:
 async def test_a_program_over_a_limit_ends_with_what_it_has(
     code: Program, limit: dict[str, int], name: str, calls: int
 ) -> None:
-    found = by_id(await results([1, 2], code, **limit))
-    for each in found.values():
+    outcome = by_id(await results([1, 2], code, **limit))
+    for each in outcome.values():
         assert each.over == name
         assert each.calls == calls
         assert each.output_tokens == 5 * calls
@@ -257,9 +267,9 @@ async def test_a_limit_counts_calls_beside_each_other() -> None:
         await asyncio.gather(*(ctx.llm("word") for _ in range(number)))
         return number
 
-    found = by_id(await results([3, 4], wide, max_calls=3))
-    assert (found["1"].state, found["1"].over) == ("done", None)
-    assert (found["2"].state, found["2"].over) == ("stopped", "max-calls")
+    outcome = by_id(await results([3, 4], wide, max_calls=3))
+    assert (outcome["1"].state, outcome["1"].over) == ("done", None)
+    assert (outcome["2"].state, outcome["2"].over) == ("stopped", "max-calls")
 
 
 async def test_calls_of_an_earlier_process_count(tmp_path: Path) -> None:
@@ -285,9 +295,9 @@ async def waits(ctx: Context, number: int) -> int:
 
 
 async def test_a_program_that_takes_too_long() -> None:
-    found = by_id(await results([1, -1], waits, timeout=0.05))
-    assert (found["1"].state, found["2"].state) == ("done", "stopped")
-    assert found["2"].over == "timeout"
+    outcome = by_id(await results([1, -1], waits, timeout=0.05))
+    assert (outcome["1"].state, outcome["2"].state) == ("done", "stopped")
+    assert outcome["2"].over == "timeout"
 
 
 async def test_a_program_that_does_not_let_itself_be_cancelled(
@@ -313,11 +323,11 @@ async def test_a_program_that_does_not_let_itself_be_cancelled(
 async def test_stragglers_are_stopped_once_enough_have_ended(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     inputs = [*range(97), -1, -2, -3]
-    found = await results(inputs, waits, stop_when="97%", out=out, max_live=8)
-    stopped = [each for each in found if each.over == "stop-when"]
-    assert len(found) == len(list(read_results(out))) == 100
+    outcome = await results(inputs, waits, stop_when="97%", out=out, max_live=8)
+    stopped = [each for each in outcome if each.over == "stop-when"]
+    assert len(outcome) == len(list(read_results(out))) == 100
     assert len(stopped) == 3
-    assert not any(each.failed for each in found)
+    assert not any(each.failed for each in outcome)
     assert len(await results(iter(inputs), waits, stop_when=0.97, out=out)) == 100
 
 
@@ -355,16 +365,16 @@ def in_a_thread(record: Any, result: str) -> bool:
 
 async def test_scores_of_all_kinds_and_those_that_raise(tmp_path: Path) -> None:
     functions = (scored, later, judge, raises, exits, text, in_a_thread)
-    found = by_id(
+    outcome = by_id(
         await results(["tea", "bad"], scores=[score(each) for each in functions], timeout=60)
     )
-    tea = found["1"]
+    tea = outcome["1"]
     assert tea.scores == {"scored": 1.6, "later.long": 0.0, "judge": 22.0, "in_a_thread": 1.0}
     assert set(tea.score_errors) == {"raises", "exits", "text"}
     assert "TypeError" in tea.score_errors["raises"]
     assert "'good'" in tea.score_errors["text"]
     assert (tea.state, tea.calls) == ("done", 2)  # what a judge costs is not the program's
-    assert (found["2"].scores, found["2"].score_errors) == ({}, {})
+    assert (outcome["2"].scores, outcome["2"].score_errors) == ({}, {})
 
 
 async def test_a_score_that_takes_too_long_is_an_error() -> None:
@@ -390,7 +400,14 @@ async def test_an_engine_that_dies_during_a_score_is_no_result(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "function", [lambda: 1, lambda result: 1, lambda a, b, c, d: 1, lambda ctx, record, result: 1]
+    "function",
+    [
+        lambda: 1,
+        lambda result: 1,
+        lambda a, b, c, d: 1,
+        lambda ctx, record, result: 1,
+        lambda ctx, result: 1,
+    ],
 )
 def test_functions_that_are_no_scores(function: Any) -> None:
     with pytest.raises(ConfigError, match="score"):
@@ -428,8 +445,8 @@ async def test_a_runtime_of_your_own_and_tools() -> None:
         return str(await ctx.tool(look, item=item))
 
     async with Runtime(ScriptedExecutor(echo)) as runtime:
-        found = [each async for each in batch(looks, ["a"], runtime=runtime)]
-        assert [(each.result, each.tools, each.calls) for each in found] == [("a", 2, 0)]
+        outcome = [each async for each in batch(looks, ["a"], runtime=runtime)]
+        assert [(each.result, each.tools, each.calls) for each in outcome] == [("a", 2, 0)]
         assert runtime.runs == {}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.batch.conftest import Records, lines
-from tests.cli.conftest import Run, Write
+from tests.cli.conftest import Run, Write, python
 
 ASK = """
 from agentrt import score
@@ -60,9 +60,9 @@ def test_two_runs_are_compared_and_their_programs(
     changed = ASK.replace("llm(str(question))", "llm('tea')")
     command("run", write(changed), *field, "--out", tmp_path / "b.jsonl")
     diff = ("results", "diff", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
-    told = command(*diff)
-    assert told.code == 0
-    assert "changed: b: right 0 -> 1" in told.out
+    report = command(*diff)
+    assert report.code == 0
+    assert "changed: b: right 0 -> 1" in report.out
     assert command(*diff, "--json").json["scores"]["right"]["better"] == 1
     program = command(*diff, "--id", "b")
     assert "coffee" in program.out
@@ -99,8 +99,8 @@ def test_a_mistake_is_told_before_anything_runs(
     program, inputs = write(ASK), records(QUESTIONS)
     before = inputs.read_bytes()
     places = {"tmp": tmp_path, "out": tmp_path / "r.jsonl", "inputs": inputs, "program": program}
-    given = [option.format(**places) for option in options]
-    ran = command("run", program, "--inputs", inputs, *given)
+    raw_value = [option.format(**places) for option in options]
+    ran = command("run", program, "--inputs", inputs, *raw_value)
     assert ran.code == 2, ran.err
     assert says in ran.err
     assert "Traceback" not in ran.err
@@ -162,6 +162,104 @@ def test_a_graph_takes_the_fields_that_it_has(
     assert (wrong.code, "takes text as 'question'" in wrong.err) == (2, True)
 
 
+TWO_NODES = """
+from typing import TypedDict
+from langgraph.graph import StateGraph
+from agentrt.integrations.langchain import ChatAgentRT
+
+class State(TypedDict, total=False):
+    question: str
+    first: str
+    second: str
+
+async def one(state):
+    return {"first": (await ChatAgentRT().ainvoke(state["question"])).text}
+
+async def two(state):
+    return {"second": (await ChatAgentRT().ainvoke(state["question"])).text}
+
+builder = StateGraph(State)
+builder.add_node(one)
+builder.add_node(two)
+builder.set_entry_point("one")
+builder.add_edge("one", "two")
+graph = builder.compile(name="asks")
+"""
+
+
+def test_a_score_that_raised_is_mended_without_running_again(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    """1. A score raises for one of two results. 2. It is mended, and another one is added: both are
+    there, no call of the program is made again, and what had all scores is left as it was.
+    """
+    out, inputs = tmp_path / "r.jsonl", records([{"input": "tea", "answer": "tea"}, {"input": "b"}])
+    arguments = ("--inputs", inputs, "--out", out)
+    assert command("run", write(ASK), *arguments).code == 1
+    before = {each["id"]: each for each in lines(out)}
+    assert set(before["2"]["score_errors"]) == {"right"}
+    mended = ASK.replace("record['answer']", "X").replace(
+        'record["answer"]', 'record.get("answer")'
+    )
+    mended = mended.replace("await ctx.llm(str(question))", "await ctx.llm('not again')")
+    ran = command("run", write(mended), *arguments, "--retry", "scores")
+    assert (ran.code, "1 of 2 results" in ran.err) == (0, True), ran.err
+    after = {each["id"]: each for each in lines(out)}
+    assert after["1"] == before["1"]
+    assert after["2"] == {**before["2"], "scores": {"right": 0.0}, "score_errors": {}}
+    judged = mended + "\n@score\nasync def judge(ctx, record, result):\n    return 7\n"
+    assert command("run", write(judged), *arguments, "--retry", "scores").code == 0
+    assert [each["scores"] for each in lines(out)] == [
+        {**each["scores"], "judge": 7.0} for each in after.values()
+    ]
+
+
+def test_an_engine_that_dies_starts_again_or_the_same_command_goes_on(
+    write: Write, records: Records, tmp_path: Path
+) -> None:
+    """The first engine dies once; then each dies of one input, until it is given up."""
+    out = tmp_path / "r.jsonl"
+    command = ("-m", "tests.cli.dying", "run", write(ASK), "--out", out, "--max-live", 1)
+    inputs = [{"input": text, "answer": ""} for text in ("tea", "die once", "mate")]
+    ran = python(*command, "--inputs", records(inputs))
+    assert (ran.returncode, len(lines(out))) == (0, 3), ran.stderr
+    inputs = [*inputs, {"input": "die", "answer": ""}, {"input": "milk", "answer": ""}]
+    ran = python(*command, "--inputs", records(inputs))
+    assert (ran.returncode, len(lines(out))) == (1, 3), ran.stderr
+    assert "the same command goes on" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    inputs[3]["input"] = "soda"
+    ran = python(*command, "--inputs", records(inputs))
+    assert [each["result"] for each in lines(out)] == ["tea", "die once", "mate", "soda", "milk"]
+
+
+def test_a_graph_over_a_limit_has_the_state_that_it_came_to(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    out, inputs = tmp_path / "r.jsonl", records([{"id": "a", "question": "tea"}])
+    ran = command("run", write(TWO_NODES), "--inputs", inputs, "--out", out, "--max-calls", 1)
+    assert (ran.code, "over max-calls: 1 (a)" in ran.err) == (1, True)
+    [line] = lines(out)
+    assert (line["state"], line["result"]) == ("stopped", {"question": "tea", "first": "tea"})
+    again = command("run", write(TWO_NODES), "--inputs", inputs, "--out", out, "--retry", "failed")
+    assert again.code == 0, again.err
+    [line] = lines(out)
+    assert (line["attempt"], line["result"]["second"]) == (2, "tea")
+
+
+def test_inputs_that_have_changed_are_told_of(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    arguments = ("run", write(ASK), "--input-field", "question", "--out", out, "--inputs")
+    command(*arguments, records(QUESTIONS[:2]))
+    changed = [QUESTIONS[0], {**QUESTIONS[1], "question": "mate"}]
+    ran = command(*arguments, records(changed))
+    assert "warning: 1 results" in ran.err
+    assert command(*arguments, records(changed), "--retry", "all").code == 0
+    assert "warning" not in command(*arguments, records(changed)).err
+
+
 def test_scores_of_another_file_and_of_a_command(
     write: Write, records: Records, command: Run, tmp_path: Path
 ) -> None:
@@ -176,14 +274,14 @@ def test_scores_of_another_file_and_of_a_command(
     fails.write_text("#!/bin/sh\necho no reason >&2\nexit 3\n", "utf-8")
     for file in (grade, fails):
         file.chmod(0o755)
-    given = ("--score", scores, "--score", f"cmd:{grade}", "--score", f"cmd:{fails}")
+    raw_value = ("--score", scores, "--score", f"cmd:{grade}", "--score", f"cmd:{fails}")
     questions = records(QUESTIONS[:1])
     where = ("--inputs", questions, "--input-field", "question", "--out", out)
-    ran = command("run", write(ASK), *where, *given)
+    ran = command("run", write(ASK), *where, *raw_value)
     assert ran.code == 1  # a score has raised; the result is there
     [line] = lines(out)
-    told = json.dumps({"record": QUESTIONS[0], "result": "tea"})
-    assert line["scores"] == {"right": 1.0, "judge": len("judge tea"), "grade": len(told)}
+    report = json.dumps({"record": QUESTIONS[0], "result": "tea"})
+    assert line["scores"] == {"right": 1.0, "judge": len("judge tea"), "grade": len(report)}
     assert "exit code 3: no reason" in line["score_errors"]["fails"]
     assert (line["state"], line["result"]) == ("done", "tea")
 
@@ -202,6 +300,22 @@ def test_stragglers_limits_and_a_retry(
     assert {each["id"]: each["attempt"] for each in lines(out)} == {
         str(n): 2 if n == 5 else 1 for n in range(10)
     }
+
+
+def test_what_is_not_begun_when_enough_have_ended_is_told_of(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    """The same command makes no more of them, and one without --stop-when makes all."""
+    out, inputs = tmp_path / "r.jsonl", records({"id": n, "input": "tea"} for n in range(10))
+    score = "\ndef right(record, result):\n    return True\n"
+    program = write(ASK.partition("\ndef right")[0] + score)
+    arguments = ("run", program, "--inputs", inputs, "--out", out, "--max-live", 1)
+    for _ in range(2):
+        ran = command(*arguments, "--stop-when", "50%")
+        assert (ran.code, len(lines(out))) == (0, 5), ran.err
+        assert "5 were not begun" in ran.err
+    assert command(*arguments).code == 0
+    assert len(lines(out)) == 10
 
 
 TERM = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import sys
@@ -11,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import zstandard
 
 from agentrt.batch import Condition, Fields, InputFile
 from agentrt.batch.inputs import InputsError
@@ -45,7 +47,26 @@ def test_each_format_is_read_again_and_again(
     inputs = InputFile(str(tmp_path / name), Fields("q"), conditions=[Condition.parse("level>=1")])
     for _ in range(2):
         assert [(item.id, item.input) for item in inputs] == [("a", "one"), ("b", "two,\n2")]
-    assert inputs.check(lambda given: given) == 2
+    assert inputs.check(lambda raw_value: raw_value) == 2
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("write", [jsonl, csv])
+def test_compressed_files(suffix: str, write: Callable[[Path], None], tmp_path: Path) -> None:
+    """They are read to their end, and what is cut off is told of."""
+    path = tmp_path / f"x.{write.__name__}"
+    write(path)
+    raw = path.read_bytes()
+    packed = gzip.compress(raw) if suffix == ".gz" else zstandard.compress(raw)
+    file = path.with_name(path.name + suffix)
+    file.write_bytes(packed)
+    inputs = InputFile(str(file), Fields("q"))
+    for _ in range(2):
+        assert [item.input for item in inputs] == ["one", "two,\n2"]
+    for broken in (packed[:-9], b"not compressed", b""):
+        file.write_bytes(broken)
+        with pytest.raises(UsageError):
+            InputFile(str(file)).check(lambda raw_value: raw_value)
 
 
 def test_parquet_is_read_in_batches(tmp_path: Path) -> None:
@@ -61,14 +82,14 @@ def test_rows_of_parquet_become_records(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1")
     module: Any = ModuleType("pyarrow.parquet")
-    asked = []
+    requests = []
 
     class Double:
         def __init__(self, file: Any) -> None:
             assert file.read() == b"PAR1"
 
         def iter_batches(self, batch_size: int) -> Any:
-            asked.append(batch_size)
+            requests.append(batch_size)
             return [SimpleNamespace(to_pylist=lambda each=each: [each]) for each in RECORDS]
 
     module.ParquetFile = Double
@@ -77,7 +98,7 @@ def test_rows_of_parquet_become_records(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pyarrow", package)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
     assert [item.record for item in InputFile(str(path), Fields("q"))] == RECORDS
-    assert asked == [256]
+    assert requests == [256]
 
 
 def test_without_pyarrow_the_message_says_what_to_install(
@@ -90,8 +111,17 @@ def test_without_pyarrow_the_message_says_what_to_install(
         InputFile(str(path))
 
 
-@pytest.mark.parametrize("text", ['{"id": 1}\n{"id": 2}\n', '\n[{"id": 1},\n {"id": 2}]'])
-def test_the_standard_input_is_jsonl_or_a_list(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id": 1}\n{"id": 2}\n',
+        '\n[{"id": 1},\n {"id": 2}]',
+        "id,q\n1,a\n2,b\n",
+        "q\tid\na\t1\nb,c\t2\n",
+        '"tea, or"\n"coffee"\n',
+    ],
+)
+def test_the_standard_input_is_of_any_format(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     inputs = InputFile("-")
     assert [item.id for item in inputs] == [item.id for item in inputs] == ["1", "2"]
@@ -146,8 +176,8 @@ def test_conditions(
 def test_the_limit_counts_what_the_conditions_leave(tmp_path: Path) -> None:
     records = [{"id": number, "even": number % 2 == 0} for number in range(10)]
     conditions = [Condition.parse("even=true")]
-    found = items(tmp_path, records, conditions=conditions, limit=2)
-    assert [item_id for item_id, _ in found] == ["0", "2"]
+    outcome = items(tmp_path, records, conditions=conditions, limit=2)
+    assert [item_id for item_id, _ in outcome] == ["0", "2"]
 
 
 BROKEN = [
@@ -169,7 +199,7 @@ def test_each_record_that_cannot_be_used_is_one_line(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputsError, match="nothing was run") as raised:
-        InputFile(str(tmp_path / name)).check(lambda given: given)
+        InputFile(str(tmp_path / name)).check(lambda raw_value: raw_value)
     said = raised.value.problems
     assert len(said) == len(problems), said
     for line, (place, reason) in zip(said, problems.items(), strict=True):
@@ -200,7 +230,7 @@ def test_files_that_cannot_be_used(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError) as raised:
-        InputFile(str(path)).check(lambda given: given)
+        InputFile(str(path)).check(lambda raw_value: raw_value)
     assert says in str(raised.value)
 
 
@@ -208,11 +238,11 @@ def test_a_condition_on_a_field_that_no_record_has(tmp_path: Path) -> None:
     jsonl(tmp_path / "x.jsonl")
     inputs = InputFile(str(tmp_path / "x.jsonl"), conditions=[Condition.parse("lvl=5")])
     with pytest.raises(InputsError, match="no record has the field 'lvl'"):
-        inputs.check(lambda given: given)
+        inputs.check(lambda raw_value: raw_value)
 
 
 def test_many_broken_records_are_told_of_in_part(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("{\n" * 1000, "utf-8")
     with pytest.raises(InputsError, match="1000 of 1000 records") as raised:
-        InputFile(str(tmp_path / "x.jsonl")).check(lambda given: given)
+        InputFile(str(tmp_path / "x.jsonl")).check(lambda raw_value: raw_value)
     assert len(raised.value.problems) == 20

@@ -136,14 +136,14 @@ def test_killed_at_random_moments_each_result_is_there_once(
             assert (each["calls"], each["output_tokens"]) == (2, 10)
         else:
             assert each["result"]["second"] == f"said second {question}"
-    asked = Counter(batch.calls.read_text("utf-8").splitlines())
-    again = sum(asked.values()) - len(asked)
+    requests = Counter(batch.calls.read_text("utf-8").splitlines())
+    again = sum(requests.values()) - len(requests)
     sys.stdout.write(
         f"\n{count} inputs, killed {deaths} times: {len(results)} results, each once; {halves} "
-        f"half lines repaired; {again} of {len(asked)} calls made again, under way at a kill\n"
+        f"half lines repaired; {again} of {len(requests)} calls made again for want of a record\n"
     )
     assert deaths == kills
-    assert len(asked) == 2 * count
+    assert len(requests) == 2 * count
     assert again <= deaths * live
 
 

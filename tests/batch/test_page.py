@@ -20,8 +20,8 @@ from tests.pages import blocks, saved, text_of
 
 def say(call: Call) -> str:
     assert call.spec.messages
-    asked = str(call.spec.messages[-1]["content"])
-    return "Paris" if "France" in asked else "yes, it is"
+    requests = str(call.spec.messages[-1]["content"])
+    return "Paris" if "France" in requests else "yes, it is"
 
 
 async def test_a_program_that_returns_what_it_has(
@@ -30,7 +30,8 @@ async def test_a_program_that_returns_what_it_has(
     monkeypatch.syspath_prepend(tmp_path)
     improve = saved(blocks("batches.md")[0], tmp_path / "improve_of_the_page.py")
     [each] = [
-        one async for one in batch(improve, ["tea"], executor=ScriptedExecutor(say), max_calls=3)
+        entry
+        async for entry in batch(improve, ["tea"], executor=ScriptedExecutor(say), max_calls=3)
     ]
     assert (each.state, each.result, each.over) == ("done", "yes, it is", "max-calls")
 

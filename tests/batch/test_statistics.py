@@ -98,17 +98,17 @@ def test_two_files_are_compared_input_by_input() -> None:
     """a is better, b is worse and then fails, c is as it was, d is only there before."""
     before = results((0, 0), (1, 1), (1,), (1,))
     after = results((1, 0), (0, "Oops"), (1,))
-    told = compare(before, after)
-    assert (told["both"], told["only_before"], told["only_after"]) == (5, 1, 0)
-    assert told["states"] == {"done -> done": 4, "done -> failed": 1}
-    right = told["scores"]["right"]
+    report = compare(before, after)
+    assert (report["both"], report["only_before"], report["only_after"]) == (5, 1, 0)
+    assert report["states"] == {"done -> done": 4, "done -> failed": 1}
+    right = report["scores"]["right"]
     assert (right["better"], right["worse"], right["same"], right["p"]) == (1, 1, 1, 1.0)
     assert right["difference"] == pytest.approx((0.5 - 1 + 0) / 3)
     assert right["after"] - right["before"] == pytest.approx(right["difference"])
-    changed = {(each["id"], each["sample"]): each["scores"] for each in told["changed"]}
+    changed = {(each["id"], each["sample"]): each["scores"] for each in report["changed"]}
     assert changed == {
         ("a", 0): {"right": [0.0, 1.0]},
         ("b", 0): {"right": [1.0, 0.0]},
         ("b", 1): {"right": [1.0, None]},
     }
-    assert told["other_results"] == 3
+    assert report["other_results"] == 3
