@@ -217,17 +217,20 @@ class Batch:
             async with asyncio.TaskGroup() as workers:
                 while True:
                     await room.acquire()
-                    if self._draining or self._stopping:
+                    if self._begins_no_more():
                         break
                     # What is there already may be enough, and inputs may be slow to come.
                     each = await anext(work, None)
-                    if each is None or self._draining or self._stopping:
+                    if each is None or self._begins_no_more():
                         break
                     workers.create_task(finish(each), name=f"batch/{each.item.id}")
         except BaseExceptionGroup as group:
             await done.put(None)
             raise _first(group) from None
         await done.put(None)
+
+    def _begins_no_more(self) -> bool:
+        return self._draining or self._stopping
 
     # -- one item ----------------------------------------------------------------------
 
