@@ -86,4 +86,4 @@ def test_doctor_tries_a_database_and_writes_nothing(url: str) -> None:
         other.execute("SET transaction_read_only = off")
         other.execute("ALTER ROLE agentrt RESET default_transaction_read_only")
     assert found is not None
-    assert found[:2] == ("missing", f"{url} can only be read")
+    assert found[:2] == ("missing", f"{url} is read-only")

@@ -57,10 +57,10 @@ async def test_a_file_of_something_else(tmp_path: Path) -> None:
     refused(tmp_path / "text", "that is no journal", "name another file")
     execute(tmp_path / "other", "CREATE TABLE tea (cups)")
     refused(tmp_path / "other", "a database of another program")
-    refused(tmp_path, "no plain file")
+    refused(tmp_path, "not a regular file")
     refused(tmp_path / "nowhere" / "j", "folder")
     os.mkfifo(tmp_path / "pipe")
-    refused(tmp_path / "pipe", "no plain file")
+    refused(tmp_path / "pipe", "not a regular file")
 
 
 async def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_what_cannot_be_compared_is_refused(
     for args, said in (
         ((), "missing argument"),
         (("none.py",), "none.py"),
-        (("chat.py", "--plot", "a.png"), "name a file that ends in .svg"),
+        (("chat.py", "--plot", "a.png"), "must end in .svg"),
         (("chat.py", "--repeat", "2"), "--repeat"),
         (("chat.py=tea",), "takes no input"),
         (("graph.py",), "needs an input"),
