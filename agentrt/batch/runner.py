@@ -146,6 +146,10 @@ class Batch:
         """Start nothing more, and finish what is live."""
         self._draining = True
 
+    def _starts_nothing(self) -> bool:
+        """Whether nothing more is to be begun."""
+        return self._draining or self._stopping
+
     async def results(
         self, items: AsyncIterator[Item], *, earlier: bool = True
     ) -> AsyncGenerator[Result, None]:
@@ -217,11 +221,11 @@ class Batch:
             async with asyncio.TaskGroup() as workers:
                 while True:
                     await room.acquire()
-                    if self._draining or self._stopping:
+                    if self._starts_nothing():
                         break
                     # What is there already may be enough, and inputs may be slow to come.
                     each = await anext(work, None)
-                    if each is None or self._draining or self._stopping:
+                    if each is None or self._starts_nothing():
                         break
                     workers.create_task(finish(each), name=f"batch/{each.item.id}")
         except BaseExceptionGroup as group:
