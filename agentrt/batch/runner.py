@@ -146,6 +146,10 @@ class Batch:
         """Start nothing more, and finish what is live."""
         self._draining = True
 
+    def _starts_nothing(self) -> bool:
+        """Whether nothing more is to be begun."""
+        return self._draining or self._stopping
+
     async def results(
         self, items: AsyncIterator[Item], *, earlier: bool = True
     ) -> AsyncGenerator[Result, None]:
@@ -217,20 +221,17 @@ class Batch:
             async with asyncio.TaskGroup() as workers:
                 while True:
                     await room.acquire()
-                    if self._begins_no_more():
+                    if self._starts_nothing():
                         break
                     # What is there already may be enough, and inputs may be slow to come.
                     each = await anext(work, None)
-                    if each is None or self._begins_no_more():
+                    if each is None or self._starts_nothing():
                         break
                     workers.create_task(finish(each), name=f"batch/{each.item.id}")
         except BaseExceptionGroup as group:
             await done.put(None)
             raise _first(group) from None
         await done.put(None)
-
-    def _begins_no_more(self) -> bool:
-        return self._draining or self._stopping
 
     # -- one item ----------------------------------------------------------------------
 
