@@ -75,7 +75,7 @@ def test_a_former_name_is_the_option_of_now_and_says_so(
 ) -> None:
     assert call(line.split()) == 2
     notice, *_, error = capsys.readouterr().err.splitlines()
-    assert f" is {now} now; the old name works until version" in notice
+    assert f" {now};" in notice, "the notice names the option of now"
     assert says in error
 
 

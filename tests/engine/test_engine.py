@@ -269,8 +269,8 @@ def abs_of(x: int) -> int:
         ("x", {"schema": {"type": "no-such-type"}}, "no-such-type|[Gg]rammar|schema"),
         ([{"role": "user"}], {}, "role and content"),
         ("x", {"max_tokens": 0}, "max_tokens must be at least 1"),
-        ("x", {"tools": [abs_of], "tool_choice": "other"}, "names no tool of this call"),
-        ("x", {"colour": "red"}, "no option 'colour'"),
+        ("x", {"tools": [abs_of], "tool_choice": "other"}, "'other'"),
+        ("x", {"colour": "red"}, "'colour'"),
     ],
 )
 async def test_a_call_that_cannot_be_fails_alone(
