@@ -178,5 +178,5 @@ def test_the_scheduler_installs_nothing_else_and_says_what_it_lacks(
     assert small.run("python", "-c", asks)[0] == f"{__version__} adaptive\n"
     for name in ("program", "Runtime", "tool"):
         _, err = small.run("python", "-c", f"from agentrt import {name}", code=1)
-        assert f"ImportError: agentrt.{name} is not in agentrt-scheduler" in err.splitlines()[-1]
+        assert f"ImportError: agentrt.{name} is not" in err.splitlines()[-1]
         assert "pip install agentrt" in err

@@ -262,8 +262,8 @@ async def test_models_say_which_tools_run_here() -> None:
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["web_search"], "give KIND=NAME"),
-        (["web_search="], "give KIND=NAME"),
+        (["web_search"], "form KIND=NAME"),
+        (["web_search="], "form KIND=NAME"),
         (["telepathy=x"], "web_search, web_fetch, code_execution"),
         (["web_search=a", "web_search=b"], "twice"),
         (["web_search=a"], "--mcp"),
