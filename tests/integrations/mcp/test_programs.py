@@ -22,7 +22,7 @@ CALLS = (
 @program
 async def agent(ctx: Context) -> Any:
     tools = {tool.name: tool for tool in await ctx.mcp("stdio")}
-    with pytest.raises(AmbiguousOptionError, match="tool hold has a parameter 'timeout'"):
+    with pytest.raises(AmbiguousOptionError, match="tool hold also has a parameter 'timeout'"):
         await ctx.tool(tools["hold"], timeout=3)
     held = await ctx.call_tool("hold", CALLS[0].arguments, timeout=60)
     step = await ctx.step("Draw.", tools=tools.values())
