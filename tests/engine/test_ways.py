@@ -21,6 +21,7 @@ from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
 from agentrt.runtime.durable import Durable
+from agentrt.serving.app import opened_app
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.langgraph import api
 from agentrt.serving.server import ServedGraph, Server
@@ -30,7 +31,6 @@ from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent
 from tests.engine.ways import Way, walked
 from tests.pages import DOCS
-from tests.serving.watchdog import opened_app
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -61,6 +61,7 @@ async def http(
     async with Runtime(executor) as serving:
         server = Server(serving, ("tiny",), served, database, tenants=tenants)
         front = FrontendApp(server, fronts_of(await serving.frontend()))
+        # Without the watchdog of other tests: to be walked makes each step slower.
         async with opened_app(server, [api], front) as app:
             transport, url = httpx.ASGITransport(app), "http://127.0.0.1"
             async with httpx.AsyncClient(transport=transport, base_url=url, timeout=60) as client:
