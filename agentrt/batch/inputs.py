@@ -39,6 +39,7 @@ FORMATS = {
 _COMPRESSED = (".gz", ".zst")
 _LINE = 64 * 1024 * 1024
 """The most bytes of a line, and of a field of a CSV file."""
+_NOT_UTF8 = "not UTF-8 text; convert it, for example with iconv"
 _ROWS = 256
 """How many rows of a Parquet file are in memory at once."""
 _CONDITION = re.compile(
@@ -56,8 +57,8 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One input of a batch. ``record`` is all that the file has of it, ``place`` says where that
-    is, for messages.
+    """One input of a batch. ``record`` is the whole record that the input comes from, and ``place``
+    is the record's position in its file, for messages.
     """
 
     id: str
@@ -85,7 +86,7 @@ class InputsError(UsageError):
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A condition on a field of a record, such as ``level>=3``; ``~`` searches for a regular
-    expression. A record without the field does not fulfil it.
+    expression. A record without the field does not fulfil the condition.
     """
 
     text: str
@@ -95,7 +96,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read a condition. Raises `UsageError` for text that is none."""
+        """Read a condition. Raises `UsageError` for text that is not a condition."""
         match = _CONDITION.fullmatch(text.strip())
         if match is None:
             raise UsageError(
@@ -116,7 +117,7 @@ class Condition:
         return cls(text, match["field"].strip(), match["sign"], value)
 
     def holds(self, record: Any) -> bool:
-        """Whether a record fulfils it."""
+        """Return whether a record fulfils the condition."""
         if not isinstance(record, Mapping) or self.field not in record:
             return False
         actual, wanted = record[self.field], self.value
@@ -151,7 +152,7 @@ class Fields:
     id: str | None = None
 
     def settled(self, first: Any) -> Fields:
-        """The fields that the first record decides on."""
+        """Return the fields after the first record has settled the defaults."""
         names = first if isinstance(first, Mapping) else ()
         return Fields(
             self.input or ("input" if "input" in names else None),
@@ -159,7 +160,7 @@ class Fields:
         )
 
     def item(self, record: Any, number: int, place: str) -> Item | Problem:
-        """The record as an item, or what is wrong with it."""
+        """Return the record as an item, or the problem with it."""
         raw_value: Any = record
         id_value: Any = number
         for name in filter(None, (self.input, self.id)):
@@ -187,11 +188,11 @@ def _listed(record: Mapping[str, Any]) -> str:
 
 
 class InputFile:
-    """The records of a file, or of the standard input (``-``), as items: each iteration reads them
-    anew and keeps one at a time in memory.
+    """The records of a file, or of the standard input (``-``), as items.
 
-    ``conditions`` must all hold, and the first ``limit`` records that fulfil them count. What is
-    no plain file (a pipe, the standard input) is copied to a temporary file first.
+    Each iteration reads the file again and keeps one record at a time in memory. The items are the
+    first ``limit`` records that fulfil all ``conditions``. A pipe and the standard input can be
+    read only once, so they are copied to a temporary file first.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class InputFile:
                 raise InputsError(f"{self.name}: --where: no record has the field {name!r}")
         if not count:
             left = " that --where and --limit leave" if self._conditions else ""
-            raise InputsError(f"{self.name}: there is no record{left}")
+            raise InputsError(f"{self.name}: no records{left}; give at least one")
         return count
 
     def _first_place(self, twin: Item) -> str:
@@ -310,7 +311,7 @@ class InputFile:
             yield fields.item(record, number, place)
 
     def _records(self) -> Iterator[tuple[str, Any]]:
-        """Where each record is, and what it is: a `Problem` if it cannot be read."""
+        """Yield each record's position and the record, or a `Problem` if it cannot be read."""
         reader = {"jsonl": _jsonl, "json": _json, "csv": _csv, "tsv": _tsv, "parquet": _rows}
         if self._copy is not None:
             self._copy.seek(0)
@@ -356,7 +357,7 @@ def _format_of(path: Path) -> str:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """The file, decompressed as it is read."""
+    """Open a file that is decompressed as it is read."""
     match path.suffix.lower():
         case ".gz":
             return gzip.open(path, "rb")  # type: ignore[return-value]  # typeshed lacks the IO
@@ -367,7 +368,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _sniffed(file: IO[bytes]) -> str:
-    """The format of what came through a pipe, by how it begins."""
+    """Return the format of data from a pipe, judged by its first bytes."""
     file.seek(0)
     head = file.read(64 * 1024).removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.startswith(b"PAR1"):
@@ -398,9 +399,9 @@ def _jsonl(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
                 line = file.readline(_LINE)
             continue
         try:
-            yield place, files.parse_json(line.decode())
+            yield place, files.parse_json(line.decode().rstrip())
         except UnicodeDecodeError:
-            yield place, Problem(place, "it is not UTF-8 text")
+            yield place, Problem(place, _NOT_UTF8)
         except ValueError as error:
             hint = ""
             if number == 1 and line.lstrip().startswith(b"["):
@@ -413,7 +414,7 @@ def _json(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     try:
         records = files.parse_json(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: it is not UTF-8 text") from error
+        raise UsageError(f"{name}: {_NOT_UTF8}") from error
     except ValueError as error:
         hint = ""
         if str(error).startswith("Extra data"):
@@ -451,7 +452,7 @@ def _csv(file: IO[bytes], name: str, delimiter: str = ",") -> Iterator[tuple[str
             else:
                 yield place, dict(zip(columns, row, strict=True))
     except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: it is not UTF-8 text") from error
+        raise UsageError(f"{name}: {_NOT_UTF8}") from error
     except csv.Error as error:
         place = f"line {rows.line_num}"
         yield place, Problem(place, f"bad CSV: {error}; what follows was not read")

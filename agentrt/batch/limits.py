@@ -13,11 +13,11 @@ from agentrt.runtime.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one item may use: ``max_tokens_total`` tokens that its calls read and write,
-    ``max_calls`` calls, and ``timeout`` seconds. None is no limit.
+    """Limits of one item: ``max_tokens_total`` prompt and output tokens of all its calls,
+    ``max_calls`` calls, and ``timeout`` seconds. None means no limit.
 
-    A call that would begin beyond a limit ends the program. The call that goes over the tokens
-    comes to its own end: how many tokens a call uses is known after it.
+    A program is stopped when it begins a call beyond a limit. The call that exceeds the token limit
+    is allowed to finish, because the number of its tokens is known only then.
     """
 
     max_tokens_total: int | None = None
@@ -31,7 +31,7 @@ class Limits:
                 raise ConfigError(f"{name} must be above 0, got {value!r}; None is no limit")
 
     def at_call(self, run: Run) -> Over | None:
-        """The limit that the call which begins now is beyond."""
+        """Return the limit that the call which begins now exceeds, or None."""
         row = run.row
         if self.max_calls is not None and row.finished_calls + len(row.calls) > self.max_calls:
             return "max-calls"
@@ -40,19 +40,19 @@ class Limits:
         return None
 
     def at_end(self, run: Run) -> Over | None:
-        """The limit that a program which has ended is beyond."""
+        """Return the limit that a program has exceeded by its end, or None."""
         if self.max_tokens_total is not None and tokens_of(run) > self.max_tokens_total:
             return "max-tokens-total"
         return None
 
 
 def tokens_of(run: Run) -> int:
-    """The tokens that the calls of a program have read and written, as far as they have ended."""
+    """Return the prompt and output tokens of a program's calls that have ended."""
     return run.row.usage.prompt_tokens + run.row.usage.output_tokens
 
 
 def read_share(value: str | float | None) -> float | None:
-    """A share of a batch, such as ``99%`` or 0.99. Raises `ConfigError` for anything else."""
+    """Read a share of a batch, such as ``99%`` or 0.99. Raises `ConfigError` for anything else."""
     if value is None:
         return None
     share = math.nan

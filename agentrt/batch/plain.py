@@ -14,8 +14,8 @@ _DEEPEST = 100
 
 
 def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """A result with text for keys, and without what contains itself, or cannot be JSON: a user's
-    may be anything.
+    """Return a value with text for keys, and without parts that contain themselves, are nested too
+    deeply, or are whole numbers too large to be written in decimal.
     """
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return hex(value)  # more digits than Python writes
@@ -30,7 +30,7 @@ def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """For `json.dumps`: a value that JSON does not know, as one that it knows."""
+    """Return a value that JSON can represent for one that it cannot, for `json.dumps`."""
     try:
         return tidy(_plain(value))
     except Exception:  # whatever the code of its class raises
@@ -38,12 +38,12 @@ def plain(value: Any) -> Any:
 
 
 def readable(value: Any) -> Any:
-    """The same for people: a model's reply is its text."""
+    """Return the same as `plain`, but a model's reply as its text."""
     return value.text if isinstance(value, ReadsAsText) else plain(value)
 
 
 def as_json(value: Any) -> str:
-    """One line of standard JSON, whatever the value is: NaN and infinity are texts there."""
+    """Return any value as one line of standard JSON, with NaN and infinity as texts."""
     try:
         return json.dumps(tidy(value), default=readable, ensure_ascii=False, allow_nan=False)
     except ValueError:

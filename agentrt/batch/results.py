@@ -36,13 +36,13 @@ class Result:
     """How one sample of one input ended.
 
     ``state`` is ``done`` where the program returned, ``failed`` where it raised, and ``stopped``
-    where a limit ended it: ``over`` names that limit, also for a program that returned after it.
-    ``sample`` counts from 0. ``seconds`` is the time in this process, ``tokens`` and ``calls``
-    count what earlier processes had recorded, too. ``cost`` is None where no price is known.
-    ``scores`` are numbers by name, ``score_errors`` has the scores that raised. ``program`` is its
-    id in the journal, or its thread; ``attempt`` counts the retries from 1. ``digest`` is a
-    fingerprint of the input. A result that was in
-    the file before this batch began is ``earlier``.
+    where a limit ended it. ``over`` names the limit that was exceeded, also if the program returned
+    after that. ``sample`` counts from 0. ``seconds`` is the time in this process; the numbers of
+    tokens and calls include those that earlier processes recorded. ``cost`` is None if no price is
+    known. ``scores`` are numbers by name, ``score_errors`` the errors of scores that raised.
+    ``program`` is the program's id in the journal, or the graph's thread; ``attempt`` counts the
+    retries from 1. ``digest`` is a fingerprint of the input. ``earlier`` marks a result that was in
+    the file before this batch began.
     """
 
     id: str
@@ -67,16 +67,16 @@ class Result:
 
     @property
     def tokens(self) -> int:
-        """All tokens that its calls read and wrote."""
+        """The prompt and output tokens of all calls."""
         return self.prompt_tokens + self.output_tokens
 
     @property
     def failed(self) -> bool:
-        """Whether it ended without a result, and not because the batch needed no more."""
+        """Whether the run has no result, unless the batch stopped it because enough had ended."""
         return self.state != "done" and self.over != "stop-when"
 
     def to_line(self) -> bytes:
-        """Its line in a file of results."""
+        """Return the line of this result in a file."""
         names = [entry.name for entry in dataclasses.fields(self) if entry.name != "earlier"]
         values = {name: getattr(self, name) for name in names}
         values["seconds"] = round(self.seconds, 3)
@@ -98,8 +98,8 @@ def read_result(line: bytes) -> Result:
 
 
 def read_results(path: str | Path) -> Iterator[Result]:
-    """The results of a file, the last for each input and sample, also while it is written. Raises
-    `UsageError` for a file that cannot be read.
+    """Yield the results of a file: the last line of each input and sample. The file may still be
+    written meanwhile. Raises `UsageError` for a file that cannot be read.
     """
     last = {key_of(result.id, result.sample): start for start, result in _lines(Path(path))}
     for start, result in _lines(Path(path)):
@@ -108,7 +108,7 @@ def read_results(path: str | Path) -> Iterator[Result]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Result]]:
-    """Each whole line, and where it begins."""
+    """Yield each complete line as a result, with the offset of the line."""
     try:
         with path.open("rb") as file:
             start = 0
@@ -132,12 +132,12 @@ def _read_line(path: Path, number: int, line: bytes) -> Result:
 
 
 class ResultFile:
-    """A file of results that this process alone writes. Used in one event loop.
+    """A file of results that only this process writes. Used in one event loop.
 
-    With ``retry``, a round begins in which those that have no result (``failed``), or ``all``, are
-    made again, or those are scored again of which one of the ``scores`` has raised or is not there
-    (``scores``); killed, the next process goes on with the round. Raises `UsageError` for a file
-    that cannot be written, or is not one of results.
+    ``retry`` begins a round that repeats a part of the results: ``failed`` those without a result,
+    ``all`` every one, and ``scores`` only the scores, where one of ``scores`` has raised or is
+    missing. If the process is killed, the next process continues the round. Raises `UsageError` for
+    a file that cannot be written, or that does not contain results.
     """
 
     def __init__(
@@ -156,9 +156,8 @@ class ResultFile:
         self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         try:
-            _sync(
-                path.absolute().parent
-            )  # the name of a new file is to outlive a loss of power, too
+            # The name of a new file has to survive a loss of power, too.
+            _sync(path.absolute().parent)
             self._repair()
             self._begin(retry)
         except BaseException:
@@ -168,18 +167,20 @@ class ResultFile:
     def _locked(self) -> IO[str]:
         where = f"--out {str(self.path)!r}"
         if self.path.is_dir():
-            raise UsageError(f"{where}: that is a folder; name a file")
+            raise UsageError(f"{where}: it is a folder; name a file")
         if not self.path.absolute().parent.is_dir():
             raise UsageError(f"{where}: there is no folder {str(self.path.parent)!r}; make it")
         if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
-            raise UsageError(f"{where}: that is no plain file; name one, which can be continued")
+            raise UsageError(
+                f"{where}: it is not a regular file; name a regular file, which can be resumed"
+            )
         if files.is_database(self.path):
-            raise UsageError(f"{where}: that is a database, such as a journal; name another file")
+            raise UsageError(f"{where}: it is a database, such as a journal; name another file")
         try:
             return files.lock_beside(self.path)
         except BlockingIOError as error:
             raise UsageError(
-                f"{where}: another process writes it; wait for that one, or name another file"
+                f"{where}: another process is writing it; wait for its end, or name another file"
             ) from error
         except OSError as error:
             raise self._unwritable(error) from error
@@ -189,7 +190,7 @@ class ResultFile:
         return UsageError(f"--out {str(self.path)!r}: cannot be written: {reason}")
 
     def _repair(self) -> None:
-        """Remove what is left of a last line that was being written when its process was killed."""
+        """Remove a last line that is incomplete, because its process was killed while writing."""
         size = os.fstat(self._number).st_size
         tail, start = b"", size
         while start > 0 and b"\n" not in tail:
@@ -212,7 +213,7 @@ class ResultFile:
         os.fsync(self._number)
 
     def _begin(self, retry: Retry | None) -> None:
-        """Index the file. Of a retry, what was there before its beginning is to be made again."""
+        """Index the file. In a retry, the results before its beginning are repeated."""
         size = os.fstat(self._number).st_size
         begun = self._read_retry()
         if retry is None:
@@ -247,7 +248,7 @@ class ResultFile:
             self._ended[key] = start
 
     def _is_scored(self, result: Result) -> bool:
-        """Whether it has all scores, none of which has raised."""
+        """Return whether a result has all scores and none of them raised."""
         there = {name.partition(".")[0] for name in result.scores}
         return not result.score_errors and there.issuperset(self._scores)
 
@@ -259,20 +260,20 @@ class ResultFile:
             return None
 
     def has(self, item_id: str, sample: int) -> bool:
-        """Whether this sample of the input has ended, and is not to be made or scored again."""
+        """Return whether a sample has ended and is neither repeated nor scored again."""
         key = key_of(item_id, sample)
         return key in self._ended and key not in self._unscored
 
     def unscored(self, item_id: str, sample: int) -> Result | None:
-        """The result of this sample if that is to be scored again, as it is in the file."""
+        """Return the result of a sample whose scores are to be computed again, or None."""
         return self.read(item_id, sample) if key_of(item_id, sample) in self._unscored else None
 
     def attempt(self, item_id: str, sample: int) -> int:
-        """The number of the attempt with which this sample of the input goes on."""
+        """Return the number of the next attempt at a sample."""
         return self._attempts.get(key_of(item_id, sample), 0) + 1
 
     def read(self, item_id: str, sample: int) -> Result:
-        """The result of a sample that has ended before this process began."""
+        """Return the result of a sample that had ended before this process began."""
         start, line = self._ended[key_of(item_id, sample)], b""
         while not line.endswith(b"\n") and (
             block := os.pread(self._number, _BLOCK, start + len(line))
@@ -281,7 +282,7 @@ class ResultFile:
         return read_result(line)
 
     async def put(self, result: Result) -> None:
-        """Add a line, which is on the disk when this returns. Raises `OSError`."""
+        """Add a line; it is on the disk when this returns. Raises `OSError`."""
         written = asyncio.get_running_loop().create_future()
         self._pending.append((result.to_line(), written))
         if self._writing is None or self._writing.done():
@@ -291,7 +292,7 @@ class ResultFile:
         self._ended[key_of(result.id, result.sample)] = -1
 
     async def _write(self) -> None:
-        """Write all lines that wait, several with one flush, until none is left."""
+        """Write all pending lines, several with one flush."""
         while self._pending:
             lines, self._pending = self._pending, []
             data, loop = b"".join(line for line, _ in lines), asyncio.get_running_loop()
@@ -323,7 +324,7 @@ class ResultFile:
             await asyncio.wait([self._writing])
 
     def finish(self) -> None:
-        """All inputs have ended: end the round of a retry, and remove the lines it replaced."""
+        """End the round of a retry after all inputs have ended, and remove the replaced lines."""
         if self._round is not None or self._retry_file.exists():
             self._retry_file.unlink(missing_ok=True)
             self._round = None
@@ -349,7 +350,7 @@ class ResultFile:
         self._number = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file and release its lock. Idempotent."""
         self._thread.shutdown()
         if self._number >= 0:
             os.close(self._number)
@@ -361,7 +362,7 @@ _BEGINNING = b'{"id": '
 
 
 def _begins_a_result(rest: bytes) -> bool:
-    """Whether a broken last line may be the beginning of a result: no other file's is cut off."""
+    """Return whether an incomplete line may be the beginning of a result. No other is removed."""
     return rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)
 
 

@@ -1,4 +1,4 @@
-"""Runs a program on each input of a batch: so many at once as are allowed, each result once."""
+"""Runs a program on each input of a batch, a bounded number at once, and yields each result."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ decision, by its memory."""
 _FATAL = (EngineDiedError, EngineStartError, JournalWriteError)
 """Errors that are no result of an input: the same batch goes on once their cause is gone."""
 _AGAIN_S = 5.0
-"""A program that goes on although it was cancelled is cancelled again after so many seconds."""
+"""Seconds after which a program that ignored its cancellation is cancelled again."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a batch runs. ``skips`` leaves out of the journal what it cannot keep, and ``price`` is
-    that of a million tokens: of prompts, and of outputs.
+    """How a batch runs. With ``skips``, values that cannot be recorded are left out of the journal.
+    ``price`` is the price of a million prompt tokens and of a million output tokens.
     """
 
     samples: int = 1
@@ -78,8 +78,8 @@ class Settings:
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A run of an item that has not ended. ``over`` is why it is being stopped, and ``refused`` the
-    number of calls that it began after that.
+    """A run of an item that has not ended. ``over`` is the limit for which it is being stopped, and
+    ``refused`` the number of calls that it has begun since.
     """
 
     item: Item
@@ -92,7 +92,7 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A sample of an input that is to be run; with ``unscored``, only that result is scored."""
+    """A sample of an input to run; or, with ``unscored``, a result that only needs its scores."""
 
     item: Item
     sample: int
@@ -101,9 +101,11 @@ class _Work:
 
 
 class Batch:
-    """One batch on an open runtime: `results` runs it. ``total`` is the number of its results, if
-    that is known, ``ended`` how many of them there are, earlier ones counted;
-    ``scoring`` is how many results are being scored.
+    """One batch on an open runtime; `results` runs it.
+
+    ``total`` is the number of results that the batch will have, or None while that is unknown.
+    ``ended`` is the number of results so far, with those of earlier processes, and ``scoring`` the
+    number of results whose scores are being computed.
     """
 
     def __init__(
@@ -129,11 +131,11 @@ class Batch:
 
     @property
     def live(self) -> int:
-        """How many programs are live."""
+        """The number of live programs."""
         return len(self._live)
 
     def slowest(self, count: int = 5) -> list[tuple[str, float]]:
-        """The live items that run for the longest time, with their seconds."""
+        """Return the live items that have run longest, each with its seconds."""
         now = time.monotonic()
         longest = heapq.nsmallest(count, self._live.values(), key=lambda live: live.began)
         several = self._settings.samples > 1
@@ -147,14 +149,16 @@ class Batch:
         self._draining = True
 
     def _starts_nothing(self) -> bool:
-        """Whether nothing more is to be begun."""
+        """Return whether the batch begins no further item."""
         return self._draining or self._stopping
 
     async def results(
         self, items: AsyncIterator[Item], *, earlier: bool = True
     ) -> AsyncGenerator[Result, None]:
-        """Each result as it ends, once it is in the file; also those that were there ``earlier``,
-        if they are wanted. Raises what ended the batch before its end: the same batch goes on then.
+        """Run the batch, and yield each result after it was written to the file.
+
+        With ``earlier``, results that the file already has are yielded, too. Raises the error that
+        ended the batch early; the same batch can then be resumed.
         """
         done: asyncio.Queue[Result | None] = asyncio.Queue(self._settings.max_live)
         work = self._work(items, done if earlier else None)
@@ -182,8 +186,9 @@ class Batch:
     async def _work(
         self, items: AsyncIterator[Item], done: asyncio.Queue[Result | None] | None
     ) -> AsyncGenerator[_Work, None]:
-        """What is left to do; the samples of an input come one after the other, so that they find
-        their prompt in the cache. Results that are there already go to ``done``.
+        """Yield the work that is left, and put the results that the file already has into ``done``.
+
+        The samples of an input follow each other, so that they find their prompt in the cache.
         """
         count = 0
         async for item in items:
@@ -208,7 +213,7 @@ class Batch:
     async def _run(
         self, work: AsyncGenerator[_Work, None], done: asyncio.Queue[Result | None]
     ) -> None:
-        """Do the work, ``max_live`` items at once. None in ``done`` says that there is no more."""
+        """Do the work, at most ``max_live`` items at once. None in ``done`` marks the end."""
         room = asyncio.Semaphore(self._settings.max_live)
 
         async def finish(each: _Work) -> None:
@@ -280,14 +285,14 @@ class Batch:
                 live.run.cancel()
 
     async def _leave(self, run: Run) -> None:
-        """This process ends, or the batch: the next one goes on with the run."""
+        """Cancel a run so that the next process resumes it: this process or the batch ends."""
         assert run.task is not None
         run.left = True
         run.cancel()
         await asyncio.wait([run.task])
 
     async def _read(self, live: _Live, work: _Work, run_id: str) -> Result:
-        """The result of a run that has ended."""
+        """Return the result of a run that has ended."""
         run, usage = live.run, live.run.row.usage
         over = live.over or self._settings.limits.at_end(run)
         result = Result(
@@ -392,7 +397,7 @@ class Batch:
     # -- limits ------------------------------------------------------------------------
 
     def _saw(self, event: Event) -> None:
-        """A node began: on any thread."""
+        """Check the limits when a node of a live run begins. Called on any thread."""
         live = self._live.get(event.program_id)
         if live is None or not isinstance(event, NodeStarted):
             return
@@ -430,7 +435,7 @@ _OVER: Mapping[Over, str] = {
 
 
 def run_name(type: str, item_id: str, sample: int) -> str:
-    """What the programs of a sample are called in a journal, before its input and its attempt."""
+    """Return the first part of a sample's program ids, which the input and the attempt follow."""
     name = item_id
     if not _PLAIN.fullmatch(item_id):
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", item_id)[:40].strip("-")
@@ -439,7 +444,7 @@ def run_name(type: str, item_id: str, sample: int) -> str:
 
 
 def digest_of(raw_value: Any) -> str:
-    """A fingerprint of an input: results of inputs that have changed since show by it."""
+    """Return a fingerprint of an input. It shows whether an input has changed since its result."""
     return key_of(as_json(raw_value)).hex()[:12]
 
 
@@ -461,7 +466,7 @@ def _said(error: BaseException) -> str:
 
 
 def _fatal_in(error: BaseException | None) -> BaseException | None:
-    """The error of an engine or a journal that a program's error is, or follows from."""
+    """Return the engine's or journal's error that a program's error is or was caused by."""
     left, seen = [error], set[int]()
     while left:
         each = left.pop()
@@ -477,7 +482,7 @@ def _fatal_in(error: BaseException | None) -> BaseException | None:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group that ended a batch: that of the others follows from it."""
+    """Return the first error of a group; the other errors are its consequences."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
@@ -506,25 +511,27 @@ async def batch(
     price: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> AsyncGenerator[Result, None]:
-    """Run a program or a LangGraph graph on each input, and give each `Result` as it ends.
+    """Run a program or a LangGraph graph on each input, and yield each `Result` as it ends.
 
-    ``inputs`` may be any iterable, also an asynchronous one, or an `InputFile`; it is read as
-    programs begin. An input is given to the program as it is, with its number from 1 as its id;
-    ``input_field`` and ``id_field`` name the fields of inputs that are records.
+    ``inputs`` is an iterable, an asynchronous iterable, or an `InputFile`. It is read while the
+    batch runs, not at once. By default the whole input goes to the program, and its id is its
+    number from 1; ``input_field`` and ``id_field`` name fields of inputs that are records.
 
-    It runs on an open ``runtime``, on an ``executor``, or on an embedded engine for ``model``; the
-    default is a small model that fits this machine. With ``out``, each result is a line of that
-    file before it is given, and a journal is beside it: the same batch goes on after a kill, and
-    gives the results that are there first. With a runtime of your own, programs go on if that has
-    a journal. ``retry`` makes results that ``failed``, or ``all``, again, or only their ``scores``.
+    The batch runs on an open ``runtime``, on an ``executor``, or on an embedded engine for
+    ``model``; the default is a small model that fits this machine.
 
-    ``samples`` runs are made of each input, ``max_live`` of all are live at once. The limits
-    ``max_tokens_total``, ``max_calls`` and ``timeout`` (seconds) are for each run; once the share
-    ``stop_when`` of all has ended, such as ``"99%"``, the rest is stopped. ``price`` is that of a
-    million tokens, of prompts and of outputs.
+    With ``out``, each result is written as a line of that file before it is yielded, and a journal
+    is kept beside the file. After a kill, the same call resumes the batch, and yields the results
+    of the file first. A runtime of your own resumes programs only if it has a journal. ``retry``
+    repeats results that ``failed``, or ``all`` results, or only computes their ``scores`` again.
 
-    Raises `UsageError` for what cannot be used, `EngineError` and `JournalWriteError` where the
-    batch cannot go on. What a program raises is in its result.
+    Each input has ``samples`` runs, and at most ``max_live`` runs are live at once. Each run has
+    the limits ``max_tokens_total``, ``max_calls`` and ``timeout`` (seconds). When the share
+    ``stop_when`` of all runs has ended, such as ``"99%"``, the remaining runs are stopped.
+    ``price`` is the price of a million prompt tokens and of a million output tokens.
+
+    Raises `UsageError` for arguments and inputs that cannot be used, and `EngineError` or
+    `JournalWriteError` if the batch cannot continue. An error of a program is in its result.
     """
     settings = Settings(
         samples,
@@ -557,7 +564,7 @@ async def batch(
 
 
 def journal_beside(out: Path) -> Path:
-    """The journal of the programs whose results are in this file."""
+    """Return the path of the journal that belongs to a file of results."""
     return out.with_name(f"{out.name}.journal")
 
 
@@ -580,8 +587,8 @@ def _engine(model: str | None) -> Executor:
 async def items_of(
     inputs: Iterable[Any] | AsyncIterable[Any], fields: Fields | None = None
 ) -> AsyncGenerator[Item, None]:
-    """Inputs as items, read one at a time; an `Item` is taken as it is. Raises `UsageError` for a
-    record without the fields that are named, and for an id that was there before.
+    """Yield inputs as items, one at a time; an `Item` stays as it is. Raises `UsageError` for a
+    record without a named field, and for an id that occurs twice.
     """
     fields = fields or Fields()
     seen: set[bytes] = set()

@@ -31,7 +31,7 @@ _STDERR = 400
 
 
 class ScoreError(AgentrtError):
-    """A score that gave no number."""
+    """A score whose value is not a number."""
 
 
 class Score:
@@ -69,7 +69,7 @@ class Score:
         return f"<score {self.name}>"
 
     def program(self) -> Program:
-        """The program that a score which uses a model is run as; its input has both values."""
+        """Return the program that runs a score with a model, on the record and the result."""
 
         async def scored(ctx: Context, pair: Mapping[str, Any]) -> Any:
             return await self.function(ctx, pair["record"], pair["result"])
@@ -77,15 +77,17 @@ class Score:
         return Program(scored, self.name)
 
     async def of(self, record: Any, result: Any) -> Any:
-        """What the function returns. One that is not async runs in a thread."""
+        """Return the value of the function. A function that is not async runs in a thread."""
         if inspect.iscoroutinefunction(self.function):
             return await self.function(record, result)
         value = await asyncio.to_thread(self.function, record, result)
         return await value if inspect.isawaitable(value) else value
 
     def numbers(self, value: Any) -> dict[str, float]:
-        """Its value as numbers by name: True is 1, False is 0, and a mapping has several, which are
-        called after the score. None is no number. Raises `ScoreError` for all else.
+        """Return the value of the function as numbers by name.
+
+        True is 1 and False is 0. A mapping has several numbers, named after the score and its keys.
+        None gives no number. Raises `ScoreError` for any other value.
         """
         if value is None:
             return {}
@@ -130,7 +132,7 @@ def score(
 
 
 def _fingerprint(function: Callable[..., Any]) -> str:
-    """A fingerprint of the file that a function is in; "" where there is none."""
+    """Return a fingerprint of the file that defines a function, or "" if there is no file."""
     try:
         source = Path(inspect.getfile(function)).read_bytes()
     except (OSError, TypeError):
@@ -139,9 +141,9 @@ def _fingerprint(function: Callable[..., Any]) -> str:
 
 
 def score_process(command: str | Sequence[str], *, name: str | None = None) -> Score:
-    """A score that a process computes. It reads one JSON object with ``record`` and ``result`` on
-    its standard input; the last line that it prints is the score, as JSON. Raises `ConfigError`
-    for a command that is empty.
+    """Make a score that a process computes. The process reads one JSON object with ``record`` and
+    ``result`` from its standard input, and prints the score as JSON in its last line. Raises
+    `ConfigError` for an empty command.
     """
     try:
         words = shlex.split(command) if isinstance(command, str) else [*command]
@@ -183,5 +185,5 @@ async def _output(words: Sequence[str], said: str) -> Any:
 
 
 def scores_among(names: Mapping[str, Any]) -> list[Score]:
-    """The scores among a module's names, each once."""
+    """Return the scores among a module's names, each once."""
     return [*{id(value): value for value in names.values() if isinstance(value, Score)}.values()]

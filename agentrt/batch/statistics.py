@@ -1,4 +1,4 @@
-"""What a file of results says: means with their intervals, pass@k, and how two files differ."""
+"""Statistics of files of results: means with intervals, pass@k, and comparisons of two files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LEVEL = 0.95
 _SLOWEST = 5
 _FAILURES = 5
 _BLOCK = 2_000_000
-"""How many numbers of the resamples are in memory at once."""
+"""Maximum number of resampled values in memory at once."""
 PASSED = 1.0
-"""A score from here on counts as passed."""
+"""Least score that counts as passed."""
 
 
 def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float] | None:
@@ -185,7 +185,7 @@ def _passes(sums: _ScoreSums, samples: Mapping[str, int], most: int) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a comparison needs of a result."""
+    """The part of a result that a comparison needs."""
 
     id: str
     sample: int

@@ -1,4 +1,4 @@
-"""What a batch runs for each input: a program, or a LangGraph graph."""
+"""The two kinds of code that a batch runs for each input: a program, or a LangGraph graph."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class Target(Protocol):
     def name(self) -> str: ...
 
     def accept(self, raw_value: Any) -> Any:
-        """The input as the program gets it. Raises `UsageError` for one that it cannot have."""
+        """Return the input in the form for the program. Raises `UsageError` for a wrong input."""
 
     async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
-        """Start the run of an accepted input, or go on with the one of this id. With ``skips``,
+        """Start the run of an accepted input, or resume the run with this id. With ``skips``,
         values that cannot be recorded are left out of the journal.
         """
 
     async def partial(self, run_id: str) -> Any:
-        """What a run that was stopped has come to, None if that is not known."""
+        """Return the intermediate result of a run that was stopped, or None if it is unknown."""
 
     async def forget(self, run_id: str) -> None:
-        """The run has ended: keep nothing of it in memory."""
+        """Release the memory of a run that has ended."""
 
 
 class ProgramTarget:
-    """An agentrt program, which goes on from the runtime's journal."""
+    """An agentrt program, which is resumed from the runtime's journal."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -61,7 +61,7 @@ class ProgramTarget:
 
 
 class GraphTarget:
-    """A LangGraph graph. Each item is a thread, which goes on from its last checkpoint."""
+    """A LangGraph graph. Each item is a thread, which is resumed from its last checkpoint."""
 
     def __init__(self, graph: Any, name: str, threads: Any, *, forgets: bool) -> None:
         self._graph, self._threads, self._forgets = graph, threads, forgets
@@ -100,7 +100,7 @@ class GraphTarget:
         return runtime.start(program, raw_value, **terms, session=run_id, durable=durable)
 
     def _ended(self, thread: str) -> Program:
-        """A program with the result of a thread that has ended."""
+        """Return a program whose result is that of a thread that has ended."""
 
         async def ended(ctx: Context, raw_value: Any) -> Any:
             return await self.partial(thread)
@@ -131,9 +131,11 @@ async def opened_target(
     checkpointer: str | None = None,
     beside: Path | None = None,
 ) -> AsyncIterator[Target]:
-    """The target for a program or a graph. A graph's threads are in ``checkpointer`` (``memory``
-    or ``sqlite:FILE``), by default its own, or else in a file ``beside`` that of the results, or
-    in memory until they end. Raises `UsageError` for anything else.
+    """Open the target for a program or a graph. Raises `UsageError` for anything else.
+
+    A graph keeps its threads in ``checkpointer`` (``memory`` or ``sqlite:FILE``). Without it they
+    are in the graph's own checkpointer, or in a file next to ``beside``, the file of the results,
+    or in memory until they end.
     """
     if isinstance(program, Program):
         yield ProgramTarget(program)
@@ -162,8 +164,9 @@ async def opened_target(
 
 
 def lent(runtime: Runtime) -> Any:
-    """While the context is open, chat models without an engine of their own use this runtime. Only
-    if LangChain is loaded: to load it takes a second.
+    """Return a context in which chat models without an engine of their own use this runtime.
+
+    It does nothing unless LangChain is loaded already, because loading it takes a second.
     """
     if "langchain_core" not in sys.modules:
         return nullcontext()

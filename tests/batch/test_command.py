@@ -75,7 +75,7 @@ def test_two_runs_are_compared_and_their_programs(
     [
         (["--out", "{tmp}/no/r.jsonl"], "there is no folder"),
         ([], "give --out FILE"),
-        (["--out", "{tmp}"], "that is a folder"),
+        (["--out", "{tmp}"], "is a folder"),
         (["--out", "{inputs}"], "not a result"),
         (["--out", "{out}", "--input-field", "nothing"], "nothing was run"),
         (["--out", "{out}", "--id-field", "nothing"], "nothing was run"),

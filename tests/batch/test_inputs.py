@@ -217,7 +217,7 @@ def test_each_record_that_cannot_be_used_is_one_line(
         ("x.csv", b"", "names the columns"),
         ("x.csv", b"a,a\n1,2\n", "is there twice"),
         ("x.csv", b"a\n\xff\n", "UTF-8"),
-        ("x.jsonl", b"", "there is no record"),
+        ("x.jsonl", b"", "x.jsonl: no records"),
         ("x.txt", b"", "it can end in .jsonl"),
         ("none.jsonl", None, "no such file"),
         (".", None, "directory"),

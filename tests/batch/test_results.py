@@ -119,7 +119,7 @@ def test_two_processes_cannot_write_a_file(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
-        with pytest.raises(UsageError, match="another process writes it"):
+        with pytest.raises(UsageError, match="another process is writing it"):
             ResultFile(path)
         holder.communicate("\n")
     ResultFile(path).close()
@@ -179,7 +179,7 @@ async def test_a_retry_goes_on_after_a_kill_and_replaces_its_lines(
     first = 1 if retry == "failed" else 2
     assert last == {"a": ("done", first), "b": ("failed", 2), "c": ("done", 1)}
     assert len(path.read_bytes().splitlines()) == 3
-    assert sorted(os.listdir(tmp_path)) == ["r.jsonl", "r.jsonl.lock"]  # noqa: PTH208
+    assert sorted(os.listdir(tmp_path)) == ["r.jsonl", "r.jsonl.lock"]  # noqa: PTH208  # async
     again = ResultFile(path, retry=retry)
     assert not again.has("b", 0)
     again.close()
