@@ -1,4 +1,4 @@
-"""Requests that come again: which earlier try of the same request to end before the later begins.
+"""Repeated requests: which earlier try of a request to end before the next try begins.
 
 A client whose connection was cut sends its request again. The server sees most cuts, and aborts the
 call; but a proxy may keep its own connection open, and the call would run on beside the new one.
@@ -19,7 +19,7 @@ KEY = b"idempotency-key"
 RETRY = b"x-stainless-retry-count"
 """The header in which the SDKs of OpenAI and Anthropic, and what is built on them, count tries."""
 REMEMBERED_S = 120.0
-"""How long a failed try is known to be the one that a retry follows. SDKs wait 60 s at most."""
+"""Seconds for which a failed try is remembered. SDKs wait at most 60 s before they retry."""
 _MOST_COUNT = 100
 
 Client = tuple[Any, ...]
@@ -37,8 +37,8 @@ class Superseding(Protocol):
 
 @dataclass(slots=True)
 class Try:
-    """A try of a request: its ``client``, the number ``count`` of the try, and the ``digest`` of
-    its conversation. ``count`` is None where the client counts no tries.
+    """A try of a request: its ``client``, its ``key`` if it has one, its number ``count``, and the
+    ``digest`` of its conversation. ``count`` is None if the client does not count its tries.
     """
 
     exchange: Superseding
@@ -51,11 +51,13 @@ class Try:
 class Tries:
     """The requests under way that may come again, and those that failed a short time ago.
 
-    With an ``Idempotency-Key``, a later request with the same key ends the earlier one. Without
-    one, the n-th retry ends the try before it: a request under way of the same client, with the
-    same body and the number n - 1. It ends none if such a try has failed, as where the server saw
-    that its connection was cut, and none where several requests fit: an equal request that runs
-    beside may be meant.
+    With an ``Idempotency-Key``, a later request with the same key ends the earlier one. Without a
+    key, the n-th retry ends the previous try: a request under way of the same client, with the same
+    body and the number n - 1.
+
+    A retry ends nothing if such a try has failed already, for example because the server saw that
+    its connection was cut. It also ends nothing if several requests fit, because equal requests may
+    be meant to run at the same time.
     """
 
     def __init__(self) -> None:
@@ -67,8 +69,8 @@ class Tries:
     async def begin(
         self, exchange: Superseding, scope: Scope, tenant: str, digest: bytes, now: float
     ) -> Try | None:
-        """Begin a try, once earlier ones of the same request have ended. None if the client says
-        nothing by which it could come again.
+        """Begin a try after earlier tries of the same request have ended. Return None for a request
+        without a key and a retry count: no later request can be matched with it.
         """
         headers: Mapping[bytes, bytes] = scope["state"]["headers"]
         key, count = headers.get(KEY), _count(headers.get(RETRY))
@@ -87,13 +89,13 @@ class Tries:
         client = (tenant, path, host, headers.get(b"user-agent"), claims)
         own = Try(exchange, client, None, count, digest)
         if count and not self._follows_failed(own, now):
-            like = [
-                one
-                for one in self._counted.get(client, ())
-                if one.count == count - 1 and one.exchange.chat == exchange.chat
+            candidates = [
+                earlier
+                for earlier in self._counted.get(client, ())
+                if earlier.count == count - 1 and earlier.exchange.chat == exchange.chat
             ]
-            if len(like) == 1:
-                await like[0].exchange.supersede()
+            if len(candidates) == 1:
+                await candidates[0].exchange.supersede()
         self._counted[client].append(own)
         return own
 
@@ -107,9 +109,9 @@ class Tries:
         if not others:
             del self._counted[own.client]
         if failed and own.count is not None:
-            told = (own.client, own.count, own.digest)
-            self._failed[told] += 1
-            self._ages.append((now, told))
+            try_key = (own.client, own.count, own.digest)
+            self._failed[try_key] += 1
+            self._ages.append((now, try_key))
 
     def _follows_failed(self, own: Try, now: float) -> bool:
         """Whether the try before this one is known to have failed."""
@@ -119,13 +121,13 @@ class Tries:
         before = (own.client, own.count - 1, own.digest)
         return self._forget(before)
 
-    def _forget(self, told: tuple[Client, int, bytes]) -> bool:
-        if not self._failed[told]:
-            del self._failed[told]
+    def _forget(self, try_key: tuple[Client, int, bytes]) -> bool:
+        if not self._failed[try_key]:
+            del self._failed[try_key]
             return False
-        self._failed[told] -= 1
-        if not self._failed[told]:
-            del self._failed[told]
+        self._failed[try_key] -= 1
+        if not self._failed[try_key]:
+            del self._failed[try_key]
         return True
 
 
