@@ -17,12 +17,13 @@ LANGGRAPH := tests/serving/langgraph tests/engine/test_differential.py
 APART := $(addprefix tests/engine/test_,ray.py bench_gpu.py stack.py cli_process.py script.py openai_server.py) tests/serving/chat
 # Those with engines, which share one and start in two seconds where vLLM has been imported.
 ENGINES := tests/engine tests/techniques tests/contexts/test_real_engine.py tests/test_contexts_page.py tests/executors/transformers/test_contexts.py tests/benchmarks/test_techniques.py tests/journal/test_kill_real.py tests/benchmarks/test_memory.py
-# Those of servers, tools and commands, which mostly wait for processes.
-SERVERS := tests/serving tests/integrations tests/clients tests/cli tests/interrupts tests/journal
+# Those of tools, commands and records, which mostly wait for processes, and those of servers.
+COMMANDS := tests/integrations tests/clients tests/cli tests/interrupts tests/journal
+SERVERS := tests/serving
 # For tests that take longer than one of `make test` may.
 PATIENT := --timeout 3600 --override-ini faulthandler_timeout=0
 
-.PHONY: check docs docs-serve coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-apart test-servers test-rest test-next fuzz mutate lint wheels format clean
+.PHONY: check docs docs-serve coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-apart test-servers test-commands test-rest test-next fuzz mutate lint wheels format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,10 +48,10 @@ demo: $(INSTALLED) ## Run an agent program on a real engine
 	$(BIN)/agentrt run demos/react.py
 
 test: $(INSTALLED) ## Check the style, the types and the layers, and run all tests
-	@$(MAKE) --no-print-directory --jobs 5 --keep-going --output-sync=target \
-		lint test-engine test-langgraph test-servers test-rest test-apart
+	@$(MAKE) --no-print-directory --jobs 6 --keep-going --output-sync=target \
+		lint test-engine test-langgraph test-servers test-commands test-rest test-apart
 
-# Five at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
+# Six at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
 test-engine: $(CLIENTS) test-needs
 	$(BIN)/pytest $(ENGINES) $(addprefix --ignore ,$(LANGGRAPH) $(APART))
 
@@ -63,8 +64,11 @@ test-apart: $(CLIENTS) test-needs
 test-servers: $(CLIENTS) test-needs
 	$(BIN)/pytest $(SERVERS) $(addprefix --ignore ,$(LANGGRAPH) $(APART) $(ENGINES))
 
+test-commands: $(CLIENTS) test-needs
+	$(BIN)/pytest $(COMMANDS) $(addprefix --ignore ,$(LANGGRAPH) $(APART) $(ENGINES))
+
 test-rest: $(CLIENTS) test-needs
-	$(BIN)/pytest $(addprefix --ignore ,$(SERVERS) $(LANGGRAPH) $(APART) $(ENGINES))
+	$(BIN)/pytest $(addprefix --ignore ,$(SERVERS) $(COMMANDS) $(LANGGRAPH) $(APART) $(ENGINES))
 
 # Compiled here, since tests start hundreds of processes, and PYTHONDONTWRITEBYTECODE may be set.
 test-needs: $(INSTALLED)

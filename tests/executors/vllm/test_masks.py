@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import xgrammar
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 from agentrt.errors import CallRejectedError
+from agentrt.executors.vllm._compat.grammars import compile_aside
 from agentrt.executors.vllm.calls import check_compiled
 from agentrt.executors.vllm.compiling import MASKS_S, TRIED, SlowGrammarError, try_masks, watch
 from agentrt.request import Call, CallSpec, Identity
@@ -129,6 +131,34 @@ def test_vllms_grammars_are_tried_and_come_back_to_their_beginning() -> None:
 def test_a_short_pattern_that_would_stop_an_engine_is_refused() -> None:
     with pytest.raises(SlowGrammarError):
         try_masks(compiled("((([^x]*)?([^x]*)?)*([^x]?)*)*"), room())
+
+
+def test_a_slow_grammar_is_compiled_and_tried_once() -> None:
+    compiled_patterns: list[str] = []
+
+    def create(request: Any) -> Any:
+        pattern = request.structured_output_request.structured_output_key
+        compiled_patterns.append(pattern)
+        return compiled(pattern)
+
+    manager = SimpleNamespace(
+        executor=ThreadPoolExecutor(1),
+        backend=SimpleNamespace(allocate_token_bitmask=lambda rows: room()),
+        _create_grammar=create,
+    )
+    compile_aside(SimpleNamespace(structured_output_manager=manager), lambda request: "tenant")
+
+    def asks_for(pattern: str) -> Any:
+        return SimpleNamespace(
+            structured_output_request=SimpleNamespace(structured_output_key=pattern)
+        )
+
+    slow = "((([^x]*)?([^x]*)?)*([^x]?)*)*"
+    for _ in range(2):
+        with pytest.raises(SlowGrammarError, match="masks take more than"):
+            manager._create_grammar(asks_for(slow))
+    assert compiled_patterns == [slow]
+    assert manager._create_grammar(asks_for("[a-c]+")).accept_tokens("r", [ord("a")])
 
 
 def test_what_the_core_gave_up_is_told_as_the_clients_mistake() -> None:

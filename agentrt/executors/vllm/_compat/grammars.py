@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-from agentrt.executors.vllm.compiling import GrammarThreads, try_masks, watch
+from agentrt.executors.vllm.compiling import GrammarThreads, SlowGrammarError, try_masks, watch
 from agentrt.executors.vllm.processes import leave_processor
 
 _VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"
@@ -74,19 +74,36 @@ def compile_aside(scheduler: Any, owner: Callable[[Any], str]) -> None:
 
 
 def _try_first(manager: Any) -> None:
-    """Try each new grammar in the thread that compiles it, and watch it in the steps."""
-    whole, good = manager._create_grammar, OrderedDict[Any, None]()
+    """Try each new grammar in the thread that compiles it, and watch it in the steps.
+
+    The result of a trial is remembered, so that a client that left before it knew that its grammar
+    is too slow is told at once when it comes again.
+    """
+    compile_grammar, trials = manager._create_grammar, OrderedDict[Any, SlowGrammarError | None]()
 
     def create(request: Any) -> Any:
-        grammar, key = whole(request), request.structured_output_request.structured_output_key
-        if key not in good and hasattr(grammar, "vocab_size"):  # all but lm-format-enforcer's
-            try_masks(grammar, manager.backend.allocate_token_bitmask(1))
-            good[key] = None
-            if len(good) > _REMEMBERED:
-                good.popitem(last=False)
+        key = request.structured_output_request.structured_output_key
+        if (slow := trials.get(key)) is not None:
+            raise SlowGrammarError(str(slow))
+        grammar = compile_grammar(request)
+        if key not in trials and hasattr(grammar, "vocab_size"):  # all but lm-format-enforcer's
+            trials[key] = slow = _trial(grammar, manager.backend.allocate_token_bitmask(1))
+            if len(trials) > _REMEMBERED:
+                trials.popitem(last=False)
+            if slow is not None:
+                raise slow
         return watch(grammar)
 
     manager._create_grammar = create
+
+
+def _trial(grammar: Any, mask: Any) -> SlowGrammarError | None:
+    """Why a new grammar is too slow, if it is."""
+    try:
+        try_masks(grammar, mask)
+    except SlowGrammarError as slow:
+        return slow
+    return None
 
 
 def prepare(scheduler: Any) -> None:
