@@ -54,6 +54,10 @@ BENCHMARKS = {
         "benchmarks.journal_size:journal_size",
         "Bytes of a journal for those that were said.",
     ),
+    "langgraph-runs": (
+        "benchmarks.langgraph_runs.command:langgraph_runs",
+        "Runs and searches of LangGraph's API, beside LangGraph's own server.",
+    ),
     "journal-values": (
         "benchmarks.journal_values.command:journal_values",
         "Kinds of values that a journal gives back equal, or refuses.",
