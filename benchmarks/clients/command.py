@@ -1,8 +1,8 @@
 """``benchmarks clients``: calls a second over time, with clients that never say when they end.
 
 Conversations of three calls, one after the other. Nobody ends a program, so that the server has to
-find out by itself that a conversation is over. Every run begins with an engine, or a server, that
-knows nothing; all have the same clients and engine options.
+find out by itself that a conversation is over. Every run begins with engines, or servers, that know
+nothing; all have the same clients and engine options.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ Runs = dict[Cell, dict[str, Counted]]
 def clients(**options: Any) -> None:
     """Calls a second of clients that never say when they end, beside stock vLLM.
 
-    In virtual time with an H100's step times, or with --real over HTTP on servers of their own. A
-    row's figures are its calls over stock's in the same minute, its least quarter of a minute over
-    its own mean, and all of its calls over those with admission off.
+    In virtual time with an H100's step times, or with --real over HTTP on servers of their own,
+    which have clients in turns of a quarter of a minute. A row's figures are its calls over stock's
+    in the same minute, its least quarter of a minute over its own mean, and all of its calls over
+    those with admission off.
     """
     cells = _cells(options)
     names = _names(options)
@@ -87,14 +88,15 @@ async def _measure(runs: Runs, names: Sequence[str], options: Mapping[str, Any])
     if options["on_servers"]:
         prepare_environment(engine)
         model = options["model"] or default_model(note)
-    for (kind, number), name in product(runs, names):
-        note(f"{number} clients, {kind} conversations: {name}")
+    for kind, number in runs:
+        note(f"{number} clients, {kind} conversations")
+        minutes = options["minutes"]
         if options["on_servers"]:
-            counted = await real.run(name, kind, number, options["minutes"], engine, model)
-        else:
-            counted = virtual.run(name, kind, number, options["minutes"], options["seed"])
+            runs[kind, number] = await real.run(names, kind, number, minutes, engine, model, note)
+            continue
+        for name in names:
+            runs[kind, number][name] = virtual.run(name, kind, number, minutes, options["seed"])
             await asyncio.sleep(0)  # where a signal stops it
-        runs[kind, number][name] = counted
 
 
 def _cells(options: Mapping[str, Any]) -> list[Cell]:
@@ -151,7 +153,7 @@ def as_json(runs: Runs) -> dict[str, Any]:
                 "conversation": kind,
                 "clients": number,
                 "scheduler": name,
-                "calls": counted.quarters,
+                "calls": [round(calls, 1) for calls in counted.quarters],
                 "failed": counted.failed,
             }
             for (kind, number), by_name in runs.items()

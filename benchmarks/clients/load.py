@@ -21,10 +21,12 @@ class Conversation:
 
 @dataclass(slots=True)
 class Counted:
-    """The calls of one run, by quarter of a minute."""
+    """The calls of one run, by quarter of a minute. Where the last calls of a quarter ended after
+    it, its figure is those that would have ended in a quarter of a minute at that rate.
+    """
 
     minutes: float
-    quarters: list[int] = field(default_factory=list)
+    quarters: list[float] = field(default_factory=list)
     failed: int = 0
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class Counted:
             self.quarters[quarter] += 1
 
     @property
-    def calls(self) -> int:
+    def calls(self) -> float:
         """All calls that ended in time."""
         return sum(self.quarters)
 

@@ -1,21 +1,23 @@
-"""The closed loop over HTTP: each server in a process of its own, new for each run."""
+"""The closed loop over HTTP: new servers for each run, which have clients in turns."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
 from agentrt.cli.engine_log import EngineLog
+from agentrt.executors.base import Progress
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.runs.contenders import STOCK
-from benchmarks.clients.load import CALLS, Conversation, Counted
+from benchmarks.clients.load import CALLS, QUARTER_S, Conversation, Counted
+from benchmarks.harness import in_turns
 from benchmarks.servers import Server, StockServer, our_server, scheduling
 
 CONVERSATIONS = {"short": Conversation(20, 4, 4), "long": Conversation(600, 4, 20)}
@@ -24,12 +26,33 @@ _CALL_S = 600.0
 
 
 async def run(
-    name: str, conversation: str, clients: int, minutes: float, engine: EngineOptions, model: str
-) -> Counted:
-    """What so many clients get through on a new server of this name (`contender`)."""
-    counted = Counted(minutes)
-    async with _server(name, engine, model) as server:
-        await load(server.base_url, CONVERSATIONS[conversation], clients, counted)
+    names: Sequence[str],
+    conversation: str,
+    clients: int,
+    minutes: float,
+    engine: EngineOptions,
+    model: str,
+    progress: Progress,
+) -> dict[str, Counted]:
+    """What so many clients of each get through on new servers of these names (`contender`).
+
+    All servers are there from the start, and have clients in turns of a quarter of a minute, so
+    that other work on the machine slows all of them. Between its turns a server has no call.
+    """
+    counted = {name: Counted(minutes) for name in names}
+    async with AsyncExitStack() as stack:
+        groups = {}
+        for name in names:
+            progress(f"starting {name}")
+            server = await stack.enter_async_context(_server(name, engine, model))
+            group = Clients(server.base_url, CONVERSATIONS[conversation], clients)
+            groups[name] = await stack.enter_async_context(group)
+        for quarter, name in in_turns(names, len(counted[names[0]].quarters)):
+            calls, seconds = await groups[name].turn(QUARTER_S)
+            counted[name].quarters[quarter] = calls * QUARTER_S / seconds
+            progress(f"quarter {quarter + 1}, {name}: {calls / seconds:.1f} calls a second")
+        for name, group in groups.items():
+            counted[name].failed = group.failed
     return counted
 
 
@@ -46,39 +69,78 @@ async def _server(name: str, engine: EngineOptions, model: str) -> AsyncIterator
         yield ours
 
 
-async def load(url: str, kind: Conversation, clients: int, counted: Counted) -> None:
-    """Have so many clients converse with the server at ``url``, and count their calls."""
-    numbers, began = count(), time.perf_counter()
-    tls = httpx.create_ssl_context()  # made once: it takes milliseconds
+class Clients:
+    """Clients of the server at ``url``, who converse in turns: an async context manager.
 
-    async def client() -> None:
+    ``failed`` are the calls that a server has refused.
+    """
+
+    def __init__(self, url: str, kind: Conversation, number: int) -> None:
+        self.failed = 0
+        self._url, self._kind, self._number = url, kind, number
+        self._conversations = count()
+        self._turn, self._idle = asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        self._under_way = self._ended = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._client()) for _ in range(self._number)]
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def turn(self, seconds: float) -> tuple[int, float]:
+        """Begin calls for so many seconds, and wait until all have ended: how many have, and the
+        seconds from the first one's beginning to the last one's end. Raises what a client raised.
+        """
+        ended, began = self._ended, time.perf_counter()
+        self._turn.set()
+        over, _ = await asyncio.wait(
+            self._tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION
+        )
+        for task in over:
+            task.result()
+        self._turn.clear()
+        await self._idle.wait()
+        return self._ended - ended, time.perf_counter() - began
+
+    async def _client(self) -> None:
         # A pool of its own for each: one of hundreds of connections costs more than the call.
-        async with httpx.AsyncClient(base_url=url, verify=tls, timeout=_CALL_S) as http:
-            while time.perf_counter() < began + counted.seconds:
-                await _converse(http, kind, next(numbers), counted, began)
+        async with httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=_CALL_S) as http:
+            while True:
+                await self._turn.wait()
+                await self._converse(http, next(self._conversations))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(clients):
-            group.create_task(client())
+    async def _converse(self, http: httpx.AsyncClient, number: int) -> None:
+        """Hold a conversation, which may last for several turns."""
+        words = " ".join(f"w{number}.{word}" for word in range(self._kind.prompt // 4))
+        chat: list[dict[str, Any]] = [{"role": "user", "content": f"Hello {number}: {words}"}]
+        for _ in range(CALLS):
+            await self._turn.wait()
+            answer = await self._call(http, chat)
+            if answer.status_code != httpx.codes.OK:
+                self.failed += 1
+                await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
+                return
+            said = answer.json()["choices"][0]["message"]["content"]
+            message = " ".join(["on"] * self._kind.message)
+            chat += [{"role": "assistant", "content": said}, {"role": "user", "content": message}]
 
-
-async def _converse(
-    http: httpx.AsyncClient, kind: Conversation, number: int, counted: Counted, began: float
-) -> None:
-    """One conversation, of which no call begins after the run's end."""
-    words = " ".join(f"w{number}.{word}" for word in range(kind.prompt // 4))
-    chat: list[dict[str, Any]] = [{"role": "user", "content": f"Hello {number}: {words}"}]
-    for _ in range(CALLS):
-        if time.perf_counter() > began + counted.seconds:
-            return
-        body = {"model": Server.NAME, "messages": chat, "max_tokens": kind.output}
+    async def _call(self, http: httpx.AsyncClient, chat: list[dict[str, Any]]) -> httpx.Response:
+        body = {"model": Server.NAME, "messages": chat, "max_tokens": self._kind.output}
         body |= {"temperature": 0, "ignore_eos": True}
-        answer = await http.post("chat/completions", json=body)
-        if answer.status_code != httpx.codes.OK:
-            counted.failed += 1
-            await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
-            return
-        counted.ended(time.perf_counter() - began)
-        said = answer.json()["choices"][0]["message"]["content"]
-        message = " ".join(["on"] * kind.message)
-        chat += [{"role": "assistant", "content": said}, {"role": "user", "content": message}]
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            answer = await http.post("chat/completions", json=body)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+        self._ended += answer.status_code == httpx.codes.OK
+        return answer

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 
 from benchmarks.__main__ import call
 from benchmarks.clients.load import CALLS, Counted, by_minute
-from benchmarks.clients.real import CONVERSATIONS, load
+from benchmarks.clients.real import CONVERSATIONS, Clients
 from benchmarks.servers import Server
 from tests.cli.conftest import check
+from tests.doubles.ports import reserved_port
 from tests.serving.local import MODEL, open_server
 
 
@@ -28,21 +30,29 @@ def test_minutes_are_compared_one_by_one() -> None:
     assert by_minute(mine, base) == [0.75, 2.0]
 
 
-async def test_clients_converse_until_the_end_and_end_no_program(
+async def test_clients_converse_in_turns_and_end_no_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Server, "NAME", MODEL)
-    counted = Counted(0.25)
-    counted.quarters = [0]
     async with open_server() as local:
-        monkeypatch.setattr(Counted, "seconds", 0.2)
-        await load(f"{local.url}/v1", CONVERSATIONS["short"], 3, counted)
+        async with Clients(f"{local.url}/v1", CONVERSATIONS["short"], 3) as clients:
+            for _ in range(2):
+                before = len(local.engine.calls)
+                ended, seconds = await clients.turn(0.2)
+                assert ended == len(local.engine.calls) - before > CALLS
+                assert seconds >= 0.2
         calls = local.engine.calls
-        assert counted.calls == len(calls) > CALLS
-        assert counted.failed == 0
+        assert clients.failed == 0
         assert len(local.runtime.table) > 0
         first = [made for made in calls if not made.identity.parents]
         assert len(calls) > len(first) >= 3
+
+
+async def test_an_unreachable_server_ends_the_turn() -> None:
+    url = f"http://127.0.0.1:{reserved_port('127.0.0.1')}/v1"
+    async with Clients(url, CONVERSATIONS["short"], 2) as clients:
+        with pytest.raises(httpx.ConnectError):
+            await clients.turn(60)
 
 
 @pytest.mark.engine
