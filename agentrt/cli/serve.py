@@ -88,8 +88,8 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 @_server.text(
     "--database",
     "sqlite:FILE|postgresql://…",
-    "Database that stores the threads and runs of graphs.",
-    default="sqlite:agentrt.db",
+    "Database that stores the threads and runs of graphs.  [default: a file in this user's folder "
+    "for data, another one for each folder in which servers are started]",
 )
 @_server.several(
     "--cors-origin",

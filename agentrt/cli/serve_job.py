@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrt.cli.database import default_database
 from agentrt.cli.engines import engine_options
 from agentrt.cli.journals import JournalPlan, server_journal
 from agentrt.cli.load import GraphTarget, LoadedTarget, load_all, project_of
@@ -30,13 +31,13 @@ class ServeJob:
     """
 
     engine: EngineOptions
+    database: str
     served: Mapping[str, Served] = field(default_factory=dict)
     projects: Sequence[Path] = ()
     seed: int = 0
     traces: str | None = None
     name: str | None = None
     key_file: Path | None = None
-    database: str = "sqlite:agentrt.db"
     isolate: bool = False
     strict: bool = False
     reminders: bool = True
@@ -59,6 +60,7 @@ class ServeJob:
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
     """Read the options of `agentrt serve`, and load its targets. Raises `UsageError`."""
     engine = engine_options(options, flags, metrics=True)
+    options["database"] = options["database"] or default_database()
     Address.parse(options["database"])  # raises for a wrong address before an engine starts
     served: dict[str, Any] = {}
     for target in targets:
