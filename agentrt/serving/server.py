@@ -18,7 +18,7 @@ from agentrt.serving.background import Background
 from agentrt.serving.lifetimes import Lifetimes
 from agentrt.serving.origins import Origins
 from agentrt.serving.programs.client_programs import ClientPrograms
-from agentrt.serving.questions.asked import ServerQuestions
+from agentrt.serving.questions.server_questions import ServerQuestions
 from agentrt.serving.tenants import Tenants
 from agentrt.serving.webhook_rules import WebhookRules
 from agentrt.steady import MachineClocks

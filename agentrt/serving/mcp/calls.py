@@ -51,7 +51,7 @@ from agentrt.serving.mcp.offers import Offer
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.runs import ProgramRuns, ServedRun
-from agentrt.serving.questions.asked import Asked
+from agentrt.serving.questions.server_questions import QuestionView
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError
 
@@ -70,7 +70,7 @@ class ServedCall:
     """
 
     one: ServedRun
-    events: asyncio.Queue[Event | Asked]
+    events: asyncio.Queue[Event | QuestionView]
     nodes: dict[int, Node] = field(default_factory=dict)
     ended: int = 0
     beats: int = 0
@@ -157,7 +157,7 @@ class Calls:
                 call.ended += 1
                 call.beats = 0
                 await progress(call.ended, None, _about(event.node))
-            elif isinstance(event, Asked) and asks:
+            elif isinstance(event, QuestionView) and asks:
                 if event.id not in call.one.open:
                     self._ask_no_more(call, event)
                 elif request.session.can_send_request:
@@ -166,7 +166,7 @@ class Calls:
                     return self._held(call, event)
         return _result(call.one)
 
-    async def _next(self, request: Request, call: ServedCall) -> Event | Asked:
+    async def _next(self, request: Request, call: ServedCall) -> Event | QuestionView:
         """The next event. While there is none, the client is told again and again that the call
         goes on: clients give up on a call that says nothing for a while.
         """
@@ -197,7 +197,7 @@ class Calls:
 
     # -- asking ------------------------------------------------------------------------
 
-    def _held(self, call: ServedCall, question: Asked) -> InputRequiredResult:
+    def _held(self, call: ServedCall, question: QuestionView) -> InputRequiredResult:
         """The answer that asks; the client's next request has the ``request_state`` again."""
         state = secrets.token_urlsafe(24)
         self._waiting[state] = call
@@ -209,16 +209,16 @@ class Calls:
     def _expire(self, state: str) -> None:
         self._waiting.pop(state).one.run.cancel()
 
-    def _ask(self, request: Request, call: ServedCall, question: Asked) -> None:
+    def _ask(self, request: Request, call: ServedCall, question: QuestionView) -> None:
         asking = asyncio.create_task(self._elicit(request, call, question))
         call.asking[question.id] = asking
 
-    def _ask_no_more(self, call: ServedCall, question: Asked) -> None:
+    def _ask_no_more(self, call: ServedCall, question: QuestionView) -> None:
         """Somebody else answered, or nobody will."""
         if (asking := call.asking.get(question.id)) is not None:
             asking.cancel()
 
-    async def _elicit(self, request: Request, call: ServedCall, question: Asked) -> None:
+    async def _elicit(self, request: Request, call: ServedCall, question: QuestionView) -> None:
         """Ask until the answer fits. A client that cannot be asked leaves it to others."""
         params = _params_of(question)
         while question.id in call.one.open and not call.is_declined:
@@ -296,13 +296,13 @@ def _can_be_asked(client: ClientCapabilities | None) -> bool:
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
-def _params_of(question: Asked) -> ElicitRequestFormParams:
+def _params_of(question: QuestionView) -> ElicitRequestFormParams:
     """The question for the client."""
     form = _form_of(question.form.schema)
     return ElicitRequestFormParams(message=question.text, requested_schema=form)
 
 
-def _answer_in(question: Asked, result: ElicitResult) -> Any:
+def _answer_in(question: QuestionView, result: ElicitResult) -> Any:
     """The answer to the question, as JSON."""
     content = result.content or {}
     if _is_form(question.form.schema):

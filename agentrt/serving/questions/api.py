@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.serving.error_responses import ApiError, OpenAIRoute
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.questions.asked import Viewer, Wanted
+from agentrt.serving.questions.server_questions import QuestionFilter, Viewer
 from agentrt.serving.server import Server
 
 _MOST_BYTES = 1024 * 1024
@@ -37,7 +37,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
     ) -> Response:
         """The open questions of programs and of graphs' threads, the latest first."""
-        found = await questions.open(_viewer(request), Wanted(program, thread, limit))
+        found = await questions.open(_viewer(request), QuestionFilter(program, thread, limit))
         return JSONResponse({"object": "list", "data": [one.to_json() for one in found]})
 
     @router.get("/questions/{question_id}", response_model=None)

@@ -15,7 +15,7 @@ from paho.mqtt.packettypes import PacketTypes
 from agentrt import Context, Runtime, program
 from agentrt.integrations._compat.aiomqtt import properties
 from agentrt.integrations.mqtt import Broker, MqttQuestions
-from agentrt.serving.questions.asked import ServerQuestions
+from agentrt.serving.questions.server_questions import ServerQuestions
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.mosquitto import Mosquitto
 

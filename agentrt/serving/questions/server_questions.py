@@ -19,7 +19,7 @@ _MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionView:
     """A question as those see it who may answer. Times are seconds since 1970.
 
     One of a program has the ``program`` that waits, one of a graph the ``thread`` and the
@@ -72,7 +72,7 @@ class Viewer:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class QuestionFilter:
     """Which questions: of one program, or one thread; the latest ``limit`` of them."""
 
     program: str | None = None
@@ -83,13 +83,13 @@ class Wanted:
 class QuestionSource(Protocol):
     """Somebody who asks."""
 
-    async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
+    async def open(self, viewer: Viewer, wanted: QuestionFilter) -> list[QuestionView]:
         """What is open, the latest first."""
 
-    async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
+    async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
         """A question of this source that the viewer may see, open or closed."""
 
-    async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
+    async def answer(self, viewer: Viewer, asked: QuestionView, value: Any) -> Mapping[str, Any]:
         """Answer. The response to the answer has what this returns.
 
         Raises `ToolArgumentsError` for an answer that does not fit, and `QuestionClosedError`.
@@ -102,7 +102,7 @@ class ProgramQuestions:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
+    async def open(self, viewer: Viewer, wanted: QuestionFilter) -> list[QuestionView]:
         found = [
             self.seen(one)
             for one in reversed(self._runtime.questions.open.values())
@@ -110,19 +110,19 @@ class ProgramQuestions:
         ]
         return [] if wanted.thread is not None else found[: wanted.limit]
 
-    async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
+    async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
         questions = self._runtime.questions
         found = questions.open.get(question_id) or questions.closed.get(question_id)
         return self.seen(found) if found is not None and viewer.sees(found.tenant) else None
 
-    async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
+    async def answer(self, viewer: Viewer, asked: QuestionView, value: Any) -> Mapping[str, Any]:
         self._runtime.questions.answer(asked.id, value)
         return {}
 
-    def seen(self, question: Question) -> Asked:
+    def seen(self, question: Question) -> QuestionView:
         """A question of the runtime as people see it."""
         time_of_day, until = self._runtime.steady.time_of_day, question.expires_at
-        return Asked(
+        return QuestionView(
             question.id,
             question.text,
             question.program_type,
@@ -156,7 +156,7 @@ class ServerQuestions:
 
     async def listed(self) -> list[dict[str, Any]]:
         """What is open in all tenants, as clients get it."""
-        return [one.to_json() for one in await self.open(Viewer(), Wanted(limit=_MOST))]
+        return [one.to_json() for one in await self.open(Viewer(), QuestionFilter(limit=_MOST))]
 
     async def answer_of(self, tenant: str, question_id: str, value: Any) -> dict[str, Any]:
         """Answer in a tenant's name. Raises as `answer` does, and `QuestionClosedError` for a
@@ -167,15 +167,15 @@ class ServerQuestions:
             raise QuestionClosedError(f"there is no question {question_id}")
         return done
 
-    async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
+    async def open(self, viewer: Viewer, wanted: QuestionFilter) -> list[QuestionView]:
         """What is open, the latest first."""
         # Two sources may have one whose program is coming back.
-        found: dict[str, Asked] = {}
+        found: dict[str, QuestionView] = {}
         for source in self.sources:
             found |= {one.id: one for one in await source.open(viewer, wanted)}
         return sorted(found.values(), key=lambda one: one.created_at, reverse=True)[: wanted.limit]
 
-    async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
+    async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
         """The question, if the viewer may see it; it may be closed."""
         return (await self._find(viewer, question_id))[1]
 
@@ -194,7 +194,7 @@ class ServerQuestions:
 
     async def _find(
         self, viewer: Viewer, question_id: str
-    ) -> tuple[QuestionSource | None, Asked | None]:
+    ) -> tuple[QuestionSource | None, QuestionView | None]:
         for source in self.sources:
             if (asked := await source.find(viewer, question_id)) is not None:
                 return source, asked
