@@ -1,4 +1,4 @@
-"""The questions of a server: those of its programs, and those of other sources, as one list."""
+"""The questions of a server to humans, of its programs and of other sources, as a common list."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 _MOST = 1000
-"""Questions that are listed at once."""
+"""Maximum number of questions in a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionView:
-    """A question as those see it who may answer. Times are seconds since 1970.
+    """A question in the form that the people who may answer it see.
 
-    One of a program has the ``program`` that waits, one of a graph the ``thread`` and the
-    ``value`` that its `interrupt` was called with; ``type`` is the name of either.
+    A program's question has the id of the ``program`` that waits. A graph's question has the id of
+    the ``thread``, and the ``value`` with which the graph called `interrupt`. ``type`` is the name
+    of the program or graph. Times are in seconds since 1970.
     """
 
     id: str
@@ -39,7 +40,7 @@ class QuestionView:
     expires_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As clients get it."""
+        """Return the question as JSON for clients."""
         return {
             "id": self.id,
             "object": "question",
@@ -58,22 +59,22 @@ class QuestionView:
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who asks for questions, or answers: a tenant, or with None the operator, who sees all.
+    """A person who lists or answers questions: a tenant, or None for an operator, who sees all.
 
-    ``request`` is theirs, where it came over HTTP.
+    ``request`` is the HTTP request of the person, if any.
     """
 
     tenant: str | None = None
     request: Request | None = None
 
     def sees(self, tenant: str) -> bool:
-        """Whether they may see, and answer, what is asked in this tenant's name."""
+        """Whether the person may see and answer the questions of a tenant."""
         return self.tenant is None or self.tenant == tenant
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionFilter:
-    """Which questions: of one program, or one thread; the latest ``limit`` of them."""
+    """A selection of questions: of a program or a thread (None: all), the newest ``limit``."""
 
     program: str | None = None
     thread: str | None = None
@@ -81,46 +82,49 @@ class QuestionFilter:
 
 
 class QuestionSource(Protocol):
-    """Somebody who asks."""
+    """A source of questions, such as the programs or the graphs of a server."""
 
     async def open(self, viewer: Viewer, wanted: QuestionFilter) -> list[QuestionView]:
-        """What is open, the latest first."""
+        """Return the open questions that the viewer may see, newest first."""
 
     async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
-        """A question of this source that the viewer may see, open or closed."""
+        """Return an open or closed question of this source, or None if the viewer sees none."""
 
-    async def answer(self, viewer: Viewer, asked: QuestionView, value: Any) -> Mapping[str, Any]:
-        """Answer. The response to the answer has what this returns.
+    async def answer(self, viewer: Viewer, question: QuestionView, value: Any) -> Mapping[str, Any]:
+        """Answer a question. Return additional fields for the HTTP response to the answer.
 
-        Raises `ToolArgumentsError` for an answer that does not fit, and `QuestionClosedError`.
+        Raises `ToolArgumentsError` for an answer that does not match the question's schema, and
+        `QuestionClosedError` if the question is not open any more.
         """
 
 
 class ProgramQuestions:
-    """The questions of a runtime's programs."""
+    """The questions of a runtime's programs. A `QuestionSource`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     async def open(self, viewer: Viewer, wanted: QuestionFilter) -> list[QuestionView]:
-        found = [
-            self.seen(one)
-            for one in reversed(self._runtime.questions.open.values())
-            if viewer.sees(one.tenant) and wanted.program in (None, one.program_id)
+        views = [
+            self.seen(question)
+            for question in reversed(self._runtime.questions.open.values())
+            if viewer.sees(question.tenant) and wanted.program in (None, question.program_id)
         ]
-        return [] if wanted.thread is not None else found[: wanted.limit]
+        return [] if wanted.thread is not None else views[: wanted.limit]
 
     async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
         questions = self._runtime.questions
-        found = questions.open.get(question_id) or questions.closed.get(question_id)
-        return self.seen(found) if found is not None and viewer.sees(found.tenant) else None
+        question = questions.open.get(question_id) or questions.closed.get(question_id)
+        return (
+            self.seen(question) if question is not None and viewer.sees(question.tenant) else None
+        )
 
-    async def answer(self, viewer: Viewer, asked: QuestionView, value: Any) -> Mapping[str, Any]:
-        self._runtime.questions.answer(asked.id, value)
+    async def answer(self, viewer: Viewer, question: QuestionView, value: Any) -> Mapping[str, Any]:
+        self._runtime.questions.answer(question.id, value)
         return {}
 
     def seen(self, question: Question) -> QuestionView:
-        """A question of the runtime as people see it."""
+        """Convert a question of the runtime to the form that people see."""
         time_of_day, until = self._runtime.steady.time_of_day, question.expires_at
         return QuestionView(
             question.id,
@@ -136,9 +140,10 @@ class ProgramQuestions:
 
 
 class ServerQuestions:
-    """All questions. ``changes`` counts what opened and closed, ``watchers`` are called for each.
+    """All questions of a server.
 
-    The server's other APIs add their ``sources``, and say when there is a change.
+    ``changes`` counts questions that opened or closed, and ``watchers`` are called after each such
+    change. The server's other APIs add their ``sources``, and call `changed`.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -149,53 +154,62 @@ class ServerQuestions:
         runtime.questions.listen(lambda question: self.changed())
 
     def changed(self) -> None:
-        """Some question opened, or was closed."""
+        """Record that a question opened or closed, and call the watchers."""
         self.changes += 1
         for watcher in tuple(self.watchers):
             watcher()
 
     async def listed(self) -> list[dict[str, Any]]:
-        """What is open in all tenants, as clients get it."""
-        return [one.to_json() for one in await self.open(Viewer(), QuestionFilter(limit=_MOST))]
+        """Return the open questions of all tenants as JSON for clients."""
+        return [
+            question.to_json()
+            for question in await self.open(Viewer(), QuestionFilter(limit=_MOST))
+        ]
 
     async def answer_of(self, tenant: str, question_id: str, value: Any) -> dict[str, Any]:
-        """Answer in a tenant's name. Raises as `answer` does, and `QuestionClosedError` for a
-        question that there is not.
+        """Answer a question in a tenant's name.
+
+        Raises the errors of `answer`, and `QuestionClosedError` for an unknown question.
         """
         done = await self.answer(Viewer(tenant), question_id, value)
         if done is None:
-            raise QuestionClosedError(f"there is no question {question_id}")
+            raise QuestionClosedError(f"unknown question {question_id}")
         return done
 
     async def open(self, viewer: Viewer, wanted: QuestionFilter) -> list[QuestionView]:
-        """What is open, the latest first."""
-        # Two sources may have one whose program is coming back.
-        found: dict[str, QuestionView] = {}
+        """Return the open questions that the viewer may see, newest first."""
+        # While a parked program is being resumed, two sources have its questions.
+        questions: dict[str, QuestionView] = {}
         for source in self.sources:
-            found |= {one.id: one for one in await source.open(viewer, wanted)}
-        return sorted(found.values(), key=lambda one: one.created_at, reverse=True)[: wanted.limit]
+            questions |= {question.id: question for question in await source.open(viewer, wanted)}
+        return sorted(questions.values(), key=lambda question: question.created_at, reverse=True)[
+            : wanted.limit
+        ]
 
     async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
-        """The question, if the viewer may see it; it may be closed."""
+        """Return an open or closed question; None if it is unknown or the viewer may not see it."""
         return (await self._find(viewer, question_id))[1]
 
     async def answer(self, viewer: Viewer, question_id: str, value: Any) -> dict[str, Any] | None:
-        """Answer; what came of it as JSON, None for a question that there is not.
+        """Answer a question, and return the response as JSON; None for an unknown question.
 
-        Raises `ToolArgumentsError` for an answer that does not fit, and `QuestionClosedError`.
+        Raises `ToolArgumentsError` for an answer that does not match the question's schema, and
+        `QuestionClosedError` if the question is not open any more.
         """
-        source, asked = await self._find(viewer, question_id)
-        if source is None or asked is None:
+        source, question = await self._find(viewer, question_id)
+        if source is None or question is None:
             return None
-        if asked.state != "open":
-            raise QuestionClosedError(f"question {question_id} was {asked.state} already")
-        more = await source.answer(viewer, asked, value)
-        return {"id": asked.id, "object": "question", "state": "answered", **more}
+        if question.state != "open":
+            raise QuestionClosedError(
+                f"question {question_id} is not open any more: it was {question.state} already"
+            )
+        source_fields = await source.answer(viewer, question, value)
+        return {"id": question.id, "object": "question", "state": "answered", **source_fields}
 
     async def _find(
         self, viewer: Viewer, question_id: str
     ) -> tuple[QuestionSource | None, QuestionView | None]:
         for source in self.sources:
-            if (asked := await source.find(viewer, question_id)) is not None:
-                return source, asked
+            if (question := await source.find(viewer, question_id)) is not None:
+                return source, question
         return None, None

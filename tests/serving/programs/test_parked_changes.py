@@ -28,7 +28,7 @@ async def test_code_that_has_changed_is_found_with_the_answer(tmp_path: Path) ->
         [question] = (await local.parked(run))["questions"]
     async with served(tmp_path / "j") as local:
         refused = await local.answer(question, "yes", 409)
-        assert "no program 'main' is served" in refused["error"]["message"]
+        assert "does not serve program 'main'" in refused["error"]["message"]
     async with served(tmp_path / "j", of(other)) as local:
         refused = await local.answer(question, "yes", 409)
         assert "diverged from its journal" in refused["error"]["message"]
