@@ -223,7 +223,7 @@ WRONG: list[tuple[str, int | None, str]] = [
         3,
         "constrain= takes choices()",
     ),
-    ("async def main(ctx):\n    return _do('fork', 7, [])\n", 2, "there is no context 7"),
+    ("async def main(ctx):\n    return _do('fork', 7, [])\n", 2, "unknown context 7"),
     (
         (
             "async def main(ctx):\n    c = await ctx.context('x')\n"
@@ -301,7 +301,7 @@ async def main(ctx):
     async with open_server(script, submit=True, limits=Limits(submitted_tokens=5)) as local:
         run = await send(local, source)
     assert asked == [2, 2, 1]
-    assert run["result"].count("the program has used its 5 tokens") == 7
+    assert run["result"].count("the program has used all of its 5 tokens") == 7
 
 
 async def test_one_tenant_cannot_have_all_programs() -> None:
