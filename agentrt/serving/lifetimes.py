@@ -1,4 +1,4 @@
-"""How long threads and items of the store are kept, as a langgraph.json says."""
+"""How long threads and store items are kept, according to a langgraph.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Strategy = Literal["delete", "keep_latest"]
 
 
 class Ttl(BaseModel):
-    """After how many minutes without a change a thread is deleted, or loses its past."""
+    """The lifetime of a thread: minutes without a change after which it expires.
+
+    An expired thread is deleted, or keeps its last state only, depending on ``strategy``.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,7 +28,7 @@ class Ttl(BaseModel):
 
 
 class _Swept(Settings):
-    """``sweep_…`` changes nothing: all that is due is swept twice a minute."""
+    """A section with lifetimes. ``sweep_…`` has no effect, as data expires twice a minute."""
 
     default_ttl: Minutes | None = None
     sweep_interval_minutes: Minutes | None = None
@@ -42,7 +45,10 @@ class _Items(_Swept):
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """What holds for a new thread, and an item of the store, that says nothing itself."""
+    """The default lifetimes of threads, and of store items (``items``, in minutes).
+
+    With ``refresh_items``, reading an item extends its life.
+    """
 
     threads: Ttl | None = None
     items: float | None = None
@@ -50,9 +56,9 @@ class Lifetimes:
 
 
 def read_lifetimes(projects: Sequence[Path]) -> Lifetimes:
-    """``checkpointer.ttl`` and ``store.ttl`` of the langgraph.json files.
+    """Return the lifetimes in ``checkpointer.ttl`` and ``store.ttl`` of the langgraph.json files.
 
-    Raises `ConfigError` and `ProgramLoadError` for what cannot be.
+    Raises `ConfigError` if several files have a section, and `ProgramLoadError` for invalid values.
     """
     threads = read_section(projects, "checkpointer.ttl", _Threads)
     items = read_section(projects, "store.ttl", _Items)

@@ -20,7 +20,7 @@ from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend, FrontProfile
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.interrupts import Tool
-from agentrt.serving.bodies import LONG, given, pause, whole
+from agentrt.serving.bodies import LONG, pause, replaying, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
 from agentrt.serving.frontend.anthropic_tools import server_kinds
 from agentrt.serving.frontend.bounds import (
@@ -423,7 +423,7 @@ def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tupl
     kind = request.scope["state"]["headers"].get(b"content-type", b"").lower()
     if fields and kind.partition(b";")[0] == _JSON:  # vLLM refuses other JSON content types
         scope[FIELDS] = fields
-    return scope, given(whole(body), request.receive)
+    return scope, replaying(whole(body), request.receive)
 
 
 def _refusing(path: str, send: Send) -> Send:
