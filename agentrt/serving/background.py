@@ -50,7 +50,7 @@ class Background:
     ) -> AsyncIterator[None]:
         """Run ``work`` every ``every_s`` seconds until the block ends.
 
-        A call of ``work`` may also run until it is cancelled.
+        ``work`` may also never return; then it is cancelled at the end of the block.
         """
         with tracking.outside():
             task = asyncio.create_task(self._go_on(name, work, every_s), name=f"agentrt/{name}")

@@ -22,9 +22,10 @@ Check = Callable[[Scope, dict[bytes, bytes]], Response | None]
 
 
 class Sockets:
-    """The WebSocket entry to ``app``, for connections that pass ``check``.
+    """An ASGI application that passes WebSockets to ``app`` after ``check``, and refuses others.
 
-    ``answer`` is the application for HTTP requests, which `ResponseSocket` makes from messages.
+    ``answer`` is the application that answers HTTP requests. A WebSocket of the Responses API sends
+    each of its messages to it as a request.
     """
 
     def __init__(self, app: ASGIApp, check: Check, answer: ASGIApp) -> None:

@@ -48,9 +48,9 @@ def api_with(triggers: Sequence[Trigger], notice: Callable[[str], None]) -> Api:
         firing = [Firing(trigger, server, runs, notice) for trigger in triggers]
         try:
             async with AsyncExitStack() as stack:
-                for firing_trigger in firing:
+                for running in firing:
                     doing = server.background.doing(
-                        f"on {firing_trigger.trigger.topic}", firing_trigger.run
+                        f"on {running.trigger.topic}", running.run
                     )
                     await stack.enter_async_context(doing)
                 yield APIRouter()

@@ -59,7 +59,8 @@ class WebhookRules:
                 f"the host {host_of(url)!r} is not allowed; --webhook-host names the allowed hosts"
             )
         if self.ports and port_of(url) not in self.ports:
-            raise ValueError(f"the port {port_of(url)} is not allowed; use one of {self.ports}")
+            allowed = ", ".join(map(str, self.ports))
+            raise ValueError(f"the port {port_of(url)} is not allowed; use one of {allowed}")
         return url
 
     def check_address(self, host: str, address: str) -> None:

@@ -106,7 +106,7 @@ def test_keys_are_made_by_command(
     key = capsys.readouterr().out.strip()
     assert re.fullmatch(r"agentrt_[0-9a-f]{12}_[\w-]{43}", key)
     assert invoke("keys", "new", "two words", "--file", path) == 2
-    assert "no tenant's name" in capsys.readouterr().err
+    assert "invalid tenant name" in capsys.readouterr().err
 
 
 # -- as a process ----------------------------------------------------------------------------

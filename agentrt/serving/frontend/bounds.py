@@ -160,7 +160,7 @@ def _check_messages(field: str, chat: Any) -> None:
         value = left.pop()
         count += 1
         inner = value.values() if isinstance(value, dict) else value
-        left += [value for value in inner if isinstance(value, dict | list)]
+        left += [part for part in inner if isinstance(part, dict | list)]
         if count + len(left) > MOST_PARTS:
             raise _too_much(field, count + len(left), MOST_PARTS, "objects and lists")
 

@@ -131,7 +131,7 @@ def _part(part: Any) -> str:
 
 def _dump(value: Any) -> str:
     if isinstance(value, dict):
-        value = {name: value for name, value in value.items() if name not in _CHANGING}
+        value = {name: field for name, field in value.items() if name not in _CHANGING}
     return json.dumps(value, sort_keys=True)
 
 

@@ -367,7 +367,7 @@ def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
 
 
 async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str | None:
-    """The model that a request names, in its body or form."""
+    """Return the model that a request names in its JSON or form; None if it names no model."""
     model = fields.get("model")
     if kind.startswith("multipart/"):
         async with request.form() as form:

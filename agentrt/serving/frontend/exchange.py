@@ -353,7 +353,10 @@ class Exchange:
         await send({"type": "http.response.body", "body": body})
 
     def _leave(self) -> None:
-        """End the request's calls, and tell the program how its chats continue from here."""
+        """End the request in its program, and record the ends of its chats.
+
+        By these, later requests that continue the chats are recognised.
+        """
         if self._is_left:
             return
         self._is_left = True

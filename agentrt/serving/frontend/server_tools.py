@@ -249,7 +249,7 @@ class _Stream:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass(self, message: Message) -> None:
-        """Pass on a message of a model call's stream, if it belongs into the combined stream."""
+        """Add a message of a model call's stream to the combined stream, or drop it."""
         if message["type"] == "http.response.start":
             if self._start is None:
                 self._start = message

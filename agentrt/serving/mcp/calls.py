@@ -124,7 +124,7 @@ class Calls:
             known = ", ".join(self._offers) or "none"
             raise MCPError(INVALID_PARAMS, f"unknown tool {params.name!r}; available: {known}")
         if self._server.draining:
-            raise BusyError("the server is shutting down and accepts no new calls", 5.0)
+            raise BusyError("the server is stopping: it finishes running calls and accepts no new calls", 5.0)
         program, input_value = offer.begin(params.arguments or {})
         self._runs.sweep()
         served_run = self._runs.start(program, tenant, RunRequest(input=input_value, deadline=None))

@@ -34,7 +34,7 @@ in its queue.
 """
 
 _ALL_S = 5.0
-"""Seconds between comparisons of all live programs, which become stale without an event."""
+"""Seconds between comparisons of all live programs: a program becomes stale without any event."""
 
 _BATCH_S = 0.1
 """Seconds for which changes are collected before they are sent together."""

@@ -311,10 +311,11 @@ class ClientPrograms:
     def _make_room(self, tenant: str, own: _TenantPrograms, most: int, by_hand: bool) -> None:
         """End an idle program to make room for a new program.
 
-        This is the oldest program with a single request; else the longest idle program without a
-        name; else a named program that has been idle for longer than its tolerated time
-        (`_silence`). A session without calls makes room for a program with calls, but not for
-        another session (``by_hand``). Raises `BusyError` if no program can be ended.
+        The first of these that exists is ended: the oldest program that has made a single request;
+        the program without a name that has been idle for the longest time; a program with a name
+        that has been idle for longer than `_silence` allows. If the new program is not a session
+        (``by_hand``), a session without calls is ended as well. Raises `BusyError` if no program
+        can be ended.
         """
         for first in (own.single, own.nameless):  # usual under load, and needs no search
             if first:

@@ -106,7 +106,7 @@ NONE = Hints()
 
 
 def read_hints(fields: Mapping[str, Any]) -> Hints:
-    """Return the hints of a body. Raises `ApiError`, with its name, for an invalid field."""
+    """Return the hints of a body. Raises `ApiError`, with the field's name, if one is invalid."""
     if FIELDS.isdisjoint(fields):
         return NONE
     try:

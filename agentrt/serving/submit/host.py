@@ -291,13 +291,14 @@ def check_bounded(request: Mapping[str, Any]) -> None:
         raise ConfigError(str(error.detail)) from error
 
 
-def constraint(value: Any) -> Constraint:
+def constraint(named: Any) -> Constraint:
     """Read a constraint from the sandbox's choices(), json_schema(), regex() or ebnf().
 
+    ``named`` has the constraint's value under the name of its kind, such as ``{"regex": "x+"}``.
     Raises `ConfigError` for another value, or for one beyond the limits of an HTTP request.
     """
-    kind, value = next(iter(value.items())) if isinstance(value, Mapping) and value else ("", None)
-    if kind not in _CONSTRAINTS or len(value) > 1:
+    kind, value = next(iter(named.items())) if isinstance(named, Mapping) and named else ("", None)
+    if kind not in _CONSTRAINTS or len(named) > 1:
         raise ConfigError(
             "constrain= takes choices(), json_schema(), regex() or ebnf() in a submitted program"
         )

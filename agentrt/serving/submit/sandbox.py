@@ -85,7 +85,7 @@ class Steps:
         return at
 
     async def _next(self, at: Any) -> Callable[[], Any]:
-        """Return the function that continues the program, when its next input is there."""
+        """Wait for the program's next input, and return the function that continues it."""
         if isinstance(at, FutureSnapshot):
             answers = await _settled(self._calls, at.pending_call_ids)
             return lambda: at.resume(answers)
@@ -328,6 +328,7 @@ class Workers:
     """The processes of one tenant, and the turns of its programs.
 
     ``programs`` counts the tenant's live programs.
+
     Tenants never share a process. Methods whose names end in ``_here`` block, so call them in a
     thread, one at a time.
     """

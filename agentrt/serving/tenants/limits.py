@@ -142,7 +142,7 @@ class Tenants:
         return self._limits_of().get(tenant, self._base)
 
     def enter(self, tenant: str, calls: int = 1) -> None:
-        """Count a request of ``tenant`` that begins this many calls. `leave` ends the calls.
+        """Count a request of ``tenant`` that begins ``calls`` calls. `leave` ends the calls.
 
         Raises `BusyError` if this would exceed a limit; then nothing is counted.
         """
@@ -157,7 +157,7 @@ class Tenants:
         use.calls += calls
 
     def leave(self, tenant: str, calls: int = 1) -> None:
-        """End this many of the tenant's calls."""
+        """End ``calls`` calls of ``tenant``."""
         self._use(tenant).calls -= calls
 
     def calls(self, tenant: str) -> int:
@@ -166,7 +166,7 @@ class Tenants:
         return 0 if use is None else use.calls
 
     def ask(self, tenant: str, requests: int = 1) -> None:
-        """Count this many requests of ``tenant``, which need no `leave`.
+        """Count ``requests`` new requests of ``tenant``. They need no `leave`.
 
         Raises `BusyError` if a rate of the tenant is used up; then nothing is counted.
         """

@@ -173,7 +173,7 @@ WRONG: list[tuple[str, int | None, str]] = [
     ("open('/etc/passwd')\n", 1, "Permission denied"),
     ("import os\nos.system('true')\n", 2, "no attribute 'system'"),
     ("async def main(ctx):\n    return ctx._emitter\n", 2, "no attribute '_emitter'"),
-    ("async def main(ctx):\n    return await _ask('tool', 0, [], {})\n", 2, "cannot ask for"),
+    ("async def main(ctx):\n    return await _ask('tool', 0, [], {})\n", 2, "has no operation"),
     ("async def main(ctx):\n    return await ctx.llm('x', after=1)\n", 2, "no option 'after'"),
     ("async def main(ctx):\n    await ctx.llm('x' * 2000000)\n", 2, "1048576 bytes at most"),
     (

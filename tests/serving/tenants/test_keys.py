@@ -73,7 +73,7 @@ def test_the_file_is_read_again(path: Path) -> None:
         ("{", "bad JSON"),
         ("[]", "must have the form"),
         ('{"tenants": {}}', "the file has no key"),
-        ('{"tenants": {"two words": {}}}', "no tenant's name"),
+        ('{"tenants": {"two words": {}}}', "invalid tenant name"),
         ('{"tenants": {"a": []}}', r"tenants\.a: Input should be"),
         ('{"tenants": {"a": {"weight": 0}}}', "weight: Input should be greater than 0"),
         ('{"tenants": {"a": {"calls": null}}}', "calls: Input should be a valid integer"),
