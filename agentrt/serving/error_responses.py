@@ -140,14 +140,14 @@ class OpenAIRoute(APIRoute):
 
         async def handler(request: Request) -> Response:
             try:
-                return await handle(_Request(request.scope, request.receive))
+                return await handle(_StrictRequest(request.scope, request.receive))
             except (RequestValidationError, HTTPException, AgentrtError) as error:
                 return answer_to(error)
 
         return handler
 
 
-class _Request(Request):
+class _StrictRequest(Request):
     """A request that refuses JSON with NaN, lone surrogates or very deep nesting."""
 
     async def json(self) -> Any:

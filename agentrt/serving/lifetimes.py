@@ -27,7 +27,7 @@ class Ttl(BaseModel):
     strategy: Strategy = "delete"
 
 
-class _Swept(Settings):
+class _LifetimeSection(Settings):
     """A section with lifetimes. ``sweep_…`` has no effect, as data expires twice a minute."""
 
     default_ttl: Minutes | None = None
@@ -35,11 +35,11 @@ class _Swept(Settings):
     sweep_limit: int | None = None
 
 
-class _Threads(_Swept):
+class _ThreadLifetimes(_LifetimeSection):
     strategy: Strategy = "delete"
 
 
-class _Items(_Swept):
+class _ItemLifetimes(_LifetimeSection):
     refresh_on_read: bool = True
 
 
@@ -60,8 +60,8 @@ def read_lifetimes(projects: Sequence[Path]) -> Lifetimes:
 
     Raises `ConfigError` if several files have a section, and `ProgramLoadError` for invalid values.
     """
-    threads = read_section(projects, "checkpointer.ttl", _Threads)
-    items = read_section(projects, "store.ttl", _Items)
+    threads = read_section(projects, "checkpointer.ttl", _ThreadLifetimes)
+    items = read_section(projects, "store.ttl", _ItemLifetimes)
     ttl = None
     if threads is not None and threads[1].default_ttl is not None:
         ttl = Ttl(ttl=threads[1].default_ttl, strategy=threads[1].strategy)

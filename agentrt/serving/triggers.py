@@ -49,9 +49,7 @@ def api_with(triggers: Sequence[Trigger], notice: Callable[[str], None]) -> Api:
         try:
             async with AsyncExitStack() as stack:
                 for running in firing:
-                    doing = server.background.doing(
-                        f"on {running.trigger.topic}", running.run
-                    )
+                    doing = server.background.doing(f"on {running.trigger.topic}", running.run)
                     await stack.enter_async_context(doing)
                 yield APIRouter()
         finally:

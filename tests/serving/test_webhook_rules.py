@@ -101,7 +101,11 @@ def test_a_project_names_hosts_and_headers(tmp_path: Path, monkeypatch: pytest.M
         ([], {"url": {"allowed_domains": "a"}}, "url.allowed_domains"),
         ([], {"url": {"allowed_domains": ["a b"]}}, "webhooks: 'a b': invalid host"),
         ([], {"urls": {}}, "webhooks.urls: Extra"),
-        ([], {"headers": {"a": "${{ env.HOME }}"}}, "HOME must be set, and its name must begin with LG_WEBHOOK_"),
+        (
+            [],
+            {"headers": {"a": "${{ env.HOME }}"}},
+            "HOME must be set, and its name must begin with LG_WEBHOOK_",
+        ),
         ([], {"headers": {"a": "${{ env.LG_WEBHOOK_NONE }}"}}, "LG_WEBHOOK_NONE must be set"),
     ],
 )

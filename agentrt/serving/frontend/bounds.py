@@ -232,7 +232,9 @@ class _Weight:
             self._repeats += sum(int(b or a) for a, b in _QUANTIFIER.findall(pattern))
         self._repeats += sum(_count(schema[name]) for name in _REPEATS if name in schema)
         if self._repeats > MOST_REPEATS:
-            raise _too_much(field, self._repeats, MOST_REPEATS, "lengths and repetitions in sum")
+            raise _too_much(
+                field, self._repeats, MOST_REPEATS, "as the sum of lengths and repetitions"
+            )
         self._check_texts(field, schema)
         properties, required = schema.get("properties"), schema.get("required")
         if isinstance(properties, dict):
@@ -246,12 +248,14 @@ class _Weight:
         if isinstance(longest := schema.get("maxLength"), int):
             self._lengths.add(longest)
         if len(self._lengths) > MOST_LENGTHS:
-            raise _too_much(field, len(self._lengths), MOST_LENGTHS, "different maxLength")
+            raise _too_much(
+                field, len(self._lengths), MOST_LENGTHS, "different values of maxLength"
+            )
         if isinstance(texts := schema.get("enum"), list):
             self._enum_characters += sum(len(text) for text in texts if isinstance(text, str))
         if self._enum_characters > MOST_ENUM_CHARACTERS:
             raise _too_much(
-                field, self._enum_characters, MOST_ENUM_CHARACTERS, "characters of enum"
+                field, self._enum_characters, MOST_ENUM_CHARACTERS, "characters in enum texts"
             )
 
 

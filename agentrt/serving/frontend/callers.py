@@ -18,7 +18,7 @@ from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 from agentrt.runtime.services import ClientCall
 from agentrt.serving.error_responses import CalledOffError
-from agentrt.serving.programs.client_programs import Entry
+from agentrt.serving.programs.client_programs import RequestEntry
 from agentrt.tracking.scope import Scope
 
 _LATER_S = 0.1
@@ -34,7 +34,7 @@ class RequestCaller(Caller):
     the answer (tokens) if it is lower than the limit that the client asked for, else None.
     """
 
-    def __init__(self, runtime: Runtime, entry: Entry) -> None:
+    def __init__(self, runtime: Runtime, entry: RequestEntry) -> None:
         self._entry = entry
         self._emitter = runtime.emitter(entry.program.run)
         self._open: dict[ClientCall, AsyncGenerator[Chunk, None]] = {}

@@ -40,7 +40,7 @@ from agentrt.serving.frontend.responses import Finished, ResponseStore
 from agentrt.serving.frontend.retries import Tries, Try
 from agentrt.serving.frontend.server_tools import ServedTool, ToolLoop
 from agentrt.serving.keep_alive import STREAM, ping_of, send_now
-from agentrt.serving.programs.client_programs import Entry
+from agentrt.serving.programs.client_programs import RequestEntry
 from agentrt.serving.programs.conversation import chain
 from agentrt.serving.programs.hints import read_hints
 from agentrt.serving.programs.identity import CLAIMED, read_claim
@@ -80,7 +80,7 @@ class Exchange:
     before: Sequence[Any] = ()
     served: Mapping[str, ServedTool] = field(default_factory=dict)
     calls: int = field(init=False)
-    _entry: Entry = field(init=False)
+    _entry: RequestEntry = field(init=False)
     _caller: RequestCaller = field(init=False)
     _answer: AnswerReader = field(init=False)
     _start: Message = field(init=False)
@@ -193,7 +193,7 @@ class Exchange:
 
     # -- the request -------------------------------------------------------------------
 
-    def _enter(self, scope: Scope, hashes: list[bytes]) -> Entry:
+    def _enter(self, scope: Scope, hashes: list[bytes]) -> RequestEntry:
         sent = scope["state"]["headers"]
         headers = {
             name.decode("latin-1"): sent[name].decode("latin-1") for name in CLAIMED & sent.keys()

@@ -48,7 +48,7 @@ _OWN = "agentrt:"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ConvertedRequest:
     """A Messages request in a form that vLLM accepts.
 
     ``left_out`` has the types of the parts that were removed. ``served`` has the tools that this
@@ -65,7 +65,7 @@ def read_request(
     *,
     takes_images: Callable[[], bool] = lambda: True,
     offered: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Reading:
+) -> ConvertedRequest:
     """Return a request to ``/v1/messages`` in a form that vLLM accepts.
 
     ``takes_images`` says whether the model accepts images. ``offered`` has this server's
@@ -75,7 +75,7 @@ def read_request(
     left_out = LeftOut()
     tools = read_tools(body, offered or {}, left_out.add)
     changed.update(tools.changed)
-    chat = _Chat(left_out, takes_images, offered or {}, tools)
+    chat = _ChatConverter(left_out, takes_images, offered or {}, tools)
     messages = body.get("messages")
     if isinstance(messages, list):
         read = chat.read(messages)
@@ -86,9 +86,9 @@ def read_request(
         changed["system"] = chat.system(system)
     changed.update(_settings(body, left_out))
     if not changed:
-        return Reading(body, left_out, tools.served)
+        return ConvertedRequest(body, left_out, tools.served)
     whole = {name: value for name, value in {**body, **changed}.items() if value is not GONE}
-    return Reading(whole, left_out, tools.served)
+    return ConvertedRequest(whole, left_out, tools.served)
 
 
 def _settings(body: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _asks_for_something(value: Any) -> bool:
 # -- the chat ------------------------------------------------------------------------------
 
 
-class _Chat:
+class _ChatConverter:
     """A converter of the messages of one request."""
 
     def __init__(
@@ -215,7 +215,7 @@ class _Chat:
             if parts:
                 yield {**message, "content": parts}
             return
-        turns = _Turns(role)
+        turns = _SplitTurns(role)
         for block in blocks:
             if block.get("type") in _CHANGES:
                 turns.changes += self._change(block)
@@ -234,7 +234,7 @@ class _Chat:
         for turn in turns.all:
             yield {**message, **turn} if turn["role"] == role else turn
 
-    def _assistant_block(self, block: Block, turns: _Turns) -> None:
+    def _assistant_block(self, block: Block, turns: _SplitTurns) -> None:
         kind = str(block.get("type"))
         if kind in _CALLS or kind == "tool_use":
             self._call(kind, block, turns)
@@ -250,7 +250,7 @@ class _Chat:
         else:
             turns.add("assistant", self._other_block(kind, block))
 
-    def _call(self, kind: str, block: Block, turns: _Turns) -> None:
+    def _call(self, kind: str, block: Block, turns: _SplitTurns) -> None:
         """Add a tool call of the assistant's. A server's call without a result is left out."""
         call_id, name = str(block.get("id")), str(block.get("name"))
         if kind in _CALLS and call_id not in self._answered:
@@ -366,7 +366,7 @@ class _Chat:
             self._left_out.add(f"{block['type']}:{kind}")
         return []
 
-    def _compaction(self, block: Block, turns: _Turns) -> None:
+    def _compaction(self, block: Block, turns: _SplitTurns) -> None:
         """Read a summary of all messages before it. A failed compaction has an empty summary."""
         for change in block.get("tool_changes") or ():
             if isinstance(change, dict) and change.get("type") in _CHANGES:
@@ -378,7 +378,7 @@ class _Chat:
             self._left_out.add("compaction:encrypted")
 
 
-class _Turns:
+class _SplitTurns:
     """The turns that a message is split into.
 
     A result of a server's tool ends the assistant's turn that has the call.

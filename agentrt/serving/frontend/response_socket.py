@@ -152,7 +152,7 @@ class ResponseSocket:
 
     async def _respond(self, body: Json, chat: Sequence[Any], shown: Json, about: Json) -> None:
         """Answer a request with the events of its response."""
-        events = _Events()
+        events = _EventParser()
 
         async def put(piece: bytes) -> None:
             for event in events.feed(piece):
@@ -235,7 +235,7 @@ class ResponseSocket:
             await self._socket.close(_GOING_AWAY, "the server is stopping")
 
 
-class _Events:
+class _EventParser:
     """A parser of the events of a stream, whose pieces may end anywhere."""
 
     def __init__(self) -> None:

@@ -233,10 +233,10 @@ class _View(MutableMapping[str, Any]):
         del self._store.get_or_create(CURRENT_REQUEST.get().tenant, response_id).objects[self._kind]
 
     def __iter__(self) -> Iterator[str]:
-        raise NotImplementedError("responses are asked for by their ids")
+        raise NotImplementedError("stored responses can be read by their ids only")
 
     def __len__(self) -> int:
-        raise NotImplementedError("responses are asked for by their ids")
+        raise NotImplementedError("stored responses can be read by their ids only")
 
 
 class _EmptyDict(MutableMapping[str, Any]):

@@ -57,7 +57,7 @@ from agentrt.serving.questions.server_questions import QuestionView
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError
 
-Request = ServerRequestContext[Any, Any]
+McpRequest = ServerRequestContext[Any, Any]
 _RUN = "io.agentrt/run"
 _ANSWER = "answer"
 _SIMPLE = ("string", "number", "integer", "boolean")
@@ -100,7 +100,7 @@ class Calls:
                 call.expiry.cancel()
 
     async def call(
-        self, request: Request, params: CallToolRequestParams
+        self, request: McpRequest, params: CallToolRequestParams
     ) -> CallToolResult | InputRequiredResult:
         """Run a tool call, or continue a call with the client's answer to its question."""
         assert request.request is not None  # all requests come over HTTP
@@ -124,7 +124,9 @@ class Calls:
             known = ", ".join(self._offers) or "none"
             raise MCPError(INVALID_PARAMS, f"unknown tool {params.name!r}; available: {known}")
         if self._server.draining:
-            raise BusyError("the server is stopping: it finishes running calls and accepts no new calls", 5.0)
+            raise BusyError(
+                "the server is stopping: it finishes running calls and accepts no new calls", 5.0
+            )
         program, input_value = offer.begin(params.arguments or {})
         self._runs.sweep()
         served_run = self._runs.start(program, tenant, RunRequest(input=input_value, deadline=None))
@@ -156,7 +158,7 @@ class Calls:
         return call
 
     async def _followed(
-        self, request: Request, call: ToolRun
+        self, request: McpRequest, call: ToolRun
     ) -> CallToolResult | InputRequiredResult:
         """Follow a run until it ends, or until the call has to end with a question."""
         asks = _can_be_asked(request.session.client_capabilities)
@@ -178,7 +180,7 @@ class Calls:
                     return self._held(call, event)
         return _result(call.served_run)
 
-    async def _next(self, request: Request, call: ToolRun) -> Event | QuestionView:
+    async def _next(self, request: McpRequest, call: ToolRun) -> Event | QuestionView:
         """Return the next event. Report progress regularly until there is an event.
 
         Clients give up a call that reports nothing for a while.
@@ -225,7 +227,7 @@ class Calls:
     def _expire(self, state: str) -> None:
         self._waiting.pop(state).served_run.run.cancel()
 
-    def _ask(self, request: Request, call: ToolRun, question: QuestionView) -> None:
+    def _ask(self, request: McpRequest, call: ToolRun, question: QuestionView) -> None:
         asking = asyncio.create_task(self._elicit(request, call, question))
         call.asking[question.id] = asking
 
@@ -234,7 +236,7 @@ class Calls:
         if (asking := call.asking.get(question.id)) is not None:
             asking.cancel()
 
-    async def _elicit(self, request: Request, call: ToolRun, question: QuestionView) -> None:
+    async def _elicit(self, request: McpRequest, call: ToolRun, question: QuestionView) -> None:
         """Ask the client until its answer matches the question's schema.
 
         If the client cannot be asked, the question stays open for other people.
@@ -389,12 +391,12 @@ def _sdk_server(offers: Mapping[str, Offer], made: Calls) -> mcp.server.Server:
     ]
 
     async def list_tools(
-        request: Request, params: PaginatedRequestParams | None
+        request: McpRequest, params: PaginatedRequestParams | None
     ) -> ListToolsResult:
         return ListToolsResult(tools=tools)
 
     async def call_tool(
-        request: Request, params: CallToolRequestParams
+        request: McpRequest, params: CallToolRequestParams
     ) -> CallToolResult | InputRequiredResult:
         return await made.call(request, params)
 

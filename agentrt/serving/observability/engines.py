@@ -46,7 +46,7 @@ class EngineCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class EngineStatus:
     """An engine: its state, its calls, its KV cache (blocks; 0 if unknown), and its work so far."""
 
     name: str
@@ -62,7 +62,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineView:
+class EnginesView:
     """The state of all engines at the time ``at``.
 
     ``calls`` are the calls in the engines, by call id. ``up`` says whether the engines answered.
@@ -71,12 +71,12 @@ class EngineView:
 
     at: float = 0.0
     calls: Mapping[str, EngineCall] = field(default_factory=dict)
-    replicas: tuple[Replica, ...] = ()
+    replicas: tuple[EngineStatus, ...] = ()
     up: bool = True
     outside: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, snapshot: Mapping[str, Any], at: float) -> EngineView:
+    def of(cls, snapshot: Mapping[str, Any], at: float) -> EnginesView:
         """Read an executor's snapshot, which was taken at the time ``at``."""
         running = [*(snapshot.get("running") or ())]
         waiting = [*(snapshot.get("waiting") or ())]
@@ -86,7 +86,7 @@ class EngineView:
             name = engine["name"]
             runs = [call for call in running if call.get("replica", name) == name]
             waits = [call for call in waiting if call.get("replica", name) == name]
-            queue = _Queue(engine, runs)
+            queue = _EngineQueue(engine, runs)
             placed = [*(_engine_call(call, name, engine) for call in runs), *queue.calls(waits)]
             calls.update((call.call_id, call) for call in placed)
         shares = snapshot.get("tenants") or {}
@@ -94,7 +94,7 @@ class EngineView:
         replicas = tuple(_replica(engine, calls.values()) for engine in engines)
         return cls(at, calls, replicas, outside=outside)
 
-    def moved(self, later: EngineView) -> set[str]:
+    def moved(self, later: EnginesView) -> set[str]:
         """Return the ids of the programs with a call that differs in the ``later`` view."""
         here, there = self.calls, later.calls
         moved = {
@@ -113,7 +113,7 @@ class EngineView:
 
 
 def queue_levels(
-    view: EngineView, sees: Callable[[str], bool]
+    view: EnginesView, sees: Callable[[str], bool]
 ) -> dict[tuple[str, int | None], tuple[int, int]]:
     """Count the running and the waiting calls, by replica and level (None: no levels).
 
@@ -125,7 +125,7 @@ def queue_levels(
     return {place: (running[place], waiting[place]) for place in running | waiting}
 
 
-class _Queue:
+class _EngineQueue:
     """The queue of one engine, which says for each waiting call what it waits for."""
 
     def __init__(self, engine: Mapping[str, Any], running: Iterable[Mapping[str, Any]]) -> None:
@@ -177,9 +177,11 @@ def _engine_call(
     return EngineCall(**_known(EngineCall, call) | own)
 
 
-def _replica(engine: Mapping[str, Any], calls: Iterable[EngineCall]) -> Replica:
+def _replica(engine: Mapping[str, Any], calls: Iterable[EngineCall]) -> EngineStatus:
     here = Counter(call.running for call in calls if call.replica == engine["name"])
-    return Replica(**_known(Replica, engine) | {"running": here[True], "waiting": here[False]})
+    return EngineStatus(
+        **_known(EngineStatus, engine) | {"running": here[True], "waiting": here[False]}
+    )
 
 
 def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,11 +202,11 @@ class SnapshotPoller:
         self,
         executor: Executor,
         clock: Callable[[], float],
-        on_view: Callable[[EngineView], None] = lambda view: None,
+        on_view: Callable[[EnginesView], None] = lambda view: None,
         *,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
-        self.view = EngineView(at=float("-inf"), up=False)
+        self.view = EnginesView(at=float("-inf"), up=False)
         self._executor = executor
         self._clock = clock
         self._on_view = on_view
@@ -216,7 +218,7 @@ class SnapshotPoller:
         """Whether the engine is alive, as far as is known without sending it a request."""
         return self._executor.alive()
 
-    async def fresh(self, age_s: float) -> EngineView:
+    async def fresh(self, age_s: float) -> EnginesView:
         """Return a view at most ``age_s`` seconds old, or the last view if the engine is busy."""
         async with self._asking:
             now = self._clock()
@@ -235,7 +237,7 @@ class SnapshotPoller:
             snapshot = {}
         now = self._clock()
         if snapshot and self.up():
-            self.view = EngineView.of(snapshot, now)
+            self.view = EnginesView.of(snapshot, now)
         else:
-            self.view = EngineView(at=now, up=False)
+            self.view = EnginesView(at=now, up=False)
         self._on_view(self.view)

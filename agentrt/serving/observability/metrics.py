@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from agentrt.graph import Node, NodeKind
 from agentrt.request import Usage
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.engines import EngineView, Replica, queue_levels
+from agentrt.serving.observability.engines import EngineStatus, EnginesView, queue_levels
 from agentrt.serving.observability.status import Activity, status_of
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)
@@ -173,7 +173,7 @@ class Collected(Collector):
 
 _REPLICA_STATES = ("starting", "ready", "down", "out")
 _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
-_OF_REPLICA: Sequence[tuple[_Family, str, str, Callable[[Replica], float]]] = (
+_OF_REPLICA: Sequence[tuple[_Family, str, str, Callable[[EngineStatus], float]]] = (
     (GaugeMetricFamily, "kv_blocks", "KV-cache blocks.", lambda r: r.blocks),
     (
         GaugeMetricFamily,
@@ -193,7 +193,7 @@ _OF_REPLICA: Sequence[tuple[_Family, str, str, Callable[[Replica], float]]] = (
 
 
 def gauges(
-    runs: Iterable[Run], view: EngineView, now: float, sees: Callable[[str], bool], labels: Labels
+    runs: Iterable[Run], view: EnginesView, now: float, sees: Callable[[str], bool], labels: Labels
 ) -> Iterator[Metric]:
     """Yield gauges of the programs ``runs`` and of the engines at the time ``now``.
 

@@ -20,9 +20,9 @@ from agentrt.runtime.events import (
 )
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.engines import EngineCall, EngineView
+from agentrt.serving.observability.engines import EngineCall, EnginesView
 from agentrt.serving.observability.metrics import Metrics
-from agentrt.serving.observability.readers import Readers
+from agentrt.serving.observability.readers import ChangeReaders
 
 Span = list[float | None]
 """Start and end of a call's time in a batch (seconds). The end is None while the call runs."""
@@ -100,7 +100,7 @@ class Tracks:
         """Return the tracks of ended calls, oldest first."""
         return iter(self._ended.values())
 
-    def update(self, view: EngineView, is_open: Callable[[EngineCall], bool]) -> None:
+    def update(self, view: EnginesView, is_open: Callable[[EngineCall], bool]) -> None:
         """Update the tracks of open calls from a view of the engines."""
         for key, call in view.calls.items():
             if is_open(call):
@@ -129,7 +129,7 @@ class ProgramLog:
     def __init__(self, registry: RunRegistry, *, kept: int = 500, kept_calls: int = 2000) -> None:
         self.registry = registry
         self.metrics = Metrics()
-        self.readers = Readers()
+        self.readers = ChangeReaders()
         self.tracks = Tracks(kept_calls)
         self.live: dict[str, Run] = {}
         self.ended: OrderedDict[str, Run] = OrderedDict()
@@ -160,7 +160,7 @@ class ProgramLog:
             ended = (run.id for run in self.ended.values() if run.row.tenant == tenant)
             return {*(run.id for run in self.of(tenant)), *ended}
 
-    def update_engines(self, view: EngineView) -> None:
+    def update_engines(self, view: EnginesView) -> None:
         """Update the calls' timelines from a view of the engines."""
         with self.registry.lock:
             self.tracks.update(view, self._is_open)

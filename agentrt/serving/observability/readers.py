@@ -1,4 +1,4 @@
-"""Readers of the stream of events. Each reader has a buffer of the changes since its last read.
+"""The readers of the stream of events. Each reader has a buffer of the changes since its last read.
 
 A buffer is bounded. It has the programs and nodes that changed, and not every change, so that
 repeated changes need no more space. A reader whose buffer still overflows is disconnected.
@@ -14,21 +14,21 @@ from agentrt.errors import AgentrtError
 from agentrt.graph import Node
 from agentrt.runtime.run import Run
 
-Wanted = Callable[[Run], bool]
+RunFilter = Callable[[Run], bool]
 Changed = list[tuple[Run, Node | None]]
 
 
-class TooSlowError(AgentrtError):
+class ReaderTooSlowError(AgentrtError):
     """More programs and nodes changed than fit into the reader's buffer."""
 
 
-class Reader:
+class ChangeReader:
     """A buffer of the changes of programs for which ``wanted`` returns True.
 
     Read it on the event loop that created it.
     """
 
-    def __init__(self, wanted: Wanted, size: int) -> None:
+    def __init__(self, wanted: RunFilter, size: int) -> None:
         self.wanted = wanted
         self._size = size
         self._changes: dict[tuple[str, int | None], tuple[Run, Node | None]] = {}
@@ -52,10 +52,12 @@ class Reader:
     def take(self) -> Changed:
         """Return the changes since the last call. Call it under the registry's lock.
 
-        Raises `TooSlowError` if the buffer has overflowed.
+        Raises `ReaderTooSlowError` if the buffer has overflowed.
         """
         if self._overflowed:
-            raise TooSlowError("more changed than fits into this reader's buffer; connect again")
+            raise ReaderTooSlowError(
+                "more changed than fits into this reader's buffer; connect again"
+            )
         changes, self._changes = self._changes, {}
         self._wake.clear()
         self._asleep = True
@@ -68,20 +70,20 @@ class Reader:
                 await self._wake.wait()
 
 
-class Readers:
+class ChangeReaders:
     """The open readers, each with a buffer for ``buffer`` changes."""
 
     def __init__(self, buffer: int = 8192) -> None:
         self._buffer = buffer
-        self._open: set[Reader] = set()
+        self._open: set[ChangeReader] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
     @contextmanager
-    def opened(self, wanted: Wanted) -> Iterator[Reader]:
+    def opened(self, wanted: RunFilter) -> Iterator[ChangeReader]:
         """Yield a reader of the programs for which ``wanted`` returns True."""
-        reader = Reader(wanted, self._buffer)
+        reader = ChangeReader(wanted, self._buffer)
         self._open.add(reader)
         try:
             yield reader

@@ -61,7 +61,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 _log = logging.getLogger(__name__)
 
 
-class Recorded:
+class JournalRoutes:
     """The request handlers of the journal. They read one program at a time, in a thread."""
 
     def __init__(self, server: Server, log: ProgramLog) -> None:

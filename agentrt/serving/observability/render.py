@@ -12,7 +12,7 @@ from typing import Any
 from agentrt.graph import Node, NodeKind
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.engines import EngineView, queue_levels
+from agentrt.serving.observability.engines import EnginesView, queue_levels
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.status import clipped, node_state, status_of
 
@@ -32,7 +32,7 @@ class Renderer:
     """
 
     def __init__(
-        self, log: ProgramLog, view: EngineView, tenant: str | None, *, texts: bool = True
+        self, log: ProgramLog, view: EnginesView, tenant: str | None, *, texts: bool = True
     ) -> None:
         self.now = log.registry.clock()
         self.view = view

@@ -12,13 +12,13 @@ from sse_starlette import EventSourceResponse
 from agentrt.runtime.run import Run
 from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.middleware import VisibleTenant
-from agentrt.serving.observability.engines import EngineView, SnapshotPoller
+from agentrt.serving.observability.engines import EnginesView, SnapshotPoller
 from agentrt.serving.observability.metrics import Collected, gauges, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog
-from agentrt.serving.observability.recorded import Recorded
+from agentrt.serving.observability.recorded import JournalRoutes
 from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.status import Activity
-from agentrt.serving.observability.stream import Feed
+from agentrt.serving.observability.stream import EventStream
 from agentrt.serving.pages import Page
 from agentrt.serving.server import Server
 
@@ -38,7 +38,7 @@ class Observability:
         self._server = server
         self._log = log
         self._poller = poller
-        self._recorded = Recorded(server, log)
+        self._recorded = JournalRoutes(server, log)
         self._page = Page("agentrt.serving.observability")
 
     def router(self) -> APIRouter:
@@ -95,7 +95,7 @@ class Observability:
             if (why := check()) is not None:
                 return why
         stubborn = self._server.background.stubborn()
-        return f"fails again and again: {', '.join(stubborn)}" if stubborn else None
+        return f"background tasks fail repeatedly: {', '.join(stubborn)}" if stubborn else None
 
     # -- programs -----------------------------------------------------------------------
 
@@ -166,10 +166,10 @@ class Observability:
                 f"the stream already has {MOST_READERS} readers; close a reader or try again later"
             )
             raise HTTPException(503, why, {"Retry-After": "5"})
-        feed = Feed(self._server, self._log, self._poller, tenant, run)
+        feed = EventStream(self._server, self._log, self._poller, tenant, run)
         return EventSourceResponse(feed.stream(), ping=NEVER_S, send_timeout=_SEND_S)
 
-    def _renderer(self, view: EngineView, tenant: str | None) -> Renderer:
+    def _renderer(self, view: EnginesView, tenant: str | None) -> Renderer:
         return Renderer(self._log, view, tenant, texts=self._server.shows_texts(tenant))
 
     def _find(self, tenant: str | None, program_id: str) -> Run:

@@ -13,7 +13,7 @@ from agentrt.journal.analysis.rendering import short
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState, state_of
-from agentrt.serving.observability.engines import EngineCall, EngineView
+from agentrt.serving.observability.engines import EngineCall, EnginesView
 
 
 class Activity(StrEnum):
@@ -67,7 +67,7 @@ clipped = partial(short, most=200)
 """Returns a text as a single line of at most 200 characters."""
 
 
-def why(run: Run, call: EngineCall | None, view: EngineView, name: Name) -> str:
+def why(run: Run, call: EngineCall | None, view: EnginesView, name: Name) -> str:
     """Return what an open call that does not run waits for."""
     if call is None and not view.ready():
         return "no engine is ready"
@@ -79,7 +79,7 @@ def why(run: Run, call: EngineCall | None, view: EngineView, name: Name) -> str:
     return call.why
 
 
-def status_of(run: Run, view: EngineView, now: float, name: Name) -> Status:
+def status_of(run: Run, view: EnginesView, now: float, name: Name) -> Status:
     """Return the status of a program at the time ``now`` (seconds of the registry's clock)."""
     row = run.row
     if run.state is not RunState.RUNNING:
@@ -96,7 +96,7 @@ def _idle(run: Run, state: Activity, wait: str = "") -> Status:
     return Status(state, wait, attained_s=run.row.service_s, waited_s=run.row.waiting_s)
 
 
-def _in_engine(run: Run, view: EngineView, name: Name) -> Status:
+def _in_engine(run: Run, view: EnginesView, name: Name) -> Status:
     call = [view.calls.get(call) for call in run.row.calls]
     known = [engine_call for engine_call in call if engine_call is not None]
     running = next((engine_call for engine_call in known if engine_call.running), None)
@@ -132,7 +132,7 @@ def _outside(run: Run) -> str:
     return clipped(f"{node.name}: {detail}" if detail else node.name)
 
 
-def node_state(run: Run, node: Node, view: EngineView, name: Name) -> tuple[str, str]:
+def node_state(run: Run, node: Node, view: EnginesView, name: Name) -> tuple[str, str]:
     """Return a node's state, and what it waits for."""
     if node.state.ended or node.kind is not NodeKind.CALL:
         return str(node.state), clipped(node.wait)

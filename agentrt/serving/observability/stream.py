@@ -18,9 +18,9 @@ from sse_starlette import ServerSentEvent
 
 from agentrt.graph import Node
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.engines import EngineView, SnapshotPoller
+from agentrt.serving.observability.engines import EnginesView, SnapshotPoller
 from agentrt.serving.observability.program_log import ProgramLog
-from agentrt.serving.observability.readers import Reader, TooSlowError
+from agentrt.serving.observability.readers import ChangeReader, ReaderTooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
 from agentrt.serving.server import Server
 
@@ -41,7 +41,7 @@ _BATCH_S = 0.1
 
 
 @dataclass(slots=True)
-class Feed:
+class EventStream:
     """The stream of one reader, with the state that was sent to it.
 
     ``tenant`` is the reader's tenant (None: an operator, who sees all). With ``program``, the
@@ -56,7 +56,7 @@ class Feed:
     sent: dict[str, JSON] = field(default_factory=dict)
     sent_nodes: dict[tuple[str, int], JSON] = field(default_factory=dict)
     sent_engines: JSON = field(default_factory=dict)
-    sent_view: EngineView = field(default_factory=EngineView)
+    sent_view: EnginesView = field(default_factory=EnginesView)
     sent_all_at: float = 0.0
 
     def wants(self, run: Run) -> bool:
@@ -71,7 +71,7 @@ class Feed:
             async for event in self.events(reader):
                 yield event
 
-    async def events(self, reader: Reader) -> AsyncIterator[ServerSentEvent]:
+    async def events(self, reader: ChangeReader) -> AsyncIterator[ServerSentEvent]:
         """Yield the events for ``reader``."""
         view = await self.poller.fresh(_VIEW_S)
         try:
@@ -95,7 +95,7 @@ class Feed:
                     question_changes = self.server.questions.changes
                     yield _event("questions", {"changes": question_changes})
                 await asyncio.sleep(_BATCH_S)
-        except TooSlowError as error:
+        except ReaderTooSlowError as error:
             yield _event("cut", {"why": str(error)})
 
     def _over(self) -> bool:
@@ -104,7 +104,7 @@ class Feed:
 
     # -- messages ----------------------------------------------------------------------
 
-    def snapshot(self, view: EngineView) -> JSON:
+    def snapshot(self, view: EnginesView) -> JSON:
         """Return the current state. Call it and `change` under the registry's lock."""
         render = self._renderer(view)
         programs = [run for run in self._known() if self.wants(run)]
@@ -122,7 +122,7 @@ class Feed:
             "engines": self.sent_engines,
         }
 
-    def _renderer(self, view: EngineView) -> Renderer:
+    def _renderer(self, view: EnginesView) -> Renderer:
         texts = self.server.shows_texts(self.tenant)
         return Renderer(self.log, view, self.tenant, texts=texts)
 
@@ -144,8 +144,8 @@ class Feed:
         for run in programs:
             yield from ((run, node) for node in (*run.dag.running(), *run.dag.waiting()))
 
-    def change(self, reader: Reader, view: EngineView) -> JSON | None:
-        """Return the changes since the last event, or None. Raises `TooSlowError`."""
+    def change(self, reader: ChangeReader, view: EnginesView) -> JSON | None:
+        """Return the changes since the last event, or None. Raises `ReaderTooSlowError`."""
         render = self._renderer(view)
         changes = reader.take()
         runs = {run.id: run for run, _ in changes}
@@ -171,7 +171,7 @@ class Feed:
             return None
         return {"at": render.now, "programs": programs, "nodes": new_nodes, "engines": engines}
 
-    def _moved(self, view: EngineView, now: float) -> list[Run]:
+    def _moved(self, view: EnginesView, now: float) -> list[Run]:
         """Return the live programs whose calls have another state than in the last view."""
         before, self.sent_view = self.sent_view, view
         live = [run for run in self.log.live.values() if self.wants(run)]

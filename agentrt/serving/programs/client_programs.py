@@ -67,7 +67,7 @@ class ClientProgram:
     requests: int = 0
     seen_at: float = 0.0
 
-    def join_branch(self, entry: Entry) -> None:
+    def join_branch(self, entry: RequestEntry) -> None:
         """Make later calls of the request's agent depend on the calls of a request that ended."""
         branch = self.branches.setdefault(entry.agent, Frontier())
         for scope in entry.scopes:
@@ -121,7 +121,7 @@ class ChatEnd:
 
 
 @dataclass(slots=True)
-class Entry:
+class RequestEntry:
     """A request of a client's program.
 
     ``after`` are the nodes that the request's next call depends on; they include the calls of the
@@ -193,7 +193,7 @@ class ClientPrograms:
 
     # -- calls -------------------------------------------------------------------------
 
-    def enter(self, tenant: str, claim: Claim, hashes: Sequence[bytes]) -> Entry:
+    def enter(self, tenant: str, claim: Claim, hashes: Sequence[bytes]) -> RequestEntry:
         """Begin a request, and return its entry in its program; `leave` ends the request.
 
         The program is the one that ``claim`` names, or else the one whose chat the request's
@@ -211,7 +211,7 @@ class ClientPrograms:
         elif claim.agent is None:  # a sub-agent's first call does not end the parent's tools
             self._end_gaps(program, list(program.gaps))
         after = self._after(program, claim, end)
-        entry = Entry(program, after, claim.node, claim.call, hashes, claim.agent)
+        entry = RequestEntry(program, after, claim.node, claim.call, hashes, claim.agent)
         program.open += 1
         program.requests += 1
         own.single.pop(program, None)
@@ -221,7 +221,7 @@ class ClientPrograms:
 
     def leave(
         self,
-        entry: Entry,
+        entry: RequestEntry,
         replies: Sequence[bytes] = (),
         tools: Sequence[str] = (),
         *,

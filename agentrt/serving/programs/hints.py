@@ -20,7 +20,7 @@ Kind = Annotated[str, StringConstraints(max_length=128, pattern=_VISIBLE)]
 _OR_NOTHING = BeforeValidator(lambda value: {} if value is None else value)
 
 
-class _Context(BaseModel):
+class _AgentContext(BaseModel):
     """Dynamo's ``agent_context``. The older of its two forms has trajectories in a session."""
 
     session_id: Name | None = None
@@ -44,7 +44,7 @@ class _Context(BaseModel):
         return bool(self.session_final or self.trajectory_final) and not parent
 
 
-class _Control(BaseModel):
+class _SessionControl(BaseModel):
     """Dynamo's ``session_control``."""
 
     session_id: Name | None = None
@@ -54,11 +54,11 @@ class _Control(BaseModel):
 class _Extensions(BaseModel):
     """Dynamo's ``nvext``."""
 
-    agent_context: Annotated[_Context, _OR_NOTHING] = _Context()
-    session_control: Annotated[_Control, _OR_NOTHING] = _Control()
+    agent_context: Annotated[_AgentContext, _OR_NOTHING] = _AgentContext()
+    session_control: Annotated[_SessionControl, _OR_NOTHING] = _SessionControl()
 
 
-class _Session(BaseModel):
+class _SessionParams(BaseModel):
     """SGLang's ``session_params``."""
 
     id: Name | None = None
@@ -74,7 +74,7 @@ class Hints(BaseModel):
     session_id: Name | None = None
     program_id: Name | None = None
     nvext: Annotated[_Extensions, _OR_NOTHING] = _Extensions()
-    session_params: Annotated[_Session, _OR_NOTHING] = _Session()
+    session_params: Annotated[_SessionParams, _OR_NOTHING] = _SessionParams()
 
     @property
     def program(self) -> str | None:

@@ -39,7 +39,7 @@ class _Key(BaseModel):
     sha256: Hex
 
 
-class _Tenant(BaseModel):
+class _TenantEntry(BaseModel):
     """A tenant in the file. All fields besides these are limits."""
 
     model_config = ConfigDict(extra="allow")
@@ -49,7 +49,7 @@ class _Tenant(BaseModel):
 
 
 class _Document(BaseModel):
-    tenants: dict[str, _Tenant]
+    tenants: dict[str, _TenantEntry]
 
 
 _NO_KEY = _Key(id="", salt="", sha256=secrets.token_hex(32))
