@@ -17,7 +17,9 @@ MOST_VALUES = 512 * 1024
 server does nothing else.
 """
 MOST_OBJECTS = 20 * 1024
-"""Maximum number of objects and lists in a body. Each takes as long to parse as many numbers."""
+"""Maximum number of objects and lists in a body. Parsing an object takes as long as parsing many
+numbers.
+"""
 MOST_VALUES_OF_AGENTS = 20 * 1024
 """Maximum number of values in a message to an agent (A2A). The protocol's types need 2 µs for each.
 """

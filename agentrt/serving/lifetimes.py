@@ -28,7 +28,10 @@ class Ttl(BaseModel):
 
 
 class _LifetimeSection(Settings):
-    """A section with lifetimes. ``sweep_…`` has no effect, as data expires twice a minute."""
+    """A section with lifetimes.
+
+    ``sweep_…`` has no effect, because expired data is always removed twice a minute.
+    """
 
     default_ttl: Minutes | None = None
     sweep_interval_minutes: Minutes | None = None
