@@ -107,7 +107,7 @@ class _Url(Settings):
     disable_loopback: bool = True
 
 
-class _Webhooks(Settings):
+class _WebhookSection(Settings):
     url: _Url = Field(default_factory=lambda: _Url(require_https=False))
     headers: dict[str, str] = Field(default_factory=dict)
     env_prefix: str = "LG_WEBHOOK_"
@@ -120,7 +120,7 @@ def read_webhooks(hosts: Sequence[str], projects: Sequence[Path]) -> WebhookRule
     `ProgramLoadError` for other invalid values in a file.
     """
     named = [_host(host, f"--webhook-host {host!r}") for host in hosts]
-    if (section := read_section(projects, "webhooks", _Webhooks)) is None:
+    if (section := read_section(projects, "webhooks", _WebhookSection)) is None:
         return WebhookRules(tuple(named))
     path, webhooks = section
     url = webhooks.url

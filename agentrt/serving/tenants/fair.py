@@ -44,7 +44,7 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class _TenantState:
+class _TenantQueue:
     served: float
     """The use of the tenant's ended calls, divided by the tenant's weight."""
     reserved: float = 0.0
@@ -84,7 +84,7 @@ class FairQueue:
     def __init__(self, slots: int | None, limits: Callable[[str], Limits]) -> None:
         self.slots = slots
         self._limits = limits
-        self._tenants: dict[str, _TenantState] = {}
+        self._tenants: dict[str, _TenantQueue] = {}
         self._numbers = itertools.count()
         self._inside = 0
         self._floor = 0.0
@@ -95,7 +95,7 @@ class FairQueue:
         self._now = now
         state = self._tenants.get(tenant)
         if state is None:
-            state = self._tenants[tenant] = _TenantState(self._least_counter())
+            state = self._tenants[tenant] = _TenantQueue(self._least_counter())
         elif state.is_idle:
             state.served = max(state.served, self._least_counter())
         ticket = Ticket(next(self._numbers), tenant, rank, cost, now)
@@ -154,7 +154,7 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def _may_enter(self, name: str, state: _TenantState, least: int) -> bool:
+    def _may_enter(self, name: str, state: _TenantQueue, least: int) -> bool:
         """Whether a tenant's next call may be admitted.
 
         ``least`` is the smallest number of admitted calls of any recently active tenant.
@@ -168,7 +168,7 @@ class FairQueue:
             self.slots // BATCHES if state.inside > least else self.slots
         )
 
-    def _is_recent(self, state: _TenantState) -> bool:
+    def _is_recent(self, state: _TenantQueue) -> bool:
         """Whether a tenant is active, or is expected to call soon (only if slots are limited)."""
         return not state.is_idle or (
             self.slots is not None and self._now - state.called_at < RECENT_S
@@ -179,7 +179,7 @@ class FairQueue:
         state = self._tenants[name]
         return state.served + state.reserved / self._limits(name).weight, name
 
-    def _forget(self, state: _TenantState, ticket: Ticket) -> None:
+    def _forget(self, state: _TenantQueue, ticket: Ticket) -> None:
         del state.waiting[ticket.number]
         # Tickets that left from the middle stay in the heap: rebuild it when they are many.
         if len(state.ranked) > 2 * len(state.waiting) + 16:
